@@ -20,7 +20,7 @@ from tokenbus_services.cli.demo_checks import (
 )
 from tokenbus_services.cli.demo_report import Outcome, sample
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
+from tokenbus_services.cli.local import News, Plan, Supervisor, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.signals import until_signal
@@ -118,21 +118,20 @@ def _bar(done: int, of: int, rest: str) -> str:
 
 
 async def _shown(plan: Plan, lock: int, show: _Show) -> int:
-    system = LocalSystem(plan, lock, show.news)
-    status = await until_signal(system, _bounded(system, show))
+    system = Supervisor(plan.services, lock, show.news)
+    status = await until_signal(system, _bounded(plan, system, show))
     return _INTERRUPTED if status is None else status
 
 
-async def _bounded(system: LocalSystem, show: _Show) -> int:
+async def _bounded(plan: Plan, system: Supervisor, show: _Show) -> int:
     begin = time.monotonic()
     try:
         async with asyncio.timeout(_MOST_SECONDS):
             show.title("1. Start")
             async with system:
-                names = [child.service.name for child in system.children]
+                names = [child.name for child in system.children]
                 show.line(f"   {len(names)} processes in {time.monotonic() - begin:.1f} s: {', '.join(names)}")
-                outcome = await _while_all_live(system, show)
-            died = [child.service.name for child in system.children if child.has_failed]
+                outcome = await _while_all_live(plan, system, show)
     except TimeoutError:
         (last,) = show.logs.getvalue().splitlines()[-1:] or [""]
         raise CommandError(f"not done after {_MOST_SECONDS:g} s{': ' if last else ''}{last}") from None
@@ -141,7 +140,7 @@ async def _bounded(system: LocalSystem, show: _Show) -> int:
     for news in show.troubles:
         show.line(styled(f"   {news.service}: {news.text}", "red" if news.is_bad else "bold"))
     seconds = time.monotonic() - begin
-    ok = outcome.is_good and not died
+    ok = outcome.is_good and not system.died
     if show.is_silent:
         troubles = [f"{news.service}: {news.text}" for news in show.troubles]
         print(json.dumps(outcome.values | {"ok": ok, "troubles": troubles, "all_seconds": round(seconds, 1)}, indent=2))
@@ -150,24 +149,23 @@ async def _bounded(system: LocalSystem, show: _Show) -> int:
     return 0 if ok else 1
 
 
-async def _while_all_live(system: LocalSystem, show: _Show) -> Outcome:
+async def _while_all_live(plan: Plan, system: Supervisor, show: _Show) -> Outcome:
     """Return what was found, unless a service dies before."""
-    showing, ending = asyncio.create_task(_show_all(system, show)), asyncio.create_task(system.one_ended())
+    showing, ending = asyncio.create_task(_show_all(plan, show)), asyncio.create_task(system.one_ended())
     try:
         await asyncio.wait([showing, ending], return_when=asyncio.FIRST_COMPLETED)
         if showing.done():
             return showing.result()
-        dead = next(child for child in system.children if child.status is not None)
-        why = f": {dead.last_words}" if dead.last_words else ""
-        raise CommandError(f"{dead.service.name} ended with {dead.how_it_ended} in the middle of the demo{why}")
+        dead = ending.result()
+        raise CommandError(f"{dead.name} {dead.how_it_ended} in the middle of the demo{dead.last_line}")
     finally:
         ending.cancel()
         showing.cancel()
         await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
-    settings = replace(system.plan.settings, client=replace(system.plan.settings.client, drain_timeout_ms=0))
+async def _show_all(plan: Plan, show: _Show) -> Outcome:
+    settings = replace(plan.settings, client=replace(plan.settings.client, drain_timeout_ms=0))
     async with Client(settings) as client:
         show.title(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token")
         wanted = requests(_REQUESTS, _TOKENS)
@@ -179,7 +177,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         show.title("3. One of the answers, each token with its probability")
         for line in sample(max(results.answers, key=lambda answer: min(answer.tokens, _SAMPLE_TOKENS))):
             show.line(line)
-        front = await http_answer(system.plan.gateway_address, settings.limits)
+        front = await http_answer(plan.gateway_address, settings.limits)
         show.line()
         show.line("   no gateway was started: the extra gateway is not installed" if front is None else front.line())
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import sys
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, ranks_of, reads_model
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
+from tokenbus_services.cli.local import START_SECONDS, Plan, Supervisor, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
@@ -107,23 +108,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> int:
-    system = LocalSystem(plan, lock, screen.news, start_seconds)
+    system = Supervisor(plan.services, lock, screen.news, start_seconds)
     screen.on_failure = system.leave.set
-    await until_signal(system, _serve(system, screen))
+    await until_signal(system, _serve(plan, system, screen))
     if screen.failure is not None:
         raise screen.failure
-    died = [child.service.name for child in system.children if child.has_failed]
+    died = system.died
     screen.tell("down", "everything has stopped" + (", not all of it by itself" if died else ""), died=died)
     return 1 if died else 0
 
 
-async def _serve(system: LocalSystem, screen: Screen) -> None:
-    """Run the system until this is cancelled, or until nothing can answer a request."""
+async def _serve(plan: Plan, system: Supervisor, screen: Screen) -> None:
+    """Run the system until this is cancelled, or until no request can be answered."""
     async with system:
-        screen.show(described(system), shown(system))
-        watching = asyncio.create_task(_show_state(system, screen))
+        up = json.dumps(described(plan, system.children))
+        screen.put(up if screen.as_json else "\n".join(shown(plan, system.children)))
+        watching = asyncio.create_task(_show_state(plan, screen))
         try:
-            while system.is_of_use:
+            while system.runs("processor") and system.runs("mixed", "prefill"):
                 await system.one_ended()
             screen.tell("useless", "no request can be answered any more: the rest stops too")
         except asyncio.CancelledError:
@@ -134,13 +136,13 @@ async def _serve(system: LocalSystem, screen: Screen) -> None:
             screen.progress.clear()
 
 
-async def _show_state(system: LocalSystem, screen: Screen) -> None:
+async def _show_state(plan: Plan, screen: Screen) -> None:
     """Show the processor's status on a terminal, once a second."""
     if screen.as_json or not sys.stderr or not sys.stderr.isatty():
         return
     loop = asyncio.get_running_loop()
     tokens, since = 0, loop.time()
-    async with Client(system.plan.settings) as client:
+    async with Client(plan.settings) as client:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             with suppress(TimeoutError):

@@ -14,10 +14,9 @@ import pytest
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.local import LocalSystem, StartError
+from tokenbus_services.cli.local import Child, News, Service, StartError, Supervisor
 from tokenbus_services.cli.local import plan as plan_module
-from tokenbus_services.cli.local.child import Child, News
-from tokenbus_services.cli.local.plan import Service, environment_of, free_address, plan_for, usable
+from tokenbus_services.cli.local.plan import environment_of, free_address, plan_for, usable
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, status_line
 from tokenbus_services.settings import Settings
@@ -45,22 +44,22 @@ async def test_log_lines_make_state_and_news() -> None:
         {"level": "error", "event": "step failed", "exception": "Traceback ...\nValueError: rows: at most 4, got 5"},
     ]
     child, told = await read("\n".join(map(json.dumps, lines)).encode())
-    assert (child.is_ready, child.metrics) == (True, "http://127.0.0.1:1")
+    assert (child.state, child.metrics) == ("ready", "http://127.0.0.1:1")
     assert [(news.event, news.text, news.is_bad) for news in told] == [
         ("ready", "ready", False),
         ("log", "frame refused: reason why, times 3", False),
         ("log", "step failed: ValueError: rows: at most 4, got 5", True),
     ]
-    assert child.last_words == "step failed: ValueError: rows: at most 4, got 5"
+    assert child.last_line == ": step failed: ValueError: rows: at most 4, got 5"
 
 
 async def test_anything_can_be_read() -> None:
     """Bytes that are no text, JSON that is no object, and a line without an end harm nobody."""
     child, told = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
     assert not told
-    assert len(child.last_words) <= 1_048_576 + 65_536
+    assert len(child.last_line) <= 1_048_576
     child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
-    assert child.last_words == r"tokenbus: \x1b[2Jcleared"
+    assert child.last_line == r": \x1b[2Jcleared"
 
 
 def test_screen_is_silent_after_its_reader_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
     bus = plan.settings.bus
     assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
     assert plan.settings.metrics.address == "127.0.0.1:7001"
-    assert [service.name for service in plan.workers] == ["mixed-0", "decode-0", "prefill-0"]
+    assert [service.name for service in plan.services] == ["processor", "mixed-0", "decode-0", "prefill-0"]
 
 
 def test_model_in_a_folder(tmp_path: Path) -> None:
@@ -139,11 +138,10 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
         model=tmp_path / "model",
         ranks=[["--max-model-len", "64"]],
     )
-    (worker,) = plan.workers
+    _, worker, gateway = plan.services
     model = str(tmp_path / "model")
     assert worker.arguments == ("worker", "--engine", "vllm", "--model", model, "--", "--max-model-len", "64")
-    assert plan.gateway is not None
-    assert Settings.load(environment=plan.gateway.environment).gateway.tokenizer == model
+    assert Settings.load(environment=gateway.environment).gateway.tokenizer == model
 
 
 def test_each_rank_is_a_worker(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_each_rank_is_a_worker(tmp_path: Path) -> None:
     ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
     plan = plan_for(Settings(), tmp_path, engine="vllm", mixed=4, prefill=0, decode=0, ranks=ranks)
     shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
-    assert [(worker.name, worker.arguments) for worker in plan.workers] == [
+    assert [(worker.name, worker.arguments) for worker in plan.services[1:]] == [
         (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)
     ]
 
@@ -230,7 +228,7 @@ async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     settings = Settings.load(environment={}, overrides={"metrics.address": ""})
     with runtime_folder(folder) as runtime:
         plan = plan_for(settings, runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
-        system = LocalSystem(plan, runtime.lock, lambda _: None, start_seconds=0)
+        system = Supervisor(plan.services, runtime.lock, lambda _: None, start_seconds=0)
         with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
             await system.__aenter__()
     assert [child.state for child in system.children] == ["ended", "starting"]
@@ -245,10 +243,11 @@ async def test_service_runs_no_module_of_the_current_folder(
     monkeypatch.chdir(tmp_path)
     with runtime_folder(folder) as runtime:
         plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
-        child = Child(replace(plan.processor, arguments=("processor", "--help")), lambda _: None)
+        child = Child(replace(plan.services[0], arguments=("processor", "--help")), lambda _: None)
         await child.start(runtime.lock)
-        await child.ended()
-    assert (child.status, "another" in child.last_words) == (0, False)
+        assert child.ended is not None
+        await child.ended
+    assert (child.status, "another" in child.last_line) == (0, False)
 
 
 async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,4 +261,4 @@ async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch:
     with runtime_folder(folder) as runtime:
         plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
         with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
-            await LocalSystem(plan, runtime.lock, lambda _: None).__aenter__()
+            await Supervisor(plan.services, runtime.lock, lambda _: None).__aenter__()

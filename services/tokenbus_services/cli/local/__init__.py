@@ -1,7 +1,6 @@
 """A whole system on this machine: its services as child processes, which live no longer than this process."""
 
-from tokenbus_services.cli.local.child import Child, News
-from tokenbus_services.cli.local.plan import Plan, Service, plan_for
-from tokenbus_services.cli.local.system import START_SECONDS, LocalSystem, StartError
+from tokenbus_services.cli.local.plan import Plan, plan_for
+from tokenbus_services.cli.local.supervisor import START_SECONDS, Child, News, Service, StartError, Supervisor
 
-__all__ = ["START_SECONDS", "Child", "LocalSystem", "News", "Plan", "Service", "StartError", "plan_for"]
+__all__ = ["START_SECONDS", "Child", "News", "Plan", "Service", "StartError", "Supervisor", "plan_for"]

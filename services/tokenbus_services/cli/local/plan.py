@@ -4,15 +4,20 @@ import importlib.util
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import SystemRandom
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.local.supervisor import Service
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
+# In which order they start. The gateway comes before the workers, which may take minutes: it takes its port soon after
+# that was chosen, and a tokenizer that it cannot use is reported at once; its /readyz fails until a worker is there.
+# Decode workers come before prefill workers, whose requests go on there.
+_PROCESSOR, _GATEWAY, _DECODE, _OTHERS = range(4)
 _ANY_PORT = "127.0.0.1:0"
 _GRACE_SECONDS = 1.0
 _MODEL = "tokenbus"
@@ -20,31 +25,17 @@ _MODEL = "tokenbus"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """One child process: what it is called, what it runs, and how it is waited for."""
-
-    name: str
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str] = field(repr=False)
-    ready_event: str
-    """What it logs once it is of use."""
-    stop_seconds: float
-    """How long it may take to leave after SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """The services of a system, in the order in which they start; they stop the other way round."""
+    """The services of a system on this machine, and what its clients need to know."""
 
     settings: Settings
-    """What a client of the system needs: the addresses above all."""
-    processor: Service
-    workers: tuple[Service, ...]
+    """A client's settings: the addresses above all."""
+    services: tuple[Service, ...]
+    """Processor, workers and gateway, in the order in which they are shown."""
     model: str
     """What requests ask for."""
-    gateway: Service | None = None
     gateway_address: str = ""
-    """Where the gateway serves, if there is one."""
+    """Where the gateway serves; empty: there is none."""
 
 
 def plan_for(  # noqa: PLR0913 - each but the first two is given by name
@@ -66,26 +57,51 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     sockets in the folder and free ports; what was set stays as it is.
     """
     shared = _with_addresses(settings, folder)
-    arguments = ["worker", "--engine", engine]
-    if named := model or settings.worker.model:
-        arguments += ["--model", str(named)]
-    own = [["--", *options] if options else [] for options in ranks]
-    workers = [
-        _worker(shared, folder, f"{role}-{number}", role, [*arguments, *own[number % len(own)]])
-        for role, count in (("mixed", mixed), ("decode", decode), ("prefill", prefill))
-        for number in range(count)
-    ]
-    bus = shared.bus
+    drain = shared.processor.drain_timeout_ms
     processor = Service(
         "processor",
         ("processor",),
         environment_of(shared),
         "listening",
-        (shared.processor.drain_timeout_ms + bus.linger_ms) / 1000 + _GRACE_SECONDS,
+        _stop_seconds(shared, drain),
+        starts=_PROCESSOR,
+        stops=2,
     )
+    arguments = ["worker", "--engine", engine]
+    if named := model or settings.worker.model:
+        arguments += ["--model", str(named)]
+    commands = [(*arguments, *(["--", *options] if options else [])) for options in ranks]
+    workers = [
+        _worker(shared, folder, role, number, commands[number % len(commands)])
+        for role, count in (("mixed", mixed), ("decode", decode), ("prefill", prefill))
+        for number in range(count)
+    ]
     tokenizer = engine_kind(engine).tokenizer if model is None else str(model.resolve())
-    gateway = _gateway(shared, tokenizer, gateway_address) if gateway_address else None
-    return Plan(shared, processor, tuple(workers), settings.worker.model or _MODEL, gateway, gateway_address)
+    gateways = [_gateway(shared, tokenizer, gateway_address)] if gateway_address else []
+    return Plan(shared, (processor, *workers, *gateways), settings.worker.model or _MODEL, gateway_address)
+
+
+def _worker(settings: Settings, folder: Path, role: str, number: int, command: tuple[str, ...]) -> Service:
+    name = f"{role}-{number}"
+    given: dict[str, object] = {"worker.id": name, "worker.role": role, "worker.metrics_address": _ANY_PORT}
+    if settings.worker.handoff_address == ENTRIES["worker.handoff_address"].default:
+        given["worker.handoff_address"] = f"ipc://{folder}/{name}"
+    drain = 2 * settings.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
+    starts = _DECODE if role == "decode" else _OTHERS
+    stop_seconds = _stop_seconds(settings, drain)
+    return Service(name, command, environment_of(settings, given), "connected", stop_seconds, starts, stops=1)
+
+
+def _gateway(settings: Settings, tokenizer: str, address: str) -> Service:
+    given: dict[str, object] = {"gateway.address": address}
+    if settings.gateway.tokenizer == ENTRIES["gateway.tokenizer"].default:
+        given["gateway.tokenizer"] = tokenizer
+    stop_seconds = _stop_seconds(settings, settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms)
+    return Service("gateway", ("gateway",), environment_of(settings, given), "listening", stop_seconds, _GATEWAY)
+
+
+def _stop_seconds(settings: Settings, drain_ms: int) -> float:
+    return (drain_ms + settings.bus.linger_ms) / 1000 + _GRACE_SECONDS
 
 
 def environment_of(settings: Settings, changed: Mapping[str, object] | None = None) -> dict[str, str]:
@@ -109,34 +125,6 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
     # The services' log lines are read by this process.
     log = replace(settings.log, format="json", level="info")
     return replace(settings, bus=bus, metrics=metrics, log=log)
-
-
-def _worker(settings: Settings, folder: Path, name: str, role: str, arguments: Sequence[str]) -> Service:
-    given: dict[str, object] = {"worker.id": name, "worker.role": role, "worker.metrics_address": _ANY_PORT}
-    if settings.worker.handoff_address == ENTRIES["worker.handoff_address"].default:
-        given["worker.handoff_address"] = f"ipc://{folder}/{name}"
-    drains = 2 * settings.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
-    return Service(
-        name,
-        tuple(arguments),
-        environment_of(settings, given),
-        "connected",
-        (drains + settings.bus.linger_ms) / 1000 + _GRACE_SECONDS,
-    )
-
-
-def _gateway(settings: Settings, tokenizer: str, address: str) -> Service:
-    given: dict[str, object] = {"gateway.address": address}
-    if settings.gateway.tokenizer == ENTRIES["gateway.tokenizer"].default:
-        given["gateway.tokenizer"] = tokenizer
-    drains = settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms + settings.bus.linger_ms
-    return Service(
-        "gateway",
-        ("gateway",),
-        environment_of(settings, given),
-        "listening",
-        drains / 1000 + _GRACE_SECONDS,
-    )
 
 
 _HOST = "127.0.0.1"

@@ -3,13 +3,12 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
-from tokenbus_services.cli.local.child import News
-from tokenbus_services.cli.local.plan import gateway_lacks
-from tokenbus_services.cli.local.system import LocalSystem
+from tokenbus_services.cli.local.plan import Plan, gateway_lacks
+from tokenbus_services.cli.local.supervisor import Child, News
 from tokenbus_services.printable import printable
 from tokenbus_services.terminal import Progress, styled
 
@@ -18,7 +17,7 @@ class Screen:
     """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
 
     def __init__(self, *, as_json: bool) -> None:
-        """Take whether it prints JSON."""
+        """Print JSON, or lines."""
         self.as_json = as_json
         self.failure: OSError | None = None
         self.progress = Progress()
@@ -27,20 +26,15 @@ class Screen:
     def news(self, news: News) -> None:
         """Print what happened to a service."""
         if self.as_json:
-            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **_rest(news)}))
-        elif news.event in ("ended", "log"):
+            values = {"line": news.values} if news.event == "log" else news.values
+            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **values}))
+        else:
             text = f"{news.service:11} {printable(news.text)}"
             self.put(styled(text, "red") if news.is_bad else text)
-        else:
-            self.put(f"{news.service:11} {news.text}")
 
     def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
         """Print what happened to the whole system."""
         self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
-
-    def show(self, values: dict[str, Any], lines: Iterable[str]) -> None:
-        """Print where everything is: the values as JSON, or the lines."""
-        self.put(json.dumps(values) if self.as_json else "\n".join(lines))
 
     def put(self, text: str) -> None:
         """Print, unless that has failed before."""
@@ -54,46 +48,41 @@ class Screen:
             self.on_failure()
 
 
-def described(system: LocalSystem) -> dict[str, Any]:
+def described(plan: Plan, children: Sequence[Child]) -> dict[str, Any]:
     """Return where everything is, for machines."""
-    bus = system.plan.settings.bus
-    gateway = system.plan.gateway_address
     return {
         "event": "up",
         "pid": os.getpid(),
-        "gateway": f"http://{gateway}" if gateway else None,
-        "clients_address": bus.clients_address,
-        "workers_address": bus.workers_address,
+        "gateway": f"http://{plan.gateway_address}" if plan.gateway_address else None,
+        "clients_address": plan.settings.bus.clients_address,
+        "workers_address": plan.settings.bus.workers_address,
         "services": [
-            {"name": child.service.name, "pid": child.pid, "state": child.state, "metrics": child.metrics or None}
-            for child in system.children
+            {"name": child.name, "pid": child.pid, "state": child.state, "metrics": child.metrics or None}
+            for child in children
         ],
     }
 
 
-def shown(system: LocalSystem) -> Iterator[str]:
-    """Yield the lines that say where to look."""
-    bus, gateway = system.plan.settings.bus, system.plan.gateway_address
-    yield ""
-    yield styled("Tokenbus is up", "bold")
-    yield ""
-    for child in system.children:
+def shown(plan: Plan, children: Sequence[Child]) -> Iterator[str]:
+    """Yield the lines that say where everything is, and how to use it."""
+    bus, gateway = plan.settings.bus, plan.gateway_address
+    yield f"\n{styled('Tokenbus is up', 'bold')}\n"
+    for child in children:
         where = f"{child.metrics}/metrics" if child.metrics else ""
-        yield f"  {child.service.name:11} {child.state:7} process {child.pid:<8} {where}".rstrip()
+        yield f"  {child.name:11} {child.state:7} process {child.pid:<8} {where}".rstrip()
     yield ""
     if gateway:
         yield f"  look    http://{gateway}/"
         yield f"  ask     curl http://{gateway}/v1/completions -H 'content-type: application/json' \\"
-        asked = {"model": system.plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
+        asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
         yield f"            -d {shlex.quote(json.dumps(asked))}"
     else:
         yield f"  no gateway: {gateway_lacks()} is not installed"
     yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
-    command, *options = system.plan.workers[0].arguments
+    command, *options = next(service for service in plan.services if service.arguments[0] == "worker").arguments
     added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
     yield f"  add     tokenbus {shlex.join(added)}"
-    yield "  stop    Ctrl-C"
-    yield ""
+    yield "  stop    Ctrl-C\n"
 
 
 def status_line(status: ProcessorStatus, tokens_per_second: float) -> str:
@@ -102,7 +91,3 @@ def status_line(status: ProcessorStatus, tokens_per_second: float) -> str:
         f"{status.open_requests} open requests, {status.finished_requests:,} finished, {status.failed_requests:,} "
         f"failed, {status.tokens:,} tokens, {tokens_per_second:,.0f} a second, {status.gaps} gaps"
     )
-
-
-def _rest(news: News) -> dict[str, Any]:
-    return {"line": news.values} if news.event == "log" else dict(news.values)

@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
-from tokenbus_services.cli.local.system import LocalSystem
+from tokenbus_services.cli.local.supervisor import Supervisor
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last is sent when the terminal goes away
 
 
-async def until_signal(system: LocalSystem, work: Coroutine[Any, Any, T]) -> T | None:
+async def until_signal(system: Supervisor, work: Coroutine[Any, Any, T]) -> T | None:
     """Return what some work with a system comes to; None where a signal, or `system.leave`, ended it before.
 
     A second signal kills what is still there, and a suspended terminal suspends all of it.
@@ -33,7 +33,7 @@ async def until_signal(system: LocalSystem, work: Coroutine[Any, Any, T]) -> T |
 
 
 @contextmanager
-def _leaving_on_signal(system: LocalSystem) -> Iterator[None]:
+def _leaving_on_signal(system: Supervisor) -> Iterator[None]:
     """Let the first signal set `system.leave`, and the second `system.hurry`."""
     loop = asyncio.get_running_loop()
 

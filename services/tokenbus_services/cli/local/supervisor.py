@@ -1,0 +1,289 @@
+"""Supervisor: services as child processes, which it starts in order, watches, reports on, and stops in order."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, Self
+
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.printable import printable
+
+START_SECONDS = 60
+_MODULE = "tokenbus_services.cli.local"
+_LONGEST_LINE = 1_048_576
+_LAST_LINES = 20
+_SHOWN_LEVELS = ("warning", "error", "critical")
+_OF_EVERY_LINE = ("timestamp", "level", "event", "logger", "exception")
+
+
+class StartError(CommandError):
+    """A service did not start; the message has its last line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One child process: what it runs, when it starts and stops, and how long each may take."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    ready_event: str
+    """The event that it logs once it is of use."""
+    stop_seconds: float
+    """How long it may take to leave after SIGTERM."""
+    starts: int = 0
+    """Services of a higher number start once those of this one are ready."""
+    stops: int = 0
+    """Services of a higher number stop once those of this one have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened to which service, in words and as values."""
+
+    service: str
+    event: str
+    """started, ready, log or ended."""
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it is an error."""
+        return self.event == "ended" or self.values.get("level") in ("error", "critical")
+
+
+class Child:
+    """A service's process: started once, stopped by SIGTERM, and killed if that does not help."""
+
+    def __init__(self, service: Service, report: Callable[[News], None]) -> None:
+        """Prepare a process; `report` is called with what happens to it."""
+        self.service = service
+        self.name = service.name
+        self.pid = 0
+        self.metrics = ""
+        """Where it serves its metrics, once it has logged that."""
+        self.is_stopping = False
+        self.status: int | None = None
+        """Its exit status; negative: the signal that ended it; None: it has not ended."""
+        self.ended: asyncio.Task[None] | None = None
+        """The task that reads its output until it ends; None before it started."""
+        self._report = report
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._ready = asyncio.Event()
+        self._process: Process | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.ended is not None and self.status is None
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word."""
+        return "ended" if self.status is not None else "ready" if self._ready.is_set() else "starting"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than it should; before it listens for SIGTERM, that is how it should end."""
+        return bool(self.status) and not (self.is_stopping and self.status == -signal.SIGTERM)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote and that says what is wrong, after a colon; empty if there is none."""
+        line = next((line for line in reversed(self._last) if line), "")
+        return line and f": {line.removeprefix('tokenbus: ')}"
+
+    @property
+    def how_it_ended(self) -> str:
+        """Its exit status, or the name of the signal that ended it."""
+        if self.status is None or self.status >= 0:
+            return f"ended with status {self.status}"
+        with contextlib.suppress(ValueError):
+            return f"ended with {signal.Signals(-self.status).name}"
+        return f"ended with signal {-self.status}"
+
+    async def start(self, lock: int) -> None:
+        """Start it; it inherits a lock, which is held until it has ended."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                # -P: nothing of the folder that it is started in takes the place of a module.
+                *(sys.executable, "-P", "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
+                stdin=PIPE,  # never written: its end tells the child that this process has ended
+                stdout=PIPE,
+                stderr=STDOUT,
+                env=dict(self.service.environment),
+                pass_fds=(lock,),
+                start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which stops its children
+                limit=_LONGEST_LINE,
+            )
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise StartError(f"{self.name}: no process can be started: {why}") from None
+        self.pid = self._process.pid
+        self._report(News(self.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
+        self.ended = asyncio.create_task(self._watch(self._process))
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until it is ready; raise a StartError where it ends before, or takes longer."""
+        ready = asyncio.ensure_future(self._ready.wait())
+        try:
+            await asyncio.wait(
+                [ready, *([self.ended] if self.ended else [])], timeout=seconds, return_when="FIRST_COMPLETED"
+            )
+        finally:
+            ready.cancel()
+        if self.status is not None:
+            status = WRONG_USE if self.status == WRONG_USE else 1
+            raise StartError(f"{self.name}: {self.how_it_ended} before it was ready{self.last_line}", status)
+        if not self._ready.is_set():
+            raise StartError(f"{self.name}: not ready after {seconds:g} s (up --start-seconds){self.last_line}")
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Send it SIGTERM, and kill it once its time is over or `hurry` is set."""
+        if self.ended is None or self.status is not None:
+            return
+        self.is_stopping = True
+        self._signal(signal.SIGTERM)
+        hurrying = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait([self.ended, hurrying], timeout=self.service.stop_seconds, return_when="FIRST_COMPLETED")
+        hurrying.cancel()
+        self._signal(signal.SIGKILL)
+        await self.ended
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _watch(self, process: Process) -> None:
+        if process.stdout is not None:
+            await self._read(process.stdout)
+        self.status = await process.wait()
+        if not self.is_stopping or self.has_failed:
+            self._report(News(self.name, "ended", f"{self.how_it_ended}{self.last_line}", {"status": self.status}))
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line above the limit is dropped
+                continue
+            if not line:
+                return
+            self._take(line.decode(errors="replace").strip())
+
+    def _take(self, text: str) -> None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            self._last.append(printable(text))
+            return
+        if line.get("event") == "serving metrics":
+            self.metrics = str(line.get("address", ""))
+        elif line.get("event") == self.service.ready_event and not self._ready.is_set():
+            self._ready.set()
+            self._report(News(self.name, "ready", "ready", {"pid": self.pid}))
+        if line.get("level") in _SHOWN_LEVELS:
+            self._last.append(printable(_text_of(line)))
+            self._report(News(self.name, "log", _text_of(line), line))
+
+
+def _text_of(line: Mapping[str, Any]) -> str:
+    """Return a logged line for people: its event, its values, and the last line of its traceback."""
+    values = {name: value for name, value in line.items() if name not in _OF_EVERY_LINE}
+    words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+    text = str(line.get("event", "")) + (f": {', '.join(words)}" if words else "")
+    raised = str(line.get("exception", "")).strip().splitlines()[-1:]
+    return ": ".join([text, *raised])
+
+
+class Supervisor:
+    """Runs services for as long as `async with` lasts; one that dies is reported, and not started again."""
+
+    def __init__(
+        self,
+        services: Iterable[Service],
+        lock: int,
+        report: Callable[[News], None],
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        """Prepare the services, which all inherit a lock; each must be ready within `start_seconds`."""
+        self.children = [Child(service, report) for service in services]
+        self.leave = asyncio.Event()
+        """Set it to end what `until_signal` waits for."""
+        self.hurry = asyncio.Event()
+        """Set it to kill what still runs."""
+        self._lock = lock
+        self._start_seconds = start_seconds
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has begun to stop its services."""
+        return any(child.is_stopping for child in self.children)
+
+    @property
+    def died(self) -> list[str]:
+        """The services that ended otherwise than they should."""
+        return [child.name for child in self.children if child.has_failed]
+
+    def runs(self, *prefixes: str) -> bool:
+        """Return whether a service runs whose name begins with one of these."""
+        return any(child.runs and child.name.startswith(prefixes) for child in self.children)
+
+    def groups(self) -> list[int]:
+        """Return the process groups of the services that run: each has one of its own."""
+        return [child.pid for child in self.children if child.runs]
+
+    async def __aenter__(self) -> Self:
+        """Start everything; if one service does not come, stop the others and raise a StartError."""
+        try:
+            for children in self._grouped("starts"):
+                for child in children:
+                    await child.start(self._lock)
+                await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        await self.stop()
+
+    async def one_ended(self) -> Child:
+        """Wait until a service ends that runs now, and return it."""
+        running = {child.ended: child for child in self.children if child.ended is not None and child.status is None}
+        done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
+        return running[done.pop()]
+
+    async def stop(self) -> None:
+        """Stop everything in order. Cancelling this kills what still runs."""
+        stopping = asyncio.ensure_future(self._stop())
+        while not stopping.done():
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                self.hurry.set()
+        stopping.result()
+
+    async def _stop(self) -> None:
+        for children in self._grouped("stops"):
+            await asyncio.gather(*(child.stop(self.hurry) for child in children))
+
+    def _grouped(self, number: str) -> list[Sequence[Child]]:
+        of_service = attrgetter(f"service.{number}")
+        return [list(children) for _, children in groupby(sorted(self.children, key=of_service), of_service)]
