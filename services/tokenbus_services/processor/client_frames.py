@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import Limits, LogprobBatch, decode, encode
+from tokenbus_contracts import Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.wire import write
 from tokenbus_services.delivery import PendingAck
 
 RequestIds = npt.NDArray[np.uint64]
@@ -57,9 +58,10 @@ def output_frames(
         drafts = draft
         if draft is not None and rows is not target:
             drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
-        parts = [encode(_selection(rows, drafts is not None), limits)]
+        # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
+        parts = [write(_selection(rows, drafts is not None), limits)]
         if drafts is not None:
-            parts.append(encode(_selection(drafts, follows=False), limits))
+            parts.append(write(_selection(drafts, follows=False), limits))
         frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
         frames.append(Frame(frame, parts, pending_ack, rows.request_keys.tobytes()))
     return frames
