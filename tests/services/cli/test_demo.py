@@ -16,7 +16,6 @@ from tokenbus_contracts import Limits, Row
 from tokenbus_services.cli import demo as demo_module
 from tokenbus_services.cli import demo_checks as checks_module
 from tokenbus_services.cli import demo_report as report_module
-from tokenbus_services.cli import main
 from tokenbus_services.cli.demo_checks import (
     MODES,
     Answer,
@@ -185,14 +184,6 @@ def test_sample_is_coloured_for_a_terminal(answers: list[Answer], monkeypatch: p
     assert text.count("\x1b[38;5;16;48;5;") == answers[0].tokens + 5
     assert "up to 5%" in lines[0]
     assert "%)" not in text
-
-
-def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that there is not ends with status 2 and a line, before anything starts."""
-    assert main(["demo", "--fast"]) == 2
-    said = capsys.readouterr()
-    assert "unrecognized arguments: --fast" in said.err.splitlines()[-1]
-    assert said.out == ""
 
 
 def test_wrong_answer_by_http_is_told(answers: list[Answer], truth: Truth) -> None:

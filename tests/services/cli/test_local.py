@@ -1,7 +1,6 @@
 """The parts of a system on this machine: plan, folder, ports, and what is read of a service's log."""
 
 import asyncio
-import contextlib
 import json
 import stat
 from contextlib import closing
@@ -12,7 +11,6 @@ from socket import create_server
 import pytest
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
-from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import Child, News, Service, StartError, Supervisor
 from tokenbus_services.cli.local import plan as plan_module
@@ -152,29 +150,6 @@ def test_each_rank_is_a_worker(tmp_path: Path) -> None:
     assert [(worker.name, worker.arguments) for worker in plan.services[1:]] == [
         (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--engine", "vllm"], "tokenbus: --model: the folder of the model, got none"),
-        (["--engine", "vllm", "--model", "/nowhere"], "tokenbus: --model: the folder of the model, got /nowhere"),
-        (
-            ["--engine", "vllm", "--model", "/", "--prefill", "1"],
-            "tokenbus: prefill and decode workers: some of both",
-        ),
-        (
-            ["--engine", "vllm", "--model", "/", "--", "--data-parallel-size", "100"],
-            "tokenbus: workers: 1 to 64 in all (processor.max_workers), got 100",
-        ),
-        (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
-    ],
-)
-def test_model_that_cannot_be_served(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that is no folder, or options that the engine does not take, end in one line with status 2."""
-    with contextlib.suppress(SystemExit):
-        assert main(["up", *arguments]) == 2
-    assert line in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_taken_port_is_replaced() -> None:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
-from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, Signals
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 from socket import create_server
 from typing import Any
 
@@ -30,6 +30,14 @@ from tokenbus_services.settings import Settings
 def pids(up: dict[str, Any]) -> dict[str, int]:
     """Return the services' processes by name."""
     return {service["name"]: service["pid"] for service in up["services"]}
+
+
+def started_with(ignored: str) -> list[str]:
+    """Return the program `tokenbus` as it is started where a signal is ignored."""
+    return python(
+        "import signal, sys; from tokenbus_services.cli import main\n"
+        f"signal.signal(signal.{ignored}, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
+    )
 
 
 def none_runs(processes: dict[str, int]) -> bool:
@@ -68,18 +76,7 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
         command.signal(SIGTERM)
         assert command.event("down")["died"] == []
         assert command.end() == (0, "", "")
-    assert not any(map(is_running, pids(up).values()))
-    assert left_in(folder) == []
-
-
-@pytest.mark.parametrize("number", [SIGINT, SIGHUP])
-def test_other_signals_stop_it_too(number: Signals, folder: Path) -> None:
-    """Ctrl-C stops it cleanly, and so does the end of the terminal."""
-    with Command(["up", *FEW, "--json"], environment(folder)) as command:
-        up = command.event("up")
-        command.signal(number)
-        assert command.end()[0] == 0
-    assert not any(map(is_running, pids(up).values()))
+    assert none_runs(pids(up))
     assert left_in(folder) == []
 
 
@@ -133,9 +130,11 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
 
 
 def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
-    """A killed worker is told in a line with how it ended; the others go on, and the status is 1 in the end."""
-    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder)) as command:
+    """A killed worker is told in a line with how it ended; the others go on, also after a hangup under nohup."""
+    program = started_with("SIGHUP")
+    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
         processes = pids(command.event("up"))
+        command.signal(SIGHUP)
         os.kill(processes["mixed-0"], SIGKILL)
         ended = command.event("ended")
         assert (ended["service"], ended["status"], ended["text"]) == ("mixed-0", -SIGKILL, "ended with SIGKILL")
@@ -143,7 +142,7 @@ def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
         command.signal(SIGTERM)
         assert command.event("down")["died"] == ["mixed-0"]
         assert command.end()[0] == 1
-    assert not any(map(is_running, processes.values()))
+    assert none_runs(processes)
 
 
 def test_system_without_a_processor_ends(folder: Path) -> None:
@@ -155,7 +154,7 @@ def test_system_without_a_processor_ends(folder: Path) -> None:
         assert "no request can be answered" in command.event("useless")["text"]
         assert command.event("down")["died"] == ["processor"]
         assert command.end()[0] == 1
-    assert not any(map(is_running, processes.values()))
+    assert none_runs(processes)
 
 
 def test_children_end_with_a_killed_parent(folder: Path) -> None:
@@ -186,7 +185,7 @@ def test_second_signal_kills(folder: Path) -> None:
         command.signal(SIGTERM)
         assert "mixed-0" in command.event("down")["died"]  # beside those that had not left yet
         assert command.end()[0] == 1
-    assert not any(map(is_running, processes.values()))
+    assert none_runs(processes)
     assert left_in(folder) == []
 
 
@@ -199,7 +198,7 @@ def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> No
         command.signal(SIGTERM)
         assert command.event("down")["died"] == ["mixed-0"]
         assert command.end()[0] == 1
-    assert not any(map(is_running, processes.values()))
+    assert none_runs(processes)
 
 
 def test_reader_that_goes_away_stops_it(folder: Path) -> None:
@@ -212,34 +211,24 @@ def test_reader_that_goes_away_stops_it(folder: Path) -> None:
         assert command.process.wait(MOST) == 1
         assert command.process.stderr is not None
         assert "Traceback" not in command.process.stderr.read()
-    assert not any(map(is_running, processes.values()))
+    assert none_runs(processes)
     assert left_in(folder) == []
 
 
-def test_service_that_cannot_start_says_why(folder: Path) -> None:
-    """A setting that a service cannot use ends all of it with that service's line and status 2."""
-    wrong = ["--metrics-address", "192.0.2.1:80"]
-    with Command(["up", *FEW, *wrong], environment(folder)) as command:
-        status, _, complaints = command.end()
-    assert status == 2
-    (line,) = complaints.splitlines()
-    assert line.startswith(
-        "tokenbus: processor: ended with status 2 before it was ready: metrics.address: 192.0.2.1:80"
-    )
-    assert left_in(folder) == []
-
-
-def test_port_that_is_taken_is_told(folder: Path) -> None:
-    """A port that was asked for and that somebody else has ends all of it, with the gateway's line."""
-    with closing(create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        with Command(["up", *FEW, "--port", str(port)], environment(folder)) as command:
+@pytest.mark.parametrize(
+    ("option", "service", "setting"),
+    [("--metrics-address", "processor", "metrics.address"), ("--port", "gateway", "gateway.address")],
+)
+def test_service_that_cannot_start_says_why(option: str, service: str, setting: str, folder: Path) -> None:
+    """An address that a service cannot use ends all of it with that service's line and status 2."""
+    with closing(create_server(("127.0.0.1", 0))) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = address.rpartition(":")[2] if option == "--port" else address
+        with Command(["up", *FEW, option, given], environment(folder)) as command:
             status, _, complaints = command.end()
     assert status == 2
     (line,) = complaints.splitlines()
-    assert line.startswith(
-        f"tokenbus: gateway: ended with status 2 before it was ready: gateway.address: 127.0.0.1:{port}"
-    )
+    assert line.startswith(f"tokenbus: {service}: ended with status 2 before it was ready: {setting}: {address}")
     assert left_in(folder) == []
 
 
@@ -257,6 +246,11 @@ def test_port_that_is_taken_is_told(folder: Path) -> None:
         (["--start-seconds", "0"], "argument --start-seconds: a whole number from 1 to 86400, got '0'"),
         (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
         (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
+        (["--engine", "vllm"], "--model: the folder of the model, got none"),
+        (["--engine", "vllm", "--model", "/nowhere"], "--model: the folder of the model, got /nowhere"),
+        (["--engine", "vllm", "--model", "/", "--prefill", "1"], "prefill and decode workers: some of both"),
+        (["--engine", "vllm", "--model", "/", "--", "--data-parallel-size", "100"], "(processor.max_workers), got 100"),
+        (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
         (["--set", "worker.policies=x"], "worker.policies: no such setting"),
     ],
 )
@@ -279,33 +273,15 @@ def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
     assert left_in(folder) == []
 
 
-def test_hangup_that_is_ignored_stays_so(folder: Path) -> None:
-    """Started by nohup, it goes on when its terminal ends."""
-    program = python(
-        "import signal, sys; from tokenbus_services.cli import main\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
-    )
-    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
-        processes = pids(command.event("up"))
-        command.signal(SIGHUP)
-        os.kill(processes["mixed-1"], SIGKILL)
-        assert command.event("ended")["service"] == "mixed-1"
-        assert is_running(processes["mixed-0"])
-        command.signal(SIGTERM)
-        assert command.event("down")["died"] == ["mixed-1"]
-
-
 def test_interrupt_that_is_ignored_stops_it_all_the_same(folder: Path) -> None:
     """Started in the background by a script, where shells ignore SIGINT, it still stops by one."""
-    program = python(
-        "import signal, sys; from tokenbus_services.cli import main\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
-    )
-    with Command(["up", *FEW, "--json"], environment(folder), program) as command:
-        command.event("up")
+    with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
+        processes = pids(command.event("up"))
         command.signal(SIGINT)
         assert command.event("down")["died"] == []
         assert command.end()[0] == 0
+    assert none_runs(processes)
+    assert left_in(folder) == []
 
 
 def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
