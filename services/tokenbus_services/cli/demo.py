@@ -66,15 +66,15 @@ def run(options: argparse.Namespace) -> int:
     configure(replace(settings.log, level="warning"), logs)
     with reporting_faults(), runtime_folder() as folder:
         plan = plan_for(
-            _of_the_demo(settings, folder.path),
-            folder.path,
+            _of_the_demo(settings, folder),
+            folder,
             engine="ngram",
             mixed=1,
             prefill=1,
             decode=1,
             gateway_address=gateway_address(settings, None),
         )
-        return asyncio.run(_shown(plan, folder.lock, _Show(logs, is_silent=options.json)))
+        return asyncio.run(_shown(plan, folder, _Show(logs, is_silent=options.json)))
 
 
 def _of_the_demo(settings: Settings, folder: Path) -> Settings:
@@ -117,8 +117,8 @@ def _bar(done: int, of: int, rest: str) -> str:
     return f"   [{('#' * (_BAR * done // of)).ljust(_BAR, '.')}] {done}/{of} {rest}"
 
 
-async def _shown(plan: Plan, lock: int, show: _Show) -> int:
-    system = Supervisor(plan.services, lock, show.news)
+async def _shown(plan: Plan, folder: Path, show: _Show) -> int:
+    system = Supervisor(plan.services, folder, show.news)
     status = await until_signal(system, _bounded(plan, system, show))
     return _INTERRUPTED if status is None else status
 

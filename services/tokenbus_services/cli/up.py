@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     with reporting_faults(), runtime_folder() as folder:
         plan = plan_for(
             settings,
-            folder.path,
+            folder,
             engine=options.engine,
             mixed=options.workers,
             prefill=options.prefill,
@@ -104,11 +104,11 @@ def run(options: argparse.Namespace) -> int:
             model=model,
             ranks=ranks,
         )
-        return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json), options.start_seconds))
+        return asyncio.run(_run(plan, folder, Screen(as_json=options.json), options.start_seconds))
 
 
-async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> int:
-    system = Supervisor(plan.services, lock, screen.news, start_seconds)
+async def _run(plan: Plan, folder: Path, screen: Screen, start_seconds: float) -> int:
+    system = Supervisor(plan.services, folder, screen.news, start_seconds)
     screen.on_failure = system.leave.set
     await until_signal(system, _serve(plan, system, screen))
     if screen.failure is not None:

@@ -169,43 +169,35 @@ def test_free_port_stays_free() -> None:
     assert len(ports) > 10
 
 
-def test_runtime_folder_is_private_and_in_use_until_all_have_left(folder: Path) -> None:
-    """Only this user can enter it, and while any process holds its lock nobody else removes it."""
-    with runtime_folder(folder) as first:
-        assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
-        with runtime_folder(folder):
-            assert len(sorted(path.name for path in folder.iterdir())) == 2
-        assert sorted(path.name for path in folder.iterdir()) == [first.path.name]
-    assert sorted(path.name for path in folder.iterdir()) == []
-
-
-def test_runtime_folder_is_made_where_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that takes no folder, or whose path leaves no room for sockets, is passed over for the next."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
     monkeypatch.setenv("TMPDIR", str(folder))
     with runtime_folder() as made:
-        assert made.path.parent == folder
+        assert made.parent == folder
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
     long = folder / ("long" * 20)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
     with runtime_folder() as made:
-        assert made.path.parent not in (long, folder)
+        assert made.parent not in (long, folder)
 
 
-def test_no_place_for_sockets_is_told() -> None:
+def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no place takes a folder a line says which were tried and why not."""
-    with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): /proc: "):
-        runtime_folder(Path("/proc")).__enter__()
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: Path("/proc/tokenbus").mkdir())
+    with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): .*/tmp: "):
+        runtime_folder().__enter__()
 
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     """A service that is not ready in its time ends the start, and the line names the option that allows more."""
     settings = Settings.load(environment={}, overrides={"metrics.address": ""})
-    with runtime_folder(folder) as runtime:
-        plan = plan_for(settings, runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
-        system = Supervisor(plan.services, runtime.lock, lambda _: None, start_seconds=0)
-        with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
-            await system.__aenter__()
+    plan = plan_for(settings, folder, engine="synthetic", mixed=1, prefill=0, decode=0)
+    system = Supervisor(plan.services, folder, lambda _: None, start_seconds=0)
+    with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
+        await system.__aenter__()
     assert [child.state for child in system.children] == ["ended", "starting"]
 
 
@@ -216,12 +208,11 @@ async def test_service_runs_no_module_of_the_current_folder(
     (tmp_path / "structlog.py").write_text("raise SystemExit('another structlog')")
     (tmp_path / "numpy.py").write_text("raise SystemExit('another numpy')")
     monkeypatch.chdir(tmp_path)
-    with runtime_folder(folder) as runtime:
-        plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
-        child = Child(replace(plan.services[0], arguments=("processor", "--help")), lambda _: None)
-        await child.start(runtime.lock)
-        assert child.ended is not None
-        await child.ended
+    plan = plan_for(Settings(), folder, engine="synthetic", mixed=1, prefill=0, decode=0)
+    child = Child(replace(plan.services[0], arguments=("processor", "--help")), lambda _: None)
+    await child.start(folder)
+    assert child.ended is not None
+    await child.ended
     assert (child.status, "another" in child.last_line) == (0, False)
 
 
@@ -233,7 +224,6 @@ async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-    with runtime_folder(folder) as runtime:
-        plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
-        with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
-            await Supervisor(plan.services, runtime.lock, lambda _: None).__aenter__()
+    plan = plan_for(Settings(), folder, engine="synthetic", mixed=1, prefill=0, decode=0)
+    with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
+        await Supervisor(plan.services, folder, lambda _: None).__aenter__()

@@ -22,7 +22,6 @@ from tests.services.cli.local import FEW, Command, children_of, environment, is_
 from tests.support.waiting import MOST, wait_until
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli import main
-from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
@@ -158,21 +157,13 @@ def test_system_without_a_processor_ends(folder: Path) -> None:
 
 
 def test_children_end_with_a_killed_parent(folder: Path) -> None:
-    """No child lives on when the command itself is killed, and the next one removes the folder that it left."""
+    """No child lives on when the command itself is killed, and its children remove the folder that it left."""
     with Command(["up", *FEW, "--json"], environment(folder)) as command:
         processes = pids(command.event("up"))
         command.signal(SIGKILL)
         assert command.end()[0] == -SIGKILL
     wait_until(lambda: none_runs(processes))
-    assert len(left_in(folder)) == 1
-
-    def is_cleared() -> bool:
-        """Enter the folder, which removes what is left; a process's last thread frees its lock a moment later."""
-        with runtime_folder(folder):
-            pass
-        return left_in(folder) == []
-
-    wait_until(is_cleared)
+    assert left_in(folder) == []
 
 
 def test_second_signal_kills(folder: Path) -> None:

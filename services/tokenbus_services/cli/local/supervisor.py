@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -112,17 +113,17 @@ class Child:
             return f"ended with {signal.Signals(-self.status).name}"
         return f"ended with signal {-self.status}"
 
-    async def start(self, lock: int) -> None:
-        """Start it; it inherits a lock, which is held until it has ended."""
+    async def start(self, folder: Path) -> None:
+        """Start it; it removes the folder should this process be killed."""
         try:
             self._process = await asyncio.create_subprocess_exec(
                 # -P: nothing of the folder that it is started in takes the place of a module.
-                *(sys.executable, "-P", "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
+                *(sys.executable, "-P", "-m", _MODULE, f"{self.service.stop_seconds:g}", str(folder)),
+                *self.service.arguments,
                 stdin=PIPE,  # never written: its end tells the child that this process has ended
                 stdout=PIPE,
                 stderr=STDOUT,
                 env=dict(self.service.environment),
-                pass_fds=(lock,),
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which stops its children
                 limit=_LONGEST_LINE,
             )
@@ -215,17 +216,17 @@ class Supervisor:
     def __init__(
         self,
         services: Iterable[Service],
-        lock: int,
+        folder: Path,
         report: Callable[[News], None],
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """Prepare the services, which all inherit a lock; each must be ready within `start_seconds`."""
+        """Prepare the services, whose sockets are in `folder`; each must be ready within `start_seconds`."""
         self.children = [Child(service, report) for service in services]
         self.leave = asyncio.Event()
         """Set it to end what `until_signal` waits for."""
         self.hurry = asyncio.Event()
         """Set it to kill what still runs."""
-        self._lock = lock
+        self._folder = folder
         self._start_seconds = start_seconds
 
     @property
@@ -251,7 +252,7 @@ class Supervisor:
         try:
             for children in self._grouped("starts"):
                 for child in children:
-                    await child.start(self._lock)
+                    await child.start(self._folder)
                 await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
         except BaseException:
             await self.stop()
