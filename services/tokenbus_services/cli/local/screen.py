@@ -17,7 +17,6 @@ class Screen:
     """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
 
     def __init__(self, *, as_json: bool) -> None:
-        """Print JSON, or lines."""
         self.as_json = as_json
         self.failure: OSError | None = None
         self.progress = Progress()
