@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.cli.helpers import COMMAND, Service, addresses, generate
+from tests.support.processes import run
 from tests.support.waiting import MOST
 from tokenbus_services.cli import main
 from tokenbus_services.client import Client
@@ -139,8 +140,8 @@ def test_help_lists_engines_and_says_which_are_broken() -> None:
         "import sys; from tokenbus_services.cli import main; main(['worker', '--help']);"
         "sys.exit('paddle' in sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=MOST, check=True)
-    lines = [line.strip() for line in run.stdout.splitlines()]
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=MOST, check=True)
+    lines = [line.strip() for line in listed.stdout.splitlines()]
     assert "counting: counts" in lines
     assert any(line.startswith("ngram: a language model of n-grams") for line in lines)
     assert any(line.startswith("paddle: a small transformer") for line in lines)
@@ -221,8 +222,6 @@ def test_engines_of_this_distribution_are_installed(name: str) -> None:
 
 def test_command_is_installed_with_its_engines() -> None:
     """The installed command refuses an engine that is not there, and names those that are."""
-    run = subprocess.run(
-        [COMMAND, "worker", "--engine", "steam"], capture_output=True, text=True, timeout=MOST, check=False
-    )
-    assert run.returncode == 2
-    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'transformers', 'vllm')" in run.stderr
+    done = run([COMMAND, "worker", "--engine", "steam"], text=True, timeout=MOST)
+    assert done.returncode == 2
+    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'transformers', 'vllm')" in done.stderr

@@ -1,12 +1,12 @@
 """Processes that a test starts, listens to, stops and kills; each only through its own handle."""
 
 import signal
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from tests.support.processes import start
 from tests.support.waiting import MOST
 
 _LINES = 4096
@@ -24,14 +24,7 @@ class Program:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a command; the name is for the message of a failure."""
         self.name = name
-        self._process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self._process = start(command, environment, is_merged=True)
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._news = threading.Condition()
         self._at_end = False

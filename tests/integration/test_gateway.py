@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.deployment import COMMAND
 from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
-from tests.support.waiting import soon, until
+from tests.support.processes import run
+from tests.support.waiting import MOST, soon, until
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
@@ -384,11 +384,9 @@ async def test_taken_address_is_told_in_one_line(numbers: Served) -> None:
     """A gateway at an address that another has ends with one line that names the setting, and status 2."""
     taken = numbers.url.removeprefix("http://")
     environment = numbers.deployment.environment(gateway__address=taken)
-    run = await asyncio.to_thread(
-        subprocess.run, [COMMAND, "gateway"], env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert run.returncode == 2
-    assert run.stderr.splitlines() == [f"tokenbus: gateway.address: {taken}: taken: something listens there already"]
+    done = await asyncio.to_thread(run, [COMMAND, "gateway"], env=environment, text=True, timeout=MOST)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"tokenbus: gateway.address: {taken}: taken: something listens there already"]
 
 
 # Wrong requests.

@@ -1,27 +1,19 @@
 """Services that cannot start: one line that names what is wrong, status 2, and no traceback."""
 
-import subprocess
-
 import pytest
 
 from tests.integration.deployment import COMMAND, Deployment
+from tests.support.processes import run
 from tests.support.waiting import MOST
 
 
 def _refusal(deployment: Deployment, *arguments: str) -> str:
     """Return the one line that a command says when it cannot start."""
-    run = subprocess.run(
-        [COMMAND, *arguments],
-        env=deployment.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=MOST,
-    )
-    assert run.returncode == 2, run.stderr
-    (line,) = run.stderr.splitlines()
-    assert not run.stdout
-    return line
+    refused = run([COMMAND, *arguments], env=deployment.environment(), text=True, timeout=MOST)
+    assert refused.returncode == 2, refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert not refused.stdout
+    return str(line)
 
 
 @pytest.mark.parametrize("which", ["workers", "clients"])

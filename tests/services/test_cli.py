@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import processes
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 
 VECTORS = Path(__file__).resolve().parents[2] / "contracts" / "vectors" / "v1"
@@ -22,14 +23,7 @@ def tokenbus(
     *arguments: str | bytes, stdin: bytes = b"", cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the installed command."""
-    return subprocess.run(
-        [COMMAND, *arguments],
-        input=stdin,
-        cwd=cwd,
-        env=os.environ | (environment or {}),
-        capture_output=True,
-        check=False,
-    )
+    return processes.run([COMMAND, *arguments], input=stdin, cwd=cwd, env=os.environ | (environment or {}))
 
 
 def redirected(redirection: str, *arguments: str, unbuffered: str = "") -> subprocess.CompletedProcess[bytes]:

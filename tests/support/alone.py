@@ -4,11 +4,13 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.support.processes import FORK
+
 TESTS = Path(__file__).resolve().parents[1]
 STARTING = frozenset(
-    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", FORK}
 )
-"""The audit events of Python's ways to start a process."""
+"""The audit events of Python's ways to start a process, and of the fork server's."""
 
 PROCESS = (
     "benchmarks",
@@ -28,6 +30,7 @@ PROCESS = (
     "services/gateway_page",
     "services/test_cli.py",
     "support/test_orphans.py",
+    "support/test_processes.py",
     "test_commands.py",
     "test_compose.py",
     "test_distribution.py",

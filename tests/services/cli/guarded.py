@@ -1,11 +1,12 @@
 """A process that no test leaves behind."""
 
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from signal import Signals
 from types import TracebackType
 from typing import TypeVar
+
+from tests.support.processes import start
 
 _Self = TypeVar("_Self", bound="Guarded")
 
@@ -15,14 +16,7 @@ class Guarded:
 
     def __init__(self, command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> None:
         """Start it; it lives at most so many seconds, so that a line that never comes does not hang the tests."""
-        self.process = subprocess.Popen(
-            command,
-            env=None if variables is None else dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start(command, variables)
         self._guard = threading.Timer(seconds, self.process.kill)
         self._guard.start()
 
@@ -45,4 +39,4 @@ class Guarded:
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; return its exit status, and what was left of its output and of its complaints or log."""
         output, complaints = self.process.communicate()
-        return self.process.returncode, output, complaints
+        return self.process.wait(), output, complaints

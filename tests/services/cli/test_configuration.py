@@ -1,13 +1,12 @@
 """The options by which services take their settings."""
 
 import argparse
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.services.cli.helpers import COMMAND
+from tests.support.processes import run
 from tokenbus_services.cli import main
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, load_settings
@@ -103,10 +102,10 @@ def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture
 def test_address_that_cannot_be_used_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
     """An address that no socket can have is named with the reason, with status 2."""
     command = [str(COMMAND), *arguments, "--log-level", "error"]
-    run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert run.stderr.startswith(f"tokenbus: {line}")
-    assert run.stderr.count("\n") == 1
+    done = run(command, cwd=tmp_path, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tokenbus: {line}")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", SERVICES)

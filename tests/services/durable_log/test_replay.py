@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from tests.services.cli.helpers import COMMAND, EPOCH, WORKER, addresses, hello, memory_settings, payloads
 from tests.services.durable_log.using import Life, filled
 from tests.support.nats import NatsServer
+from tests.support.processes import run
 from tests.support.waiting import MOST, soon
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.processor import Processor
@@ -24,11 +25,11 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def replay(server: NatsServer, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def replay(server: NatsServer, folder: Path, *more: str) -> CompletedProcess[str]:
     """Run the command."""
     own = [*addresses(folder)[:2], "--log-format", "json", "--speed", "max"]
     command = [str(COMMAND), "replay", "--from", f"nats://{server.server}", *own, *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * MOST, check=False)
+    return run(command, text=True, timeout=2 * MOST)
 
 
 @pytest.mark.parametrize("without", [range(0), range(4, 5)])

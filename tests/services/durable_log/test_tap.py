@@ -2,19 +2,20 @@
 
 import asyncio
 import json
-import subprocess
+from subprocess import CompletedProcess
 from typing import Any
 
 from tests.services.cli.helpers import COMMAND, EPOCH, WORKER, hello, payloads
 from tests.services.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
+from tests.support.processes import run
 from tests.support.waiting import MOST
 from tokenbus_engines.synthetic import true_tokens
 
 
-def tap(*arguments: str) -> subprocess.CompletedProcess[str]:
+def tap(*arguments: str) -> CompletedProcess[str]:
     """Run the command."""
-    return subprocess.run([str(COMMAND), "tap", *arguments], capture_output=True, text=True, timeout=MOST, check=False)
+    return run([COMMAND, "tap", *arguments], text=True, timeout=MOST)
 
 
 async def shown(server: NatsServer, *more: str) -> list[dict[str, Any]]:

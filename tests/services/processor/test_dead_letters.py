@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.processes import run
 from tokenbus_contracts import ContractError, Rule, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, WorkerFrame
@@ -356,9 +356,9 @@ def test_check_says_why(tmp_path: Path) -> None:
         letters.keep(data, refusal(data), path.stem)
     assert letters.kept > 40
     files = sorted(str(path) for path in tmp_path.glob("*.binpb"))
-    run = subprocess.run([COMMAND, "check", "--json", *files], capture_output=True, check=False)
-    reports = json.loads(run.stdout)["files"]
-    assert run.returncode == 1
+    done = run([COMMAND, "check", "--json", *files])
+    reports = json.loads(done.stdout)["files"]
+    assert done.returncode == 1
     assert [report["file"] for report in reports] == files
     for report in reports:
         note = json.loads(Path(report["file"]).with_suffix(".json").read_text())
@@ -384,6 +384,6 @@ def test_what_is_no_batch_at_all(tmp_path: Path, data: bytes, rule: str) -> None
     opened(settings(tmp_path)).keep(data, refused.value, "unknown peer")
     (file,) = tmp_path.glob("*.binpb")
     assert file.read_bytes() == data
-    run = subprocess.run([COMMAND, "check", "--json", str(file)], capture_output=True, check=False)
-    (report,) = json.loads(run.stdout)["files"]
-    assert (run.returncode, report["rule"]) == (1, rule)
+    done = run([COMMAND, "check", "--json", file])
+    (report,) = json.loads(done.stdout)["files"]
+    assert (done.returncode, report["rule"]) == (1, rule)
