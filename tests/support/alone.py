@@ -31,6 +31,7 @@ PROCESS = (
     "services/test_cli.py",
     "support/test_orphans.py",
     "support/test_processes.py",
+    "test_again.py",
     "test_commands.py",
     "test_compose.py",
     "test_distribution.py",

@@ -1,0 +1,45 @@
+"""Run pytest, and run the tests that failed once more, alone: `python -m tests.again ARGUMENTS OF PYTEST`.
+
+A test that then passes is flaky. It is named at the end, and to mend it is the first task of the next change. A test
+that fails twice fails the run.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+_ONCE_MORE = ("-n", "0", "--dist", "no", "--last-failed", "--last-failed-no-failures", "none")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests, those that failed once more, and return pytest's exit status."""
+    _FAILED.unlink(missing_ok=True)
+    status = _pytest(arguments)
+    if status != pytest.ExitCode.TESTS_FAILED:
+        return status
+    once = _failed()
+    print(f"==> once more, alone: {len(once)} that failed", flush=True)
+    status = _pytest([*arguments, *_ONCE_MORE])
+    twice = _failed()
+    for name in sorted(once - twice):
+        print(f"FLAKY {name}: it failed, and passed alone; to mend it is the next change's first task")
+    for name in sorted(twice):
+        print(f"FAILED TWICE {name}")
+    return status
+
+
+def _pytest(arguments: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+
+
+def _failed() -> set[str]:
+    return set(json.loads(_FAILED.read_text())) if _FAILED.exists() else set()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

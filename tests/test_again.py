@@ -1,0 +1,43 @@
+"""What fails is run once more, alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT
+
+FLAKY = """
+def test_flaky():
+    from pathlib import Path
+    mark = Path("ran")
+    if not mark.exists():
+        mark.touch()
+        raise AssertionError
+"""
+PASSES, FAILS = "def test_passes(): pass\n", "def test_fails(): assert False\n"
+BROKEN = "import no_such_module\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "status", "says"),
+    [
+        (PASSES, 0, []),
+        (PASSES + FLAKY, 0, ["FLAKY test_it.py::test_flaky"]),
+        (PASSES + FAILS, 1, ["FAILED TWICE test_it.py::test_fails"]),
+        (FAILS + FLAKY, 1, ["FLAKY test_it.py::test_flaky", "FAILED TWICE test_it.py::test_fails"]),
+        (BROKEN, 2, ["FAILED TWICE test_it.py"]),
+    ],
+)
+def test_what_fails_is_run_once_more(tests: str, status: int, says: list[str], tmp_path: Path) -> None:
+    """A test that passes when it runs again is named, one that fails twice fails the run, and so does a broken one."""
+    (tmp_path / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "tests.again", "-n", "1", "-p", "xdist"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == status, run.stdout
+    found = [line for line in run.stdout.splitlines() if line.startswith(("FLAKY", "FAILED TWICE"))]
+    assert len(found) == len(says)
+    assert all(line.startswith(said) for line, said in zip(found, says, strict=True)), found
