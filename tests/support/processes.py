@@ -33,7 +33,6 @@ _READ_AT_START = (
     "LC_",
     "LD_",
     "MALLOC_",
-    "OMP_",
     "OPENBLAS_",
     "PYTHON",
     "TOKENBUS_FASTDEPLOY",
