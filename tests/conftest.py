@@ -1,9 +1,11 @@
 """What all tests share."""
 
+import gc
 import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -26,12 +28,25 @@ orphans.end_with_this_process()
 _GUARD = Guard()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a module of which `-m "not process and not long"` deselects all tests by their place."""
+    parts = config.option.markexpr.split(" and ")
+    refused = {part.removeprefix("not ") for part in parts} if all(part.startswith("not ") for part in parts) else set()
+    return True if refused.intersection(marks_of(collection_path)) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that are no unit tests by their place, before they are selected by mark."""
     for item in items:
         for mark in marks_of(item.path):
             item.add_marker(mark)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going over all modules and tests, at each collection, until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -93,15 +94,17 @@ def _targets(node: ast.Assign) -> list[str]:
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
-EVENTS = dict(sorted(logged()))
-"""The log's events, and whether each may be one that is worse than news."""
+@cache
+def events() -> dict[str, bool]:
+    """Return the log's events, and whether each may be one that is worse than news."""
+    return dict(sorted(logged()))
 
 
 def test_events_are_found_in_the_code() -> None:
     """The log's events are those that the code has, of each way in which it logs."""
     for event in ("worker gone", "item damaged", "dead letters cannot be written", "step failed", "listening"):
-        assert event in EVENTS
-    assert len(EVENTS) > 40
+        assert event in events()
+    assert len(events()) > 40
 
 
 def test_metrics_that_it_names_are_measured() -> None:
@@ -126,14 +129,14 @@ def test_table_of_failures_names_what_is_there() -> None:
     assert len(table) > 25
     for _, client, log, shown, _ in table:
         assert set(quoted(client)) - ENTRIES.keys() <= CODES
-        assert set(quoted(log)) - ENTRIES.keys() <= EVENTS.keys()
+        assert set(quoted(log)) - ENTRIES.keys() <= events().keys()
         assert set(quoted(shown)) - {"/healthz"} <= METRICS
 
 
 def test_every_failure_that_can_be_seen_is_explained() -> None:
     """Every error code but those for a client's own mistakes is in the table, and every warning is on the page."""
     assert {name for row in rows("When something fails") for name in quoted(row[1])} >= CODES - THEIR_OWN
-    assert {event for event, is_worse in EVENTS.items() if is_worse} - set(quoted(PAGE)) == set()
+    assert {event for event, is_worse in events().items() if is_worse} - set(quoted(PAGE)) == set()
 
 
 def test_every_alert_has_its_section() -> None:
