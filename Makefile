@@ -12,6 +12,8 @@ SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 NEW_EXAMPLES := --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 # Seconds after which a test has hung, and fails.
 HUNG ?= 600
+# Tests at a time: twice as many as two cores, since a test often waits.
+AT_ONCE ?= 4
 # What runs the tests; tests.again runs what failed once more, alone.
 PYTEST ?= pytest
 # What `make unit` leaves out: what starts a process, and what takes seconds.
@@ -90,7 +92,7 @@ coverage: setup ## Measure which lines `make unit` runs, and fail below the floo
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m $(PYTEST) -n 2 --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
+	@$(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
 
 test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
