@@ -188,7 +188,7 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
-bench: setup ## Run every benchmark, beside its peers where it has some, into tokenbus-bench.html
+bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"
 	@$(BIN)/python -m benchmarks
 

@@ -2,38 +2,20 @@
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from tokenbus_contracts import native
 
-_OF_VLLM = ("vllm", "torch")
-LIBRARIES = ("numpy", "protobuf", "msgspec", "pyzmq", *_OF_VLLM)
+_LIBRARIES = ("numpy", "protobuf", "msgspec", "pyzmq", "vllm", "torch")
 
 
-class Placement(NamedTuple):
-    """The core that a run keeps to, and those that it leaves alone; neither where a process cannot be pinned."""
-
-    core: int | None
-    others: AbstractSet[int]
-
-    @classmethod
-    def here(cls) -> Self:
-        """Choose among the cores that this process may use now."""
-        if not hasattr(os, "sched_setaffinity"):
-            return cls(None, frozenset())
-        allowed = os.sched_getaffinity(0)
-        core = max(allowed)
-        return cls(core, allowed - {core})
-
-    @property
-    def kept(self) -> AbstractSet[int]:
-        """The core to keep to, as a set."""
-        return frozenset() if self.core is None else {self.core}
+def core_to_keep() -> AbstractSet[int]:
+    """Return one of the cores that this process may use, or no core where a process cannot be pinned."""
+    return {max(os.sched_getaffinity(0))} if hasattr(os, "sched_setaffinity") else set()
 
 
 @contextmanager
@@ -50,27 +32,21 @@ def on_cores(cores: AbstractSet[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def description(placement: Placement, *, vllm: bool) -> dict[str, str]:
-    """Return what a reader needs to know to judge the figures; vLLM is named only where it took part."""
+def description() -> dict[str, str]:
+    """Return what a reader needs to know to judge the figures."""
     return {
         "cpu": cpu_name(),
         "cores": str(os.cpu_count()),
-        "pinned": "no: not possible here" if placement.core is None else f"core {placement.core}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **dict(_versions(vllm=vllm)),
+        **dict(_versions()),
         "compiled check": "in use" if native.available() else "not installed",
     }
 
 
-def in_words(described: Mapping[str, str]) -> str:
-    """Return a description as a line of a page."""
-    return ", ".join(f"{name}: {value}" for name, value in described.items())
-
-
-def _versions(*, vllm: bool) -> Iterator[tuple[str, str]]:
-    for name in LIBRARIES:
-        if vllm or name not in _OF_VLLM:
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
             yield name, version(name)
 
 

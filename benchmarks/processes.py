@@ -1,36 +1,158 @@
-"""Processes and all below them: the processor time of each role. Linux alone has what is read here."""
+"""Processes of a benchmark: its own, which do one task after the other, the system's, and what all of them use."""
 
+import asyncio
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-MODEL, CORE = "model", "core"
-_TITLES = {"VLLM::Worker": MODEL, "VLLM::EngineCore": CORE}
-"""What vLLM calls its processes, to which role each belongs."""
+from tests.integration.deployment import Deployment
+from tokenbus_services.client import Client
+from tokenbus_services.logs import configure
+from tokenbus_services.settings import LogSettings
+
+PROMPT = "In the evening the old man said"
+PATIENCE = 600.0
+"""Seconds that a benchmark waits for its processes: on a busy machine each may stand still for long."""
+_LOOK_SECONDS = 0.1
 _PROC = Path("/proc")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _USER, _SYSTEM = 11, 12
 """Fields of a process's `stat`, counted from behind its name."""
 
-Seconds = dict[str, float]
+
+class TaskFailedError(Exception):
+    """A process could not do its task; the message has that process's traceback."""
 
 
-def seconds(roots: Mapping[str, Iterable[int]]) -> Seconds:
-    """Return the processor seconds of each role so far: of its processes and of all below them.
+class Child:
+    """A process that runs functions for this one, one after the other; it ends with this process.
 
-    A process of vLLM's that runs the model, or its engine core, has a role of its own wherever it stands.
+    A function gets the connection to this process, and then the arguments of `begin`. The value that it returns is sent
+    as its last answer.
     """
-    found: defaultdict[str, float] = defaultdict(float)
-    for role, pids in roots.items():
-        for root in pids:
-            found[role] += 0  # one that has not used any time yet is there too
-            for pid in below(root):
-                try:
-                    found[_role(pid, role)] += processor_seconds(pid)
-                except OSError:  # it has ended meanwhile
-                    continue
-    return dict(found)
+
+    def __init__(self, core: int | None = None, *, has_children: bool = False) -> None:
+        """Start it, on a core of its own if one is given; `has_children` lets it start processes by itself."""
+        self.connection, theirs = Pipe()
+        # Not forked: this process may have threads and sockets.
+        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=not has_children)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill it, whatever it waits for."""
+        self.connection.close()
+        self._process.kill()
+        self._process.join()
+
+    def begin(self, task: Callable[..., object], *arguments: object) -> None:
+        """Let it begin a task."""
+        self.connection.send((task, arguments))
+
+    def send(self, value: object) -> None:
+        """Send a value to its task."""
+        self.connection.send(value)
+
+    def answer(self, seconds: float = 3600.0) -> Any:  # noqa: ANN401 - each task has its own
+        """Wait for the next value that its task sends or returns; raises TaskFailedError."""
+        if not self.connection.poll(seconds):
+            raise TaskFailedError(f"no answer within {seconds:g} s")
+        try:
+            answer = self.connection.recv()
+        except EOFError:
+            self._process.join()
+            raise TaskFailedError(f"the process ended with status {self._process.exitcode}") from None
+        if isinstance(answer, TaskFailedError):
+            raise answer
+        return answer
+
+    def ask(self, value: object) -> Any:  # noqa: ANN401 - each task has its own
+        """Send a value to its task, and return what it answers."""
+        self.send(value)
+        return self.answer()
+
+
+def answers_of(*children: Child) -> list[Any]:
+    """Return what each answers; the first that fails ends the wait for the others."""
+    answers: dict[Child, Any] = {}
+    while waiting := {child.connection: child for child in children if child not in answers}:
+        for connection in wait(list(waiting)):
+            child = waiting[connection]  # type: ignore[index]
+            answers[child] = child.answer()
+    return [answers[child] for child in children]
+
+
+def _end_with_the_parent() -> None:
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)
+
+
+def _serve(connection: Connection, core: int | None) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    configure(LogSettings(level="error"))
+    while True:
+        try:
+            task, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = task(connection, *arguments)
+        except Exception:  # noqa: BLE001 - whatever it is, it belongs to the process that gave the task
+            answer = TaskFailedError(traceback.format_exc())
+        connection.send(answer)
+
+
+_OF_TESTS = ("heartbeat_interval_ms", "heartbeat_timeout_ms", "reconnect_ms", "reconnect_max_ms", "linger_ms")
+"""The settings of the bus that the tests' deployment has values of its own for."""
+
+
+@contextmanager
+def deployed(**settings: object) -> Iterator[Deployment]:
+    """Yield a deployment with the default settings, but for these, with a double underscore for a key's dot."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        deployment = Deployment(Path(folder))
+        for name in _OF_TESTS:
+            del deployment.overrides[f"bus.{name}"]
+        deployment.overrides |= {name.replace("__", "."): value for name, value in settings.items()}
+        try:
+            yield deployment
+        finally:
+            deployment.close()
+
+
+async def until_workers(client: Client, count: int) -> None:
+    """Wait until a client's processors have so many workers."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                if len((await client.status()).workers) >= count:
+                    return
+            except TimeoutError:  # it knows no processor yet
+                pass
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def below(pid: int) -> Iterator[int]:
@@ -43,16 +165,6 @@ def below(pid: int) -> Iterator[int]:
             continue
         for child in children:
             yield from below(int(child))
-
-
-def spent(before: Seconds, after: Seconds) -> Seconds:
-    """Return what each role has used between two times."""
-    return {role: after[role] - before.get(role, 0.0) for role in after}
-
-
-def _role(pid: int, role: str) -> str:
-    title = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
-    return next((own for begin, own in _TITLES.items() if title.startswith(begin)), role)
 
 
 def processor_seconds(pid: int) -> float:

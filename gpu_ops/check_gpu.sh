@@ -4,7 +4,7 @@
 #     gpu_ops/check_gpu.sh [FOLDER]
 #
 # The checkout's own .venv is used where there is one, else python3, or what PYTHON names; it needs numpy, protobuf,
-# pytest, cuda-core, PyTorch with CUDA, and matplotlib for the plot. The figures go into FOLDER (build/gpu).
+# pytest, cuda-core and PyTorch with CUDA. The figures go into FOLDER (build/gpu).
 # TOKENBUS_CHECK=tests leaves the benchmark out.
 set -eu
 
@@ -49,4 +49,4 @@ fi
 
 [ "${TOKENBUS_CHECK:-}" = tests ] && exit
 echo "==> benchmark"
-"$PYTHON" -m benchmarks.gpu_ops --json "$results/gpu-ops.json" --plot "$results"
+"$PYTHON" -m benchmarks.gpu_ops --json "$results/gpu-ops.json"

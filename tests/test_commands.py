@@ -70,8 +70,8 @@ NOT_RUN = {
     "tokenbus gateway --processes 4": "tests/integration/test_gateway_processes.py runs several",
     "tokenbus gateway --tokenizer /models/qwen": "it needs a model; tests/integration/test_gateway_models.py has one",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
-    "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",
-    ".venv/bin/python -m benchmarks --quick --output bench.html": "tests/benchmarks/test_benchmarks.py has small ones",
+    "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training": "it takes minutes on two cores",
+    ".venv/bin/python -m benchmarks --quick": "tests/benchmarks/test_benchmarks.py has small ones",
     "tokenbus processor --workers-address tcp://127.0.0.1:5570 --clients-address tcp://127.0.0.1:5571": (
         "tests/integration/test_several.py starts two processors, and what knows both, at ports of its own"
     ),
@@ -380,7 +380,7 @@ def _of_hour(begin: str, port: int) -> str:
 
 
 def test_list_of_benchmarks(folder: Path) -> None:
-    """`python -m benchmarks --list` names the benchmarks, from whose records the documents have their figures."""
+    """`python -m benchmarks --list` names the benchmarks."""
     command = line("docs/first-hour.md", ".venv/bin/python -m benchmarks --list").command
     with Shell(command.replace(".venv/bin/python", sys.executable), ROOT, variables(folder)) as shell:
         status, printed = shell.end()

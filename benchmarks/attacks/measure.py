@@ -1,16 +1,16 @@
 """One attack: a system, a client that asks all the while, and stretches of time before, under and after the attack."""
 
 import asyncio
-import multiprocessing
 import tempfile
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.attacks.attackers import ATTACKS, Attack
 from benchmarks.attacks.systems import System, Target
-from benchmarks.errors import NotRunError
-from benchmarks.processes import below, processor_seconds
+from benchmarks.processes import Child, TaskFailedError, below, processor_seconds
 
 _AT_ONCE = 8
 _AFTER_SECONDS = 4.0
@@ -98,24 +98,18 @@ async def measure(attack: str, seconds: float) -> Figures:
 async def _measured(victim: _Victim, target: Target, how: Attack, seconds: float) -> tuple[Stretch, Stretch, Stretch]:
     await asyncio.sleep(1)  # what begins is not measured
     control = await victim.stretch(seconds)
-    # Not forked: this process has threads and sockets.
-    context = multiprocessing.get_context("spawn")
-    begins = context.Event()
-    attacker = context.Process(target=_attack, args=(begins, how, target, seconds), daemon=True)
-    attacker.start()
-    try:
-        if not await asyncio.to_thread(begins.wait, _MOST_SECONDS):
-            raise NotRunError("the attacker did not start")
+    with Child() as attacker:
+        attacker.begin(_attack, how, target, seconds)
+        await asyncio.to_thread(attacker.answer)
         under = await victim.stretch(seconds)
-        await asyncio.to_thread(attacker.join, _MOST_SECONDS)
+        with suppress(TaskFailedError):  # an attacker that was refused, or does not end, is killed
+            await asyncio.to_thread(attacker.answer, _MOST_SECONDS)
         await asyncio.sleep(1)
         return control, under, await victim.stretch(_AFTER_SECONDS)
-    finally:
-        attacker.kill()
 
 
-def _attack(begins: "multiprocessing.synchronize.Event", how: Attack, target: Target, seconds: float) -> None:
-    begins.set()
+def _attack(connection: Connection, how: Attack, target: Target, seconds: float) -> None:
+    connection.send("begins")
     how(target, seconds)
 
 

@@ -1,95 +1,151 @@
-"""The processes of a run: each lives as long as the run, does what it is told, and answers."""
+"""One turn: the steps that one process sends and another receives, when each went and came, and what that cost."""
 
 import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import traceback
+import time
+from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import NamedTuple, Self
 
-from benchmarks.bus.orders import Order
-from benchmarks.nats_servers import NatsServer, address_of
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.processes import Child, answers_of
+from benchmarks.workload import Case, Share, Step, make_steps
+from tests.support.nats import NatsServer
 from tokenbus_services.bus import Role
 from tokenbus_services.bus.allowed import new_key, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
-from tokenbus_services.logs import configure
-from tokenbus_services.settings import LogSettings
 
-_ROOT = Path(__file__).resolve().parents[2]
-_DEADLINE_SECONDS = 3600.0
-"""A million steps of memory take minutes; a process that hangs is not to hold CI for a day."""
-
-S = TypeVar("S")
-R = TypeVar("R")
-Receive = Callable[[Order, Callable[[str], None]], R]
-
-
-class TurnFailedError(Exception):
-    """A process could not do its part: what it said of that."""
+Stamps = npt.NDArray[np.int64]
+"""Nanoseconds of the monotonic clock, which all processes of a machine share, one a step."""
+_STEPS = 8
+"""How many different steps take turns, so that nothing that was computed for one serves the next."""
+_LEAST_STEPS = 10
+"""Of a turn that is given a time: a rate needs some, however slow the peer."""
+BUFFERS, ROWS, BY_STEP = "buffers", "rows", "steps"
+"""How rows are taken: from the buffers all at once, by one task a request, or step by step."""
 
 
-class Child:
-    """A process that does one task after the other."""
+class Order(NamedTuple):
+    """What is sent in a turn, how fast, for how long, and how it is taken."""
 
-    def __init__(self, core: int | None) -> None:
-        """Start it, on a core of its own if there is one."""
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-m", "benchmarks.bus.pair", str(theirs.fileno()), "" if core is None else str(core)]
-        self._process = subprocess.Popen(command, cwd=_ROOT, pass_fds=[theirs.fileno()])
-        theirs.close()
+    case: Case
+    address: str = ""
+    clients_address: str = ""
+    seed: int = 1
+    taking: str = BUFFERS
+    steps: int = 0
+    """How many steps to send; 0: as many as there is time for."""
+    seconds: float = 0.0
+    rate: float = 0.0
+    """How many steps a second; 0: as many as the peer takes."""
+    queue: int = 0
+    """Of the peer that goes through a System V queue."""
+    keys: str = ""
+    """The folder of the key that both processes prove themselves by; empty: they use none."""
+
+
+class Sent(NamedTuple):
+    """When each step began on its way, and the sender's processor time."""
+
+    at: Stamps
+    cpu_ns: int
+
+
+class Received(NamedTuple):
+    """When each step was with its requests, and the receiver's processor time."""
+
+    at: Stamps
+    cpu_ns: int
+    first: list[Share]
+    """What the first step delivered, in row order; nothing of a peer that does not deliver."""
+    taken_at: Stamps | None = None
+    """When each request's own task had each of its rows, one line a request."""
+
+
+def steps_of(order: Order) -> list[Step]:
+    """Return the steps that take turns: the same requests in each, as an engine has."""
+    steps = make_steps(order.case, _STEPS, order.seed)
+    first = steps[0]
+    places = np.random.default_rng(order.seed).permutation(order.case.rows).astype("u4")
+    shared = {"request_keys": first.columns["request_keys"], "batch_indices": places}
+    return [
+        replace(step, keys=first.keys, request_ids=first.request_ids, top_ks=step.top_ks, columns=step.columns | shared)
+        for step in steps
+    ]
+
+
+def step_at(steps: list[Step], number: int) -> Step:
+    """Return what stands in for a step; they are numbered from 1."""
+    return steps[(number - 1) % len(steps)]
+
+
+class Watch:
+    """Notes the time of each step, and the processor time from the first one on."""
+
+    def __init__(self) -> None:
+        """Begin without a step."""
+        self._at = array("q")
+        self._cpu_began = 0
+
+    def note(self) -> None:
+        """Note that a step is there."""
+        if not self._at:
+            self._cpu_began = time.process_time_ns()
+        self._at.append(time.monotonic_ns())
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def count(self) -> int:
+        """How many steps were noted."""
+        return len(self._at)
 
-    def begin(self, task: Callable[..., object], order: Order) -> None:
-        """Let it begin a task."""
-        self.connection.send((task, order, False))
+    @property
+    def at(self) -> Stamps:
+        """When they were noted."""
+        return np.array(self._at, np.int64)
 
-    def announced(self, task: Callable[..., object], order: Order) -> str:
-        """Let it begin a task that others find at an address, and return that address."""
-        self.connection.send((task, order, True))
-        address: str = self.answer()
-        return address
+    @property
+    def cpu_ns(self) -> int:
+        """The processor time of this process, all its threads, since the first step."""
+        return time.process_time_ns() - self._cpu_began
 
-    def answer(self) -> Any:  # noqa: ANN401 - each task has its own
-        """Wait for its next word, or raise a TurnFailedError."""
-        if not self.connection.poll(_DEADLINE_SECONDS):
-            raise TurnFailedError(f"no answer within {_DEADLINE_SECONDS:.0f} s")
-        try:
-            kind, answer = self.connection.recv()
-        except EOFError:
-            raise TurnFailedError(f"the process ended with status {self._process.wait()}") from None
-        if kind == "failed":
-            raise TurnFailedError(answer)
-        return answer
+    @property
+    def sent(self) -> Sent:
+        """The answer of a sender, once all that it started is done."""
+        return Sent(self.at, self.cpu_ns)
 
-    def close(self) -> None:
-        """End it, whatever it waits for."""
-        self.connection.close()
-        self._process.kill()
-        self._process.wait()
+
+def send_all(order: Order, send: Callable[[int], object]) -> Watch:
+    """Send an order's steps, numbered from 1, each noted before anything is done for it."""
+    watch = Watch()
+    begin = time.monotonic()
+    end = begin + order.seconds if order.seconds else float("inf")
+    number = 0
+    least = order.steps or _LEAST_STEPS
+    while number < least or (not order.steps and time.monotonic() < end):
+        if order.rate and (pause := begin + number / order.rate - time.monotonic()) > 0:
+            time.sleep(pause)
+        number += 1
+        watch.note()
+        send(number)
+    return watch
 
 
 class Pair:
-    """A sender and a receiver, each on a core of its own where there are two."""
+    """A sender and a receiver, each a process on a core of its own where there are two, and a third for a client."""
 
     def __init__(self) -> None:
         """Start both."""
+        self._stack = ExitStack()
+        self.folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenbus-bench-"))
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-        self.cores = cores[-2:] if len(cores) > 1 else []
-        first, second = self.cores or (None, None)
-        self._folder = tempfile.TemporaryDirectory(prefix="tokenbus-bench-")
-        self.sender, self.receiver = Child(first), Child(second)
+        first, second = cores[-2:] if len(cores) > 1 else (None, None)
+        self.sender, self.receiver = (self._stack.enter_context(Child(core)) for core in (first, second))
         self._client: Child | None = None
         self._nats: NatsServer | None = None
 
@@ -99,21 +155,16 @@ class Pair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let all end."""
-        for child in (self.sender, self.receiver, self._client):
-            if child is not None:
-                child.close()
-        if self._nats is not None:
-            self._nats.kill()
-        self._folder.cleanup()
+        """Kill all."""
+        self._stack.close()
 
     def address(self, transport: str, name: str) -> str:
         """Return an address to listen at."""
-        return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self._folder.name}/{name}"
+        return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self.folder}/{name}"
 
     def keys(self) -> str:
         """Return a folder with a key for both processes, and the allow-list that has it."""
-        folder = Path(self._folder.name) / "keys"
+        folder = Path(self.folder) / "keys"
         if not folder.exists():
             public, _ = create_key(folder, "bench")
             roles = [role.value for role in Role]
@@ -121,73 +172,29 @@ class Pair:
         return str(folder)
 
     def nats(self) -> str:
-        """Return where a nats-server process listens, on whichever core is free; raises NotRunError."""
+        """Return where a nats-server process listens, on whichever core is free."""
         if self._nats is None:
-            self._nats = NatsServer(Path(self._folder.name) / "nats")
-        return address_of([self._nats])
+            self._nats = NatsServer(Path(self.folder))
+            self._stack.callback(self._nats.kill)
+        return f"nats://{self._nats.server}"
 
-    def turn(self, send: Callable[[Order], S], receive: Receive[R], order: Order) -> tuple[S, R]:
-        """Let both do their part of one turn."""
-        self.sender.begin(send, replace(order, address=self.receiver.announced(receive, order)))
-        sent, received = _answers(self.sender, self.receiver)
+    def turn(self, send: Callable[..., Sent], receive: Callable[..., object], order: Order) -> tuple[Sent, Received]:
+        """Let both do their part of one turn; the receiver's first answer is its address."""
+        self.receiver.begin(receive, order)
+        self.sender.begin(send, order._replace(address=self.receiver.answer()))
+        sent, received = answers_of(self.sender, self.receiver)
         return sent, received
 
     def relayed(
-        self, send: Callable[[Order], Any], relay: Receive[Any], receive: Callable[[Order], Any], order: Order
-    ) -> tuple[Any, Any, Any]:
-        """Let a third process receive what the second one relays; return what the three answer, in this order."""
+        self, send: Callable[..., Sent], relay: Callable[..., object], receive: Callable[..., Received], order: Order
+    ) -> tuple[Sent, Received]:
+        """Let a third process receive what the second one relays."""
         if self._client is None:
-            self._client = Child(None)
-        addresses = self.receiver.announced(relay, order).split()
-        there = replace(order, address=addresses[0], clients_address=addresses[1])
+            self._client = self._stack.enter_context(Child())
+        self.receiver.begin(relay, order)
+        workers, clients = self.receiver.answer()
+        there = order._replace(address=workers, clients_address=clients)
         self.sender.begin(send, there)
         self._client.begin(receive, there)
-        sent, relayed, received = _answers(self.sender, self.receiver, self._client)
-        return sent, relayed, received
-
-
-def _answers(*children: Child) -> list[Any]:
-    """Return what each answers; the first that fails ends the wait for the others."""
-    answers: dict[Child, Any] = {}
-    while len(answers) < len(children):
-        waiting = {child.connection: child for child in children if child not in answers}
-        ready = wait(list(waiting), _DEADLINE_SECONDS)
-        if not ready:
-            raise TurnFailedError(f"no answer within {_DEADLINE_SECONDS:.0f} s")
-        for connection in ready:
-            if isinstance(connection, Connection):
-                answers[waiting[connection]] = waiting[connection].answer()
-    return [answers[child] for child in children]
-
-
-def _end_with_the_parent(connection: Connection) -> None:
-    """End this process, whatever it waits for, when the connection's other end is closed."""
-    closing = select.poll()
-    closing.register(connection, 0)  # for no event but the connection's end, which is always reported
-    closing.poll()
-    os._exit(1)
-
-
-def main() -> None:
-    """Do what comes over the connection that was inherited, until it is closed."""
-    connection = Connection(int(sys.argv[1]))
-    threading.Thread(target=_end_with_the_parent, args=[connection], name="lifeline", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this ends it
-    if sys.argv[2]:
-        os.sched_setaffinity(0, {int(sys.argv[2])})
-    configure(LogSettings(level="warning"))
-    while True:
-        try:
-            task, order, announces = connection.recv()
-        except EOFError:
-            return
-        try:
-            more = (lambda address: connection.send(("ready", address)),) if announces else ()
-            answer = ("done", task(order, *more))
-        except Exception:  # noqa: BLE001 - whatever it is, it belongs to who gave the task
-            answer = ("failed", traceback.format_exc())
-        connection.send(answer)
-
-
-if __name__ == "__main__":
-    main()
+        sent, _, received = answers_of(self.sender, self.receiver, self._client)
+        return sent, received

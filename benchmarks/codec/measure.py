@@ -1,67 +1,73 @@
-"""The timing: every peer in turn on the same step, again and again."""
+"""The timing: every peer in turn on the same step, again and again; and what a reader pays for its rows."""
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.codec.ours import STAGES, staged
+from benchmarks.codec.fastdeploy import Pickle, SysVStruct
+from benchmarks.codec.ours import GeneratedClasses, Lists, RawZeroMQ, ThroughZeroMQ, Views, message_of
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.errors import WrongDeliveryError
+from benchmarks.codec.vllm import Installed, InstalledToItsEnd, MsgspecShape, PerRequest
+from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.workload import Case, Step, make_steps, truth
+from tokenbus_contracts import LogprobBatch, Row, decode
 
-STEPS = 8
+PEERS: tuple[type[Peer], ...] = (
+    Views, Lists, ThroughZeroMQ, SysVStruct, Pickle, Installed, InstalledToItsEnd, MsgspecShape, GeneratedClasses,
+    RawZeroMQ,
+)  # fmt: skip
+_STEPS = 8
 """How many different steps take turns, so that nothing that was computed for one serves the next."""
-STEADY = 4
+_STEADY = 4
 """How many steps a peer does in one turn after its first, which finds the caches as another peer left them."""
+DECODED, READ, LISTS = "decode, rows", "rows alone", "rows as lists"
 
 
 class Timing(NamedTuple):
-    """What one peer took for a step of one size, and what its message weighed."""
+    """The median microseconds that one peer took for a step of one size, and the bytes of its message."""
 
-    median_us: float
-    p10_us: float
-    p90_us: float
-    first_median_us: float
-    """Of the first steps of its turns alone; the others are of all but these."""
+    us: float
     message_bytes: int
 
 
+@contextmanager
+def lineup() -> Iterator[tuple[list[Peer], dict[str, str]]]:
+    """Yield the peers that run here, and by the label of every other one the reason."""
+    with ExitStack() as stack:
+        peers: list[Peer] = []
+        absent: dict[str, str] = {}
+        for kind in PEERS:
+            try:
+                peers.append(stack.enter_context(kind.opened()))
+            except NotRunError as error:
+                absent[kind.label] = str(error)
+        yield peers, absent
+
+
 def measure(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[str, Timing]:
-    """Return each peer's timing, by name; the order of the peers is drawn anew for every round of turns."""
-    steps = make_steps(case, STEPS, seed)
-    queues = {peer.name: _queues(peer, steps) for peer in peers}
+    """Return each peer's timing, by label; the order of the peers is drawn anew for every round of turns."""
+    steps = make_steps(case, _STEPS, seed)
+    queues: dict[str, Queues] = {}
     for peer in peers:
+        queues[peer.label] = {address: deque() for step in steps for address in peer.addresses(step)}
         peer.prepare(steps)
         _check(peer, steps[0])
     random = np.random.default_rng(seed)
-    samples: dict[str, list[list[int]]] = {peer.name: [] for peer in peers}
-    with no_garbage_collection():
+    samples: dict[str, list[int]] = {peer.label: [] for peer in peers}
+    with _no_garbage_collection():
         for turn in range(turns):
-            mine = [steps[(turn * STEADY + at) % STEPS] for at in range(1 + STEADY)]
             for at in random.permutation(len(peers)):
                 peer = peers[at]
-                samples[peer.name].append([_timed(peer, step, queues[peer.name]) for step in mine])
-    sizes = {peer.name: peer.carry(steps[0], queues[peer.name]) for peer in peers}
-    return {name: _timing(taken, sizes[name]) for name, taken in samples.items()}
-
-
-def measure_stages(case: Case, turns: int, seed: int) -> dict[str, float]:
-    """Return the median microseconds of each stage of Tokenbus's own way."""
-    steps = make_steps(case, STEPS, seed)
-    queues: Queues = {key: deque() for step in steps for key in step.keys}
-    samples = []
-    with no_garbage_collection():
-        for number in range(turns * STEADY):
-            step = steps[number % STEPS]
-            samples.append(staged(step, queues))
-            for key in step.keys:
-                queues[key].clear()
-    return dict(zip(STAGES, np.round(np.median(samples, axis=0) / 1e3, 2).tolist(), strict=True))
+                mine = [steps[(turn * _STEADY + place) % _STEPS] for place in range(1 + _STEADY)]
+                samples[peer.label] += [_timed(peer, step, queues[peer.label]) for step in mine][1:]
+    return {
+        peer.label: Timing(_median_us(samples[peer.label]), peer.carry(steps[0], queues[peer.label])) for peer in peers
+    }
 
 
 def _check(peer: Peer, step: Step) -> None:
@@ -69,15 +75,11 @@ def _check(peer: Peer, step: Step) -> None:
         return
     for row, (got, wanted) in enumerate(zip(peer.deliver(step), truth(step), strict=True)):
         if got != wanted:
-            raise WrongDeliveryError(f"{peer.name}, {step.case}, row {row}: {got} is not {wanted}")
-
-
-def _queues(peer: Peer, steps: Sequence[Step]) -> Queues:
-    return {address: deque() for step in steps for address in peer.addresses(step)}
+            raise WrongDeliveryError(f"{peer.label}, {step.case}, row {row}: {got} is not {wanted}")
 
 
 def _timed(peer: Peer, step: Step, queues: Queues) -> int:
-    """Return the nanoseconds of one step; what it delivered is taken afterwards, as the requests would."""
+    """Return the nanoseconds of one step, and take what it delivered afterwards, as the requests would."""
     start = perf_counter_ns()
     peer.carry(step, queues)
     taken = perf_counter_ns() - start
@@ -87,9 +89,63 @@ def _timed(peer: Peer, step: Step, queues: Queues) -> int:
     return taken
 
 
+def measure_rows(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[str, float]:
+    """Return the median microseconds a row of reading a step in each way, by label; the ways take turns."""
+    steps = make_steps(case, _STEPS, seed)
+    # What is read is made before, untimed; what is timed reads it.
+    ways: dict[str, tuple[Callable[[Step], Any], Callable[[Any], object]]] = {
+        DECODED: (message_of, lambda message: _read(decode(message))),
+        READ: (lambda step: decode(message_of(step)), _read),
+        LISTS: (lambda step: decode(message_of(step)), _read_lists),
+        "named tuples as long": (
+            lambda step: [tuple(row) for row in decode(message_of(step)).rows()],
+            lambda rows: [Row(*each) for each in rows],
+        ),
+    }
+    for peer in peers:
+        if isinstance(peer, PerRequest) and not isinstance(peer, InstalledToItsEnd):
+            peer.prepare(steps)
+            ways[f"{peer.label}: decode, outputs"] = peer.encoded, _outputs_of(peer)
+    random = np.random.default_rng(seed)
+    samples: dict[str, list[int]] = {label: [] for label in ways}
+    with _no_garbage_collection():
+        for turn in range(turns * _STEADY):
+            for label in random.permutation(list(ways)).tolist():
+                make, read = ways[label]
+                made = make(steps[turn % _STEPS])
+                start = perf_counter_ns()
+                read(made)
+                samples[label].append(perf_counter_ns() - start)
+    return {label: _median_us(taken) / case.rows for label, taken in samples.items()}
+
+
+def _read(batch: LogprobBatch) -> None:
+    for row in batch.rows():
+        row.key, row.position, row.status, row.token_ids, row.logprobs, row.ranks  # noqa: B018
+
+
+def _read_lists(batch: LogprobBatch) -> None:
+    for row in batch.rows():
+        row.token_ids.tolist()
+        row.logprobs.tolist()
+        row.ranks.tolist()
+        if row.alternative_token_ids.size:
+            row.alternative_token_ids.tolist()
+            row.alternative_logprobs.tolist()
+
+
+def _outputs_of(peer: PerRequest) -> Callable[[Any], None]:
+    def read(frames: list[Any]) -> None:
+        for output in peer.decoded(frames):
+            output.request_id, output.new_token_ids, output.finish_reason  # noqa: B018
+            _ids, _logprobs, _ranks = output.new_logprobs[:3]
+
+    return read
+
+
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect before, not during: otherwise whoever runs when it is due pays for what the others left."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect before, not during: else the peer that runs when it is due pays for what the others left."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -100,7 +156,5 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _timing(taken: list[list[int]], size: int) -> Timing:
-    first, *steady = np.transpose(taken) / 1e3
-    p10, median, p90 = np.percentile(steady, (10, 50, 90)).round(2).tolist()
-    return Timing(median, p10, p90, round(float(np.median(first)), 2), size)
+def _median_us(nanoseconds: Sequence[int]) -> float:
+    return float(np.median(nanoseconds)) / 1e3

@@ -1,18 +1,22 @@
-"""Tokenbus's own lines: the same batch delivered as views, as lists, and through a socket."""
+"""The peers that carry Tokenbus's own message: with the codec, with the generated classes, and through ZeroMQ."""
 
+import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count as counting
-from itertools import pairwise, repeat
-from time import perf_counter_ns
-from typing import Any
+from itertools import repeat
+from typing import Any, Self
+
+import zmq
 
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.sockets import Pipe
 from benchmarks.workload import VOCABULARY_SIZE, Share, Step
 from tokenbus_contracts import BatchHeader, LogprobBatch, SpeculativeMethod, ValueKind, decode, encode
+from tokenbus_contracts.generated import logprob_batch_pb2
+from tokenbus_contracts.schema import MAJOR, MINOR
 
-READ = (
+_READ = (
     "request_keys",
     "token_counts",
     "top_ks",
@@ -23,7 +27,7 @@ READ = (
     "alternative_logprobs",
 )
 """The columns that a request's lists are made of."""
-STAGES = ("LogprobBatch(...)", "encode", "decode", "deliver views")
+_DEADLINE_MS = 10_000
 
 
 def batch_of(step: Step) -> LogprobBatch:
@@ -47,118 +51,143 @@ def message_of(step: Step) -> bytes:
     return encode(batch_of(step))
 
 
-def deliver_views(batch: LogprobBatch, queues: Queues) -> None:
-    """Give each request the batch and its row's place in it."""
-    shares = zip(repeat(batch), counting())
-    deque(map(deque.append, map(queues.__getitem__, batch.request_keys.tolist()), shares), maxlen=0)
-
-
-def staged(step: Step, queues: Queues) -> tuple[int, ...]:
-    """Do what `Views` does, and return the nanoseconds that each of STAGES took."""
-    times = [perf_counter_ns()]
-    batch = batch_of(step)
-    times.append(perf_counter_ns())
-    message = encode(batch)
-    times.append(perf_counter_ns())
-    read = decode(message)
-    times.append(perf_counter_ns())
-    deliver_views(read, queues)
-    times.append(perf_counter_ns())
-    return tuple(after - before for before, after in pairwise(times))
-
-
-def deliver_lists(columns: Iterable[list[Any]], queues: Queues) -> None:
-    """Give each request its tokens, logprobs, ranks and alternatives as lists of its own, from READ's columns."""
-    keys, counts, top_ks, ids, logprobs, ranks, other_ids, other_logprobs = columns
-    token = other = 0
-    for key, count, top_k in zip(keys, counts, top_ks, strict=True):
-        end = token + count
-        if top_k:
-            starts = range(other, other + count * top_k, top_k)
-            alternatives = [other_ids[at : at + top_k] for at in starts]
-            alternative_logprobs = [other_logprobs[at : at + top_k] for at in starts]
-            other += count * top_k
-        else:
-            alternatives, alternative_logprobs = [], []
-        queues[key].append((ids[token:end], logprobs[token:end], ranks[token:end], alternatives, alternative_logprobs))
-        token = end
-
-
-def share_of_lists(delivered: tuple[list[Any], ...], top_k: int) -> Share:
-    """Return what `deliver_lists` gave as a share: it gives no lists for no alternatives."""
-    ids, logprobs, ranks, *alternatives = delivered
-    if not top_k:
-        alternatives = [[[] for _ in ids], [[] for _ in ids]]
-    return Share(ids, logprobs, ranks, *alternatives)
+def share_of(batch: LogprobBatch, index: int) -> Share:
+    """Return a row as plain lists."""
+    row = batch.row(index)
+    return Share(
+        row.token_ids.tolist(),
+        row.logprobs.tolist(),
+        row.ranks.tolist(),
+        row.alternative_token_ids.tolist(),
+        row.alternative_logprobs.tolist(),
+    )
 
 
 class Views(Peer):
-    """Tokenbus, each request given a view."""
+    """Tokenbus: each request is given the batch and the number of its row."""
 
-    name = "ours"
     label = "Tokenbus"
-    short = "ours"
-    includes = (
-        "LogprobBatch from arrays, encode (checked), decode (checked), and (batch, row) into each request's "
-        "queue: views, nothing copied out"
-    )
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Encode, decode, deliver."""
         message = message_of(step)
-        deliver_views(decode(message), queues)
+        batch = decode(self._through(message))
+        shares = zip(repeat(batch), counting())
+        deque(map(deque.append, map(queues.__getitem__, batch.request_keys.tolist()), shares), maxlen=0)
         return len(message)
+
+    def _through(self, message: bytes) -> bytes:
+        return message
 
     def plain(self, delivered: tuple[LogprobBatch, int], top_k: int) -> Share:  # noqa: ARG002 - the row knows
         """Read a request's row."""
-        batch, index = delivered
-        row = batch.row(index)
-        return Share(
-            row.token_ids.tolist(),
-            row.logprobs.tolist(),
-            row.ranks.tolist(),
-            row.alternative_token_ids.tolist(),
-            row.alternative_logprobs.tolist(),
-        )
+        return share_of(*delivered)
 
 
 class Lists(Peer):
-    """Tokenbus, each request given lists of its own."""
+    """Tokenbus: each request is given lists of its own."""
 
-    name = "ours_lists"
     label = "Tokenbus, as lists"
-    short = "lists"
-    includes = (
-        "the same, but each request is given Python lists of its tokens, logprobs, ranks and alternatives "
-        "(a list a token), as the peers that deliver lists do"
-    )
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Encode, decode, read every column out, deliver."""
         message = message_of(step)
         batch = decode(message)
-        deliver_lists((getattr(batch, name).tolist() for name in READ), queues)
+        self._deliver((getattr(batch, name).tolist() for name in _READ), queues)
         return len(message)
 
+    @staticmethod
+    def _deliver(columns: Iterable[list[Any]], queues: Queues) -> None:
+        """Give each request its tokens, logprobs, ranks and alternatives as lists of its own."""
+        keys, counts, top_ks, ids, logprobs, ranks, other_ids, other_logprobs = columns
+        token = other = 0
+        for key, count, top_k in zip(keys, counts, top_ks, strict=True):
+            end = token + count
+            if top_k:
+                starts = range(other, other + count * top_k, top_k)
+                alternatives = [other_ids[at : at + top_k] for at in starts]
+                alternative_logprobs = [other_logprobs[at : at + top_k] for at in starts]
+                other += count * top_k
+            else:
+                alternatives, alternative_logprobs = [], []
+            own = ids[token:end], logprobs[token:end], ranks[token:end]
+            queues[key].append((*own, alternatives, alternative_logprobs))
+            token = end
+
     def plain(self, delivered: tuple[list[Any], ...], top_k: int) -> Share:
-        """Read a request's lists."""
-        return share_of_lists(delivered, top_k)
+        """Read a request's lists: without alternatives it has no list a token."""
+        ids, logprobs, ranks, *alternatives = delivered
+        return Share(ids, logprobs, ranks, *(alternatives if top_k else [[[] for _ in ids]] * 2))
+
+
+class GeneratedClasses(Lists):
+    """Tokenbus's schema through the generated protobuf classes: filled from lists, read into lists, not checked."""
+
+    label = "protobuf classes"
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Fill, serialize, parse, read, deliver."""
+        header = logprob_batch_pb2.BatchHeader(
+            schema_major=MAJOR,
+            schema_minor=MINOR,
+            worker_id="worker-0",
+            epoch=1,
+            sequence=step.number,
+            step=step.number,
+            step_rows=step.case.rows,
+            part_count=1,
+            kind="BATCH_KIND_TARGET",
+            phase="STEP_PHASE_DECODE",
+            method="SPECULATIVE_METHOD_MTP",
+            value_kind="VALUE_KIND_RAW_LOGPROBS",
+            vocabulary_size=VOCABULARY_SIZE,
+            produced_at_ns=1_700_000_000_000_000_000 + step.number,
+        )
+        batch = logprob_batch_pb2.LogprobBatch(header=header)
+        for name, column in step.columns.items():
+            getattr(batch, name).extend(column.tolist())
+        message = batch.SerializeToString()
+        parsed = logprob_batch_pb2.LogprobBatch.FromString(message)
+        self._deliver((list(getattr(parsed, name)) for name in _READ), queues)
+        return len(message)
 
 
 class ThroughZeroMQ(Views):
-    """Tokenbus through a ZeroMQ socket pair."""
+    """Tokenbus with a ZeroMQ send and recv, over ipc in this process, between encode and decode."""
 
-    name = "ours_zeromq"
     label = "Tokenbus + ZeroMQ"
-    short = "+zmq"
-    includes = "as Tokenbus, with a ZeroMQ send and recv between encode and decode"
+    _pull: "zmq.Socket[bytes]"
+    _push: "zmq.Socket[bytes]"
 
-    def __init__(self, pipe: Pipe) -> None:
-        """Use a pipe that somebody else closes."""
-        self._pipe = pipe
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Yield the peer on sockets of its own; their thread runs on the cores that this thread is pinned to."""
+        with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
+            peer = cls()
+            with context.socket(zmq.PULL) as peer._pull, context.socket(zmq.PUSH) as peer._push:
+                for socket in (peer._pull, peer._push):
+                    socket.linger = 0
+                    socket.rcvtimeo = socket.sndtimeo = _DEADLINE_MS
+                peer._pull.bind(f"ipc://{folder}/pipe")
+                peer._push.connect(f"ipc://{folder}/pipe")
+                yield peer
 
-    def carry(self, step: Step, queues: Queues) -> int:
-        """Encode, send, receive, decode, deliver."""
-        message = message_of(step)
-        deliver_views(decode(self._pipe.through(message)), queues)
-        return len(message)
+    def _through(self, message: bytes) -> bytes:
+        self._push.send(message)
+        return self._pull.recv()
+
+
+class RawZeroMQ(ThroughZeroMQ):
+    """A ZeroMQ send and recv of our message, which is encoded beforehand; nothing is done with it."""
+
+    label = "limit: ZeroMQ send+recv"
+    delivers = False
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Encode the steps."""
+        self._messages = {id(step): message_of(step) for step in steps}
+
+    def carry(self, step: Step, queues: Queues) -> int:  # noqa: ARG002 - nothing is delivered
+        """Send and receive."""
+        return len(self._through(self._messages[id(step)]))

@@ -1,8 +1,8 @@
 """What a peer is: one way from a step's arrays to every request's queue."""
 
 from collections import deque
-from collections.abc import Hashable, Sequence
-from types import TracebackType
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 from benchmarks.workload import Share, Step
@@ -16,19 +16,20 @@ class Peer:
     A peer with `delivers` False is a limit: it moves our bytes, and no request gets anything.
     """
 
-    name: ClassVar[str]
     label: ClassVar[str]
-    short: ClassVar[str]
-    """The label where there is room for a word."""
-    includes: ClassVar[str]
-    """What the line's time holds, in words for the table's notes."""
     delivers: ClassVar[bool] = True
 
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Yield the peer, or raise a NotRunError where it cannot run."""
+        yield cls()
+
     def prepare(self, steps: Sequence[Step]) -> None:
-        """Make, untimed, what is no part of the way itself."""
+        """Make, untimed, the parts that do not belong to the way itself."""
 
     def addresses(self, step: Step) -> Sequence[Hashable]:
-        """Return what this peer calls the step's requests, in row order."""
+        """Return this peer's names of the step's requests, in row order."""
         return step.keys
 
     def carry(self, step: Step, queues: Queues) -> int:
@@ -47,14 +48,3 @@ class Peer:
             self.plain(queues[address].popleft(), top_k)
             for address, top_k in zip(self.addresses(step), step.top_ks, strict=True)
         ]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let go of what the peer holds."""

@@ -1,17 +1,57 @@
 """vLLM's way out: msgpack of one struct a request, with arrays for its logprobs.
 
-Three lines: the same shape written here on msgspec, and vLLM's own classes, without and with what they go
-through to reach its API, where vLLM is installed.
+Three peers: the same shape written here on msgspec, and vLLM's own classes, without and with what they go through to
+reach its API, where vLLM is installed. None has a socket or a tokenizer.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.vllm_shape import ArrayCodec, EngineCoreOutput, EngineCoreOutputs, LogprobsLists
 from benchmarks.errors import NotRunError
 from benchmarks.workload import Array, Share, Step
+
+_RAW_VIEW = 3
+_OWN_FRAME_BYTES = 256
+
+
+class LogprobsLists(NamedTuple):
+    """A request's tokens with their alternatives: one line a token, the sampled token first."""
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+    cu_num_generated_tokens: list[int] | None = None
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A request's share of a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: LogprobsLists | None = None
+    new_prompt_logprobs_tensors: None = None
+    pooling_output: None = None
+    finish_reason: int | None = None
+    stop_reason: int | str | None = None
+    events: list[Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    trace_headers: dict[str, str] | None = None
+    num_cached_tokens: int = 0
+    num_nans_in_logits: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A step."""
+
+    engine_index: int = 0
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: dict[str, Any] | None = None
+    timestamp: float = 0.0
 
 
 class PerRequest(Peer):
@@ -33,41 +73,31 @@ class PerRequest(Peer):
 
     def _sliced(self, step: Step, make: Any, make_lists: Any) -> list[Any]:  # noqa: ANN401 - ours or vLLM's
         count = step.case.tokens_per_row
-        ids, logprobs, ranks = self._arrays[id(step)]
+        arrays = self._arrays[id(step)]
+        starts, own_ids = range(0, step.case.tokens, count), arrays[0][:, 0].reshape(-1, count).tolist()
         return [
             make(
                 request_id=request_id,
                 new_token_ids=token_ids,
-                new_logprobs=make_lists(
-                    ids[start : start + count], logprobs[start : start + count], ranks[start : start + count]
-                ),
+                new_logprobs=make_lists(*(array[start : start + count] for array in arrays)),
             )
-            for request_id, token_ids, start in zip(
-                step.request_ids,
-                ids[:, 0].reshape(-1, count).tolist(),
-                range(0, step.case.tokens, count),
-                strict=True,
-            )
+            for request_id, token_ids, start in zip(step.request_ids, own_ids, starts, strict=True)
         ]
-
-    @staticmethod
-    def _handed_out(frames: Sequence[Any], outputs: Iterable[Any], queues: Queues) -> int:
-        for output in outputs:
-            queues[output.request_id].append(output)
-        return sum(memoryview(frame).nbytes for frame in frames)
 
     def encoded(self, step: Step) -> list[Any]:
         """Return the frames of a prepared step."""
         raise NotImplementedError
 
-    def decoded(self, frames: list[Any]) -> Sequence[Any]:
+    def decoded(self, frames: list[Any]) -> Iterable[Any]:
         """Return each request's output."""
         raise NotImplementedError
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Slice, encode, decode, deliver."""
         frames = self.encoded(step)
-        return self._handed_out(frames, self.decoded(frames), queues)
+        for output in self.decoded(frames):
+            queues[output.request_id].append(output)
+        return sum(memoryview(frame).nbytes for frame in frames)
 
     def plain(self, delivered: EngineCoreOutput, top_k: int) -> Share:
         """Read a request's output."""
@@ -84,42 +114,50 @@ class PerRequest(Peer):
 
 
 class MsgspecShape(PerRequest):
-    """vLLM's shape on msgspec."""
+    """vLLM's shape on msgspec: a small array lies in the message, a larger one is a frame beside it."""
 
-    name = "vllm_shape"
     label = "vLLM's shape (msgspec)"
-    short = "shape"
-    includes = (
-        "slice the arrays per request into EngineCoreOutput structs, msgpack encode and decode (an array as "
-        "dtype, shape and bytes; a frame of its own from 256 bytes up), and each request's struct into its queue: "
-        "token ids as a list, the rest as views; no socket, no LogprobsProcessor behind it"
-    )
 
     def __init__(self) -> None:
         """Make the encoder and the decoder."""
         super().__init__()
-        self._codec = ArrayCodec(EngineCoreOutputs)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._to_native)
+        self._decoder = msgspec.msgpack.Decoder(
+            EngineCoreOutputs, dec_hook=self._from_native, ext_hook=lambda _code, data: data
+        )
+        self._frames: list[Any] = []
 
     def encoded(self, step: Step) -> list[Any]:
         """Slice and encode."""
         outputs = self._sliced(step, EngineCoreOutput, LogprobsLists)
-        return self._codec.encode(EngineCoreOutputs(outputs=outputs, timestamp=float(step.number)))
+        self._frames = frames = [b""]
+        frames[0] = self._encoder.encode(EngineCoreOutputs(outputs=outputs, timestamp=float(step.number)))
+        return frames
 
-    def decoded(self, frames: list[Any]) -> Sequence[Any]:
-        """Decode."""
-        return self._codec.decode(frames).outputs
+    def decoded(self, frames: list[Any]) -> Iterable[Any]:
+        """Decode; the arrays are views of the frames."""
+        self._frames = frames
+        return self._decoder.decode(frames[0]).outputs
+
+    def _to_native(self, array: np.ndarray) -> tuple[str, tuple[int, ...], Any]:
+        data: Any = array.data if array.flags.c_contiguous else array.tobytes()
+        if not array.shape or array.nbytes < _OWN_FRAME_BYTES:
+            return array.dtype.str, array.shape, msgspec.msgpack.Ext(_RAW_VIEW, data)
+        self._frames.append(data)
+        return array.dtype.str, array.shape, len(self._frames) - 1
+
+    def _from_native(self, _kind: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook
+        dtype, shape, data = value
+        return np.frombuffer(self._frames[data] if isinstance(data, int) else data, dtype).reshape(shape)
 
 
 class Installed(PerRequest):
-    """vLLM's own classes."""
+    """vLLM's own encoder, decoder and structs."""
 
-    name = "vllm"
     label = "vLLM"
-    short = "vLLM"
-    includes = "as vLLM's shape, with the installed vLLM's MsgpackEncoder, MsgpackDecoder and EngineCoreOutputs"
 
     def __init__(self) -> None:
-        """Import vLLM, or raise NotRunError."""
+        """Import vLLM, or raise a NotRunError."""
         super().__init__()
         self._engine = _vllm("v1.engine")
         self._lists = _vllm("v1.outputs").LogprobsLists
@@ -132,35 +170,28 @@ class Installed(PerRequest):
         outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
         return list(self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs)))
 
-    def decoded(self, frames: list[Any]) -> Sequence[Any]:
+    def decoded(self, frames: list[Any]) -> Iterable[Any]:
         """Decode."""
-        outputs: Sequence[Any] = self._decoder.decode(frames).outputs
+        outputs: Iterable[Any] = self._decoder.decode(frames).outputs
         return outputs
 
 
 class InstalledToItsEnd(Installed):
-    """vLLM's own classes, up to the logprobs that its clients get."""
+    """vLLM's own classes up to the dicts of Logprob objects that its API reads, its default (flat_logprobs is off)."""
 
-    name = "vllm_processed"
     label = "vLLM + LogprobsProcessor"
-    short = "vLLM+LP"
-    includes = (
-        "as vLLM, and then each request's output through vLLM's own LogprobsProcessor, whose list starts anew with "
-        "each step: a dict of as many Logprob objects a token as the request wants, vLLM's default (its flat_logprobs "
-        "is off), which is what its API reads; no tokenizer, so no text, and no RequestOutput around it"
-    )
 
     def __init__(self) -> None:
-        """Import vLLM, or raise NotRunError."""
+        """Import vLLM, or raise a NotRunError."""
         super().__init__()
-        self._processor = _vllm("v1.engine.logprobs").LogprobsProcessor
+        self._make = _vllm("v1.engine.logprobs").LogprobsProcessor
         self._processors: dict[Hashable, Any] = {}
 
     def prepare(self, steps: Sequence[Step]) -> None:
         """Make each request's processor too: it lives as long as its request."""
         super().prepare(steps)
         self._processors = {
-            request_id: self._processor(
+            request_id: self._make(
                 tokenizer=None,
                 logprobs=[],
                 prompt_logprobs=None,
@@ -202,8 +233,5 @@ class InstalledToItsEnd(Installed):
 def _vllm(module: str) -> Any:  # noqa: ANN401 - a module that may not be there
     try:
         return import_module(f"vllm.{module}")
-    except ModuleNotFoundError as error:
-        missing = "vLLM is not installed" if error.name == "vllm" else f"vLLM misses {error.name or error}"
-        raise NotRunError(f"not run: {missing}") from None
     except ImportError as error:
         raise NotRunError(f"not run: vLLM cannot be imported: {error}") from None

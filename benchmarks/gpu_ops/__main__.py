@@ -1,37 +1,33 @@
-"""Measure the way from logits to columns: `python -m benchmarks.gpu_ops`."""
+"""Measure the way from logits to columns: `python -m benchmarks.gpu_ops`.
 
-import argparse
-import json
+Microseconds on the card: the median of seven spans of up to 40 calls each between two events, over inputs that take
+four times the L2 where they can. The floor is reading the logits once at 4.3 TB/s. "kernel" is the launch alone,
+"alone" the same with events of its own around each launch, "call" all that a call queues, with the copy to pinned
+memory.
+"""
+
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.gpu_ops.document import page
-from benchmarks.gpu_ops.plot import plot
-from benchmarks.gpu_ops.record import run
-from benchmarks.gpu_ops.tables import render
-from benchmarks.outputs import declare_outputs, paint, progress, write_json, write_outputs
-
-_COMMAND = "python -m benchmarks.gpu_ops --write-docs"
+from benchmarks.errors import NotRunError
+from benchmarks.gpu_ops import on_card, on_cpu
+from benchmarks.gpu_ops.cases import QUICK_ROWS, ROWS
+from benchmarks.report import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, and write what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_ops", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few sizes")
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="measure nothing, take the figures of an earlier run"
+    """Measure, and print the tables."""
+    report = Report("gpu_ops", __doc__)
+    options = report.parse(arguments)
+    rows = on_cpu.ROWS[:1] if options.quick else on_cpu.ROWS
+    report.table(
+        on_cpu.measure(rows), "the CPU twin: float32, microseconds a row; one core but for torch's own threads"
     )
-    declare_outputs(parser, "gpu-ops", has_plot=True)
-    options = parser.parse_args(arguments)
-    record = json.loads(options.record.read_text()) if options.record else run(quick=options.quick, progress=progress)
-    print(render(record, paint()))
-    if isinstance(record["card"], str):
-        if options.json:
-            write_json(record, options.json)
-        if options.plot or options.write_docs:
-            parser.error(f"nothing to draw: {record['card']}")
-        return
-    write_outputs(options, "gpu-ops", record, lambda: page(record, _COMMAND), plot)
+    try:
+        for title, table in on_card.measure(QUICK_ROWS if options.quick else ROWS):
+            report.table(table, title)
+    except NotRunError as error:
+        report.say(f"On a card: {error}.")
+    report.write()
 
 
 if __name__ == "__main__":

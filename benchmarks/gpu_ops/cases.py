@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 VOCABULARY = 151_936
-ROWS = (1, 4, 16, 64, 256, 1024, 1536, 4096)
+ROWS = (1, 16, 256, 1536, 4096)
 QUICK_ROWS = (1, 256)
-TOP_KS = (0, 5, 20, 64)
-QUICK_TOP_KS = (0, 20)
+TOP_KS = (0, 20)
 DTYPES = ("bfloat16", "float16", "float32")
 KINDS = ("random", "peaked", "ascending", "descending")
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -1,60 +1,76 @@
 """The measurements on a card, and what they are to show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.gpu_ops.card import Call, Kernel, alone, copy_bandwidth, host_microseconds, microseconds
-from benchmarks.gpu_ops.cases import DTYPES, KINDS, Case, logits_on_card, sampled_ids
+from benchmarks.gpu_ops.cases import DTYPES, KINDS, TOP_KS, Case, logits_on_card, sampled_ids
 from benchmarks.gpu_ops.peers import PEERS, Peer, Run
-from benchmarks.outputs import Record
+from benchmarks.report import Cell, Goal, Row, progress
 from tokenbus_gpu_ops import token_logprobs
 
 _CACHE_TIMES = 4
 _GOAL_ROWS = (256, 1536)
-_GOAL_TOP_KS = (0, 20)
 _NEAR_ENOUGH = 1e-4
+_MANY_ROWS = 256
+_MOST_OF_FLOOR = {
+    **{(kind, top_k): most for kind in ("random", "peaked") for top_k, most in ((0, 1.3), (20, 1.6))},
+    **{(kind, top_k): 3.0 for kind in ("ascending", "descending") for top_k in (0, 20)},
+}
+"""By the kind of logits and k, from so many rows on."""
+_FEW_ROWS, _FEW_ROWS_US, _HOST_US = (1, 16), 25.0, 30.0
 _CHECKED_ROWS = 64
 
 
-def measure(rows: Sequence[int], top_ks: Sequence[int], progress: Callable[[str], None]) -> Record:
-    """Measure everything on the first card; NotRunError where there is none."""
+def measure(rows: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the tables of the first card, each with its title; NotRunError: there is none."""
     try:
         import torch
     except ImportError:
         raise NotRunError("not run: PyTorch, which makes the logits, is not installed") from None
     if not torch.cuda.is_available():
         raise NotRunError("not run: there is no CUDA card")
-    properties = torch.cuda.get_device_properties(0)
     runs, absent = _runs(torch)
-    results = []
-    for dtype in DTYPES:
-        for kind in KINDS:
-            progress(f"{dtype}, {kind}")
-            logits = logits_on_card(torch, dtype, kind, max(rows))
-            ids = sampled_ids(torch, logits)
-            cases = [Case(dtype, kind, count, top_k) for count in rows for top_k in top_ks]
-            results += [_measured(torch, case, logits, ids, runs) for case in cases]
-            del logits, ids
-            torch.cuda.empty_cache()
+    yield "the card", [_card(torch)]
+    first: dict[tuple[str, str], list[Row]] = {}
+    for dtype, kind in [*((DTYPES[0], kind) for kind in KINDS), *((dtype, KINDS[0]) for dtype in DTYPES[1:])]:
+        progress(f"{dtype}, {kind}")
+        logits = logits_on_card(torch, dtype, kind, max(rows))
+        ids = sampled_ids(torch, logits)
+        cases = [Case(dtype, kind, count, top_k) for count in rows for top_k in TOP_KS]
+        peers = runs if (dtype, kind) == (DTYPES[0], KINDS[0]) else {}
+        first[dtype, kind] = [_row(torch, case, logits, ids, peers) for case in cases]
+        del logits, ids
+        torch.cuda.empty_cache()
+    yield f"{DTYPES[0]}, {KINDS[0]} logits: microseconds", first[DTYPES[0], KINDS[0]]
+    yield f"{DTYPES[0]}, the kernel by kind of logits", _kernels({kind: first[DTYPES[0], kind] for kind in KINDS})
+    yield f"{KINDS[0]} logits, the kernel by type", _kernels({dtype: first[dtype, KINDS[0]] for dtype in DTYPES})
+    yield "host time of a call: microseconds until it returns, with the card idle", _host(torch)
+    yield "peers", [{"peer": peer.label, "what it does": absent.get(peer.name, peer.includes)} for peer in PEERS]
+
+
+def _kernels(tables: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Return the kernel's times of several tables, side by side."""
+    return [
+        {"rows": same[0]["rows"], "k": same[0]["k"]}
+        | {name: row["kernel"] for name, row in zip(tables, same, strict=True)}
+        | {f"{name}, of the floor": row["of the floor"] for name, row in zip(tables, same, strict=True)}
+        for same in zip(*tables.values(), strict=True)
+    ]
+
+
+def _card(torch: Any) -> Row:  # noqa: ANN401
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "card": {
-            "name": torch.cuda.get_device_name(),
-            "multiprocessors": properties.multi_processor_count,
-            "cache_bytes": properties.L2_cache_size,
-            "memory_bytes": properties.total_memory,
-            "cuda": torch.version.cuda,
-            "torch": torch.__version__,
-            "copy_bytes_per_us": round(copy_bandwidth(torch)),
-        },
-        "peers": [
-            {"name": peer.name, "label": peer.label, "includes": peer.includes, "not_run": absent.get(peer.name)}
-            for peer in PEERS
-        ],
-        "results": results,
-        "host": _host(torch),
+        "name": torch.cuda.get_device_name(),
+        "multiprocessors": properties.multi_processor_count,
+        "L2, MiB": properties.L2_cache_size >> 20,
+        "CUDA": torch.version.cuda,
+        "torch": torch.__version__,
+        "a large copy, TB/s": copy_bandwidth(torch) / 1e6,
     }
 
 
@@ -69,7 +85,7 @@ def _runs(torch: Any) -> tuple[dict[type[Peer], Run], dict[str, str]]:  # noqa: 
     return runs, absent
 
 
-def _measured(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[type[Peer], Run]) -> Record:  # noqa: ANN401
+def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[type[Peer], Run]) -> Row:  # noqa: ANN401
     """Return one case's times; it goes over as many different rows as the card's cache cannot hold."""
     size = torch.cuda.get_device_properties(0).L2_cache_size * _CACHE_TIMES
     different = min(len(logits) // case.rows, max(1, -(-size // (case.rows * logits[0].nbytes))))
@@ -78,19 +94,27 @@ def _measured(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[type[Pee
 
     _check(case, inputs[0], their_ids[0])
     kernel = Kernel(torch, inputs, their_ids[0], case.top_k)
-    record = {
-        **case._asdict(),
-        "floor_us": round(case.floor_us, 2),
-        "kernel_us": microseconds(torch, kernel),
-        "kernel_alone_us": alone(torch, kernel),
-        "call_us": microseconds(torch, _over(token_logprobs, inputs, their_ids, case.top_k)),
-        "peers": {},
+    us = microseconds(torch, kernel)
+    row: dict[str, Cell] = {
+        "rows": case.rows,
+        "k": case.top_k,
+        "floor": case.floor_us,
+        "kernel": Goal.at_most(us, _FEW_ROWS_US) if case.dtype == DTYPES[0] and case.rows in _FEW_ROWS else us,
+        "of the floor": _judged(case, us / case.floor_us),
+        "alone": alone(torch, kernel),
+        "call": microseconds(torch, _over(token_logprobs, inputs, their_ids, case.top_k)),
     }
     for peer, run in runs.items():
-        is_goal = case.rows in _GOAL_ROWS and case.top_k in _GOAL_TOP_KS and case.dtype == "bfloat16"
-        if case.kind == "random" and (peer.everywhere or is_goal):
-            record["peers"][peer.name] = microseconds(torch, _over(run, inputs, their_ids, case.top_k))
-    return record
+        if peer.everywhere or case.rows in _GOAL_ROWS:
+            row[peer.label] = microseconds(torch, _over(run, inputs, their_ids, case.top_k))
+    return row
+
+
+def _judged(case: Case, times: float) -> Cell:
+    """Return how many times the floor a kernel took, with its goal if it has one."""
+    most = _MOST_OF_FLOOR.get((case.kind, case.top_k))
+    is_judged = case.dtype == DTYPES[0] and case.rows >= _MANY_ROWS
+    return Goal.at_most(times, most) if most is not None and is_judged else times
 
 
 def _over(run: Run, inputs: Sequence[Any], ids: Sequence[Any], top_k: int) -> Call:
@@ -113,7 +137,7 @@ def _check(case: Case, logits: Any, ids: Any) -> None:  # noqa: ANN401
         raise WrongDeliveryError(f"{case}: {result.logprobs[:4]} and {result.ranks[:4]} are not {logprobs[:4]}")
 
 
-def _host(torch: Any) -> Record:  # noqa: ANN401
+def _host(torch: Any) -> list[Row]:  # noqa: ANN401
     """Return how long a call takes to return, for rows all alike and for requests of several tokens each."""
     logits = logits_on_card(torch, "bfloat16", "random", 1024)
     ids = sampled_ids(torch, logits)
@@ -125,8 +149,7 @@ def _host(torch: Any) -> Record:  # noqa: ANN401
     def ragged(_: int) -> object:
         return token_logprobs(logits, ids, top_ks, token_counts=counts, offsets=offsets)
 
-    return {
-        "rows 256, k = 0": host_microseconds(torch, _over(token_logprobs, few, few_ids, 0)),
-        "rows 256, k = 20": host_microseconds(torch, _over(token_logprobs, few, few_ids, 20)),
-        "256 requests, 1 to 4 tokens, k by request": host_microseconds(torch, ragged),
-    }
+    alike = [(k, host_microseconds(torch, _over(token_logprobs, few, few_ids, k))) for k in (0, 20)]
+    rows: list[Row] = [{"": f"256 rows, k = {k}", "microseconds": Goal.at_most(us, _HOST_US)} for k, us in alike]
+    requests = "256 requests, 1 to 4 tokens, k by request"
+    return [*rows, {"": requests, "microseconds": host_microseconds(torch, ragged)}]

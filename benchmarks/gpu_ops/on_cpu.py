@@ -1,6 +1,5 @@
 """The CPU twin beside the plain way in numpy and PyTorch's, on one core and on all."""
 
-import os
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -9,8 +8,8 @@ import numpy.typing as npt
 
 from benchmarks.gpu_ops.cases import VOCABULARY
 from benchmarks.gpu_ops.peers import through_torch
-from benchmarks.machine import on_cores
-from benchmarks.outputs import Record
+from benchmarks.machine import core_to_keep, on_cores
+from benchmarks.report import Row
 from tokenbus_gpu_ops import token_logprobs
 
 Floats = npt.NDArray[np.float32]
@@ -20,7 +19,7 @@ _TOP_KS = (0, 20)
 _REPEATS = 9
 
 
-def measure(rows: Sequence[int] = ROWS) -> list[Record]:
+def measure(rows: Sequence[int] = ROWS) -> list[Row]:
     """Measure every size; PyTorch's lines are absent where it is not installed."""
     random = np.random.default_rng(1)
     results = []
@@ -45,29 +44,25 @@ def through_numpy(logits: Floats, ids: npt.NDArray[np.int64], top_k: int) -> obj
     return sampled, ranks, np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
 
 
-def _measured(logits: Floats, ids: npt.NDArray[np.int64], top_k: int) -> Record:
-    core = {max(os.sched_getaffinity(0))} if hasattr(os, "sched_getaffinity") else set()
-    with on_cores(core):
-        record: Record = {
-            "rows": len(logits),
-            "top_k": top_k,
-            "twin_us": _microseconds(lambda: token_logprobs(logits, ids, top_k)),
-            "numpy_us": _microseconds(lambda: through_numpy(logits, ids, top_k)),
-        }
+def _measured(logits: Floats, ids: npt.NDArray[np.int64], top_k: int) -> Row:
+    count = len(logits)
+    with on_cores(core_to_keep()):
+        twin = _microseconds(lambda: token_logprobs(logits, ids, top_k)) / count
+        numpy = _microseconds(lambda: through_numpy(logits, ids, top_k)) / count
+    row: Row = {"rows": count, "k": top_k, "twin": twin, "numpy": numpy, "times the twin": numpy / twin}
     try:
         import torch
     except ImportError:
-        return record
+        return row
     tensor, their_ids = torch.from_numpy(logits), torch.from_numpy(ids)
     threads = torch.get_num_threads()
-    record["torch_us"] = _microseconds(lambda: through_torch(tensor, their_ids, top_k))
-    record["torch_threads"] = threads
+    many = _microseconds(lambda: through_torch(tensor, their_ids, top_k)) / count
     torch.set_num_threads(1)
     try:
-        record["torch_one_thread_us"] = _microseconds(lambda: through_torch(tensor, their_ids, top_k))
+        one = _microseconds(lambda: through_torch(tensor, their_ids, top_k)) / count
     finally:
         torch.set_num_threads(threads)
-    return record
+    return {**row, "torch, 1 thread": one, f"torch, {threads} threads": many}
 
 
 def _microseconds(run: Callable[[], object]) -> float:
@@ -77,4 +72,4 @@ def _microseconds(run: Callable[[], object]) -> float:
         before = perf_counter()
         run()
         taken.append(perf_counter() - before)
-    return round(float(np.median(taken)) * 1e6, 1)
+    return float(np.median(taken)) * 1e6

@@ -1,11 +1,13 @@
 """The model: what a step costs in each process, what that allows a system, and what it means for a thousand GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.outputs import Record
+from benchmarks.report import Row
+from benchmarks.scaling.system import ROWS, TOKENS_A_ROW, Sample, Shape
 
 PLACES = ("worker", "processor", "reader")
 """The kinds of processes that a shape has a number of."""
@@ -31,19 +33,19 @@ class Prediction(NamedTuple):
     limit: str
 
 
-def fitted(cells: Sequence[Record]) -> dict[str, Cost]:
-    """Return the costs of each kind of process that are nearest to those measured in all cells."""
-    readers = np.array([cell["readers"] for cell in cells], float)
-    found = {}
-    for kind in cells[0]["microseconds_a_step"]:
-        costs = np.array([cell["microseconds_a_step"][kind] for cell in cells], float)
+def fitted(found: Mapping[Shape, Sequence[Sample]]) -> dict[str, Cost]:
+    """Return the costs of each kind of process that are nearest to those measured in all systems."""
+    readers = np.array([shape.readers for shape in found], float)
+    costs_of = {}
+    for kind in next(iter(found.values()))[0].costs:
+        costs = np.array([median(each.costs[kind] for each in taken) for taken in found.values()])
         slope, constant = np.polyfit(readers, costs, 1) if np.unique(readers).size > 1 else (0.0, costs.mean())
         if slope < 0:
             slope, constant = 0.0, costs.mean()
         elif constant < 0:
             slope, constant = (readers @ costs) / (readers @ readers), 0.0
-        found[kind] = Cost(float(constant), float(slope))
-    return found
+        costs_of[kind] = Cost(float(constant), float(slope))
+    return costs_of
 
 
 def predicted(costs: dict[str, Cost], counts: dict[str, int], cores: int) -> Prediction:
@@ -57,25 +59,21 @@ def predicted(costs: dict[str, Cost], counts: dict[str, int], cores: int) -> Pre
     return Prediction(most[limit], limit)
 
 
-def on_paper(record: Record, run: Record) -> Iterator[str]:
-    """Yield the lines of the table of a thousand GPUs by a run's model: what a token costs, and what that is in all."""
-    tokens = record["tokens_a_step"]
-    steps = _GPUS * _STEPS
-    yield (
-        f"{_GPUS:,} GPUs, {_STEPS} steps/s each, of {record['rows']} rows x {tokens // record['rows']} tokens: "
-        f"{steps:,} steps/s, {steps * tokens / 1e6:.1f} million tokens/s, k = {run['k']}"
-    )
-    yield f"{'':<52}{'a token':>12}  in all"
-    for kind, cost in run["model"].items():
-        each = Cost(*cost).at(_READERS)
-        of = f", {_READERS} readers a step" if cost[1] else ""
-        cores = np.ceil(steps * each / 1e6 / _BUSY)
-        yield f"{f'{kind}{of}':<52}{each / tokens:>9.2f} us  {cores:,.0f} cores, {_BUSY:.0%} busy"
+def on_paper(costs: dict[str, Cost], tokens: int) -> Iterator[Row]:
+    """Yield what a token costs each kind of process of a thousand GPUs, and how many cores that is in all."""
+    for kind, cost in costs.items():
+        each = cost.at(_READERS)
+        cores = float(np.ceil(_GPUS * _STEPS * each / 1e6 / _BUSY))
+        yield {"process": kind, "a token, us": each / tokens, f"cores, {_BUSY:.0%} busy": cores}
 
 
-def bytes_on_paper(record: Record) -> Iterator[str]:
-    """Yield the lines of what the same thousand GPUs send, and a log keeps."""
-    for name, size in record["bytes_a_token"].items():
-        a_second = size * record["tokens_a_step"] * _GPUS * _STEPS
-        where = f"network, each way, and each log's disk, k = {name}"
-        yield f"{where:<52}{size:>10.1f} B  {a_second / 1e9:,.2f} GB/s, {a_second * 8 / _GPUS / 1e6:,.1f} Mbit/s a GPU"
+def bytes_on_paper(bytes_a_token: Mapping[int | None, float]) -> Iterator[Row]:
+    """Yield what a thousand GPUs send each way, and a log keeps, by the alternatives of each token."""
+    for top_k, size in bytes_a_token.items():
+        a_second = size * ROWS * TOKENS_A_ROW * _GPUS * _STEPS
+        yield {
+            "k": "none" if top_k is None else top_k,
+            "a token, B": size,
+            "GB/s": a_second / 1e9,
+            "Mbit/s a GPU": a_second * 8 / _GPUS / 1e6,
+        }

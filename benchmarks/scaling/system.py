@@ -1,53 +1,46 @@
 """A system of so many workers, processors and readers, each a process, and what passes through it a second."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.gateway.measure import metrics_of
-from benchmarks.gateway.modes import BASE, MODES
-from benchmarks.gateway.system import Load, listening_at, until_ready
-from benchmarks.nats_servers import address_of, nats_servers
-from benchmarks.processes import below, processor_seconds
-from benchmarks.programs import PATIENCE, tokenbus
+from benchmarks.gateway import BASE, MODES, metrics_of, start_gateway
+from benchmarks.http_clients import keep_asking
+from benchmarks.processes import PATIENCE, Child, below, deployed, processor_seconds, until_workers
+from tests.integration.deployment import Deployment
+from tests.support.nats import NatsServer
+from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
+from tokenbus_services.settings import Settings
 
 ZEROMQ, NATS = "zeromq", "nats"
 CLIENTS, GATEWAY = "clients", "gateway"
 ROWS = 256
 """How many requests each worker has: a step's rows."""
-_ROOT = Path(__file__).resolve().parents[2]
+TOKENS_A_ROW = 3
 _SETTLE_SECONDS = 1.0
-_LOOK_SECONDS = 0.2
-_LAST_CHARACTERS = 2000
-_MOST_TOKENS = 1_000_000
-_TOKENS_A_ROW = 3
+_MOST_TOKENS = 100_000_000
+_GATEWAY_TOKENS = 1_000_000
 _SETTINGS = {
     # A reader that is a little slower than another is not to lose its requests for that while it is measured.
-    "CLIENTS_SEND_QUEUE_FRAMES": str(1 << 20),
-    "CLIENTS_SEND_QUEUE_BYTES": str(1 << 31),
-    "CLIENTS_BUFFER_BYTES": str(1 << 32),
-    "PROCESSOR_PENDING_ITEMS": str(1 << 20),
-    "PROCESSOR_PENDING_BYTES": str(1 << 32),
+    "clients__send_queue_frames": 1 << 20,
+    "clients__send_queue_bytes": 1 << 31,
+    "clients__buffer_bytes": 1 << 32,
+    "processor__pending_items": 1 << 20,
+    "processor__pending_bytes": 1 << 32,
     # Enough for all credit, and what clients have not acknowledged: more is filled while it is measured, for seconds.
-    "WORKER_RETENTION_ITEMS": "512",
-    "GATEWAY_ADDRESS": "127.0.0.1:0",
-    "GATEWAY_MAX_REQUESTS": "4096",
-    "METRICS_ADDRESS": "",
-    "LOG_FORMAT": "json",
+    "worker__retention_items": 512,
+    "gateway__address": "127.0.0.1:0",
+    "gateway__max_requests": 4096,
 }
+Rows = list[tuple[float, float]]
+"""How many rows each reader had, and when."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """What the messages pass through, and who reads: clients, each a process, or the processes of one gateway."""
 
     bus: str
@@ -56,8 +49,7 @@ class Way:
     """Steps a second of each worker; 0: as many as it can, which clients hold back, but a gateway does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """How many of each there are."""
 
     workers: int
@@ -65,9 +57,9 @@ class Shape:
     readers: int
 
     @property
-    def in_words(self) -> str:
-        """The same for people."""
-        return f"{self.workers} worker(s), {self.processors} processor(s), {self.readers} reader(s)"
+    def counts(self) -> dict[str, int]:
+        """The same by the kind of process."""
+        return {"worker": self.workers, "processor": self.processors, "reader": self.readers}
 
 
 class Sample(NamedTuple):
@@ -82,140 +74,122 @@ class Sample(NamedTuple):
 
 
 class _System(NamedTuple):
-    """What runs: the processes of each kind, and what tells how many rows its readers had, and when."""
-
     pids: dict[str, list[int]]
-    counts: Callable[[], list[tuple[float, float]]]
+    """The processes of each kind."""
+    rows: Callable[[], Rows]
 
 
-def sample(way: Way, shape: Shape, top_logprobs: int | None, seconds: float, folder: Path) -> Sample:
+def sample(way: Way, shape: Shape, top_logprobs: int | None, seconds: float) -> Sample:
     """Start a system, let it run, and measure it for so long."""
     with ExitStack() as stack:
-        system = _started(stack, way, shape, top_logprobs, folder)
+        system = _started(stack, way, shape, top_logprobs)
         time.sleep(_SETTLE_SECONDS)
-        before, used, began = system.counts(), _used(system.pids), time.monotonic()
+        before, used, began = system.rows(), _used(system.pids), time.monotonic()
         time.sleep(seconds)
-        while _rows(after := system.counts()) == _rows(before) and time.monotonic() < began + PATIENCE:
+        while (count := _count(after := system.rows()) - _count(before)) <= 0 and time.monotonic() < began + PATIENCE:
             time.sleep(seconds)  # on a busy machine all may stand still for a while
         spent, ended = _used(system.pids), time.monotonic()
-    pairs = list(zip(before, after, strict=True))
-    rate = sum((late[0] - early[0]) / (late[1] - early[1]) for early, late in pairs) / ROWS
-    if not rate:
-        raise WrongDeliveryError(f"{shape.in_words}: nothing came for {seconds} s")
-    steps = sum(late[0] - early[0] for early, late in pairs) / ROWS
+    if not count:
+        raise WrongDeliveryError(f"{shape}: nothing came for {seconds} s")
+    rate = sum((late[0] - early[0]) / (late[1] - early[1]) for early, late in zip(before, after, strict=True)) / ROWS
     taken = {kind: [late - early for early, late in zip(used[kind], spent[kind], strict=True)] for kind in used}
-    costs = {kind: sum(taken[kind]) / steps * 1e6 for kind in taken}
-    return Sample(rate, costs, {kind: max(taken[kind]) / (ended - began) for kind in taken})
+    costs = {kind: sum(each) / (count / ROWS) * 1e6 for kind, each in taken.items()}
+    return Sample(rate, costs, {kind: max(each) / (ended - began) for kind, each in taken.items()})
 
 
-def _started(stack: ExitStack, way: Way, shape: Shape, top_logprobs: int | None, folder: Path) -> _System:
-    servers = stack.enter_context(nats_servers(folder, 1)) if way.bus == NATS else []
-    at = f"{address_of(servers)}/" if servers else f"ipc://{folder}/"
-    log = folder / "log"
-
-    def start(command: Sequence[str], workers: str, clients: str) -> "subprocess.Popen[str]":
-        given = _SETTINGS | {"BUS_WORKERS_ADDRESS": workers, "BUS_CLIENTS_ADDRESS": clients}
-        given |= {"DEAD_LETTERS_DIRECTORY": f"{folder}/dead"}
-        environment = os.environ | {f"TOKENBUS_{name}": value for name, value in given.items()}
-        return stack.enter_context(running(command, environment, log))
-
+def _started(stack: ExitStack, way: Way, shape: Shape, top_logprobs: int | None) -> _System:
+    deployment = stack.enter_context(deployed(**_SETTINGS))
+    at, pids = f"ipc://{deployment.folder}/", {}
+    if way.bus == NATS:
+        server = NatsServer(deployment.folder)
+        stack.callback(server.kill)
+        at, pids["nats"] = server.address(""), [server.process.pid]
     # Each worker at a processor of its own, in turn: by their names alone a few may all go to the same one.
-    program, places = tokenbus(), range(shape.processors)
-    all_workers, all_clients = (",".join(f"{at}{kind}{place}" for place in places) for kind in "wc")
-    processors = [start([*program, "processor"], f"{at}w{place}", f"{at}c{place}") for place in places]
-    workers = [
-        start(
-            [*program, "worker", "--engine", "synthetic", "--id", f"w{number}", "--steps-per-second", str(way.pace)],
-            f"{at}w{number % shape.processors}",
-            all_clients,
-        )
+    processors = [
+        deployment.start_processor(bus__workers_address=f"{at}w{place}", bus__clients_address=f"{at}c{place}").pid
+        for place in range(shape.processors)
+    ]
+    all_workers, all_clients = (",".join(f"{at}{kind}{place}" for place in range(shape.processors)) for kind in "wc")
+    deployment.overrides |= {"bus.workers_address": all_workers, "bus.clients_address": all_clients}
+    pids["worker"] = [
+        deployment.start_worker(
+            f"w{number}", "--steps-per-second", str(way.pace), bus__workers_address=f"{at}w{number % shape.processors}"
+        ).pid
         for number in range(shape.workers)
     ]
-    pids = {"worker": [each.pid for each in workers], "processor": [each.pid for each in processors]}
-    if servers:
-        pids["nats"] = [each.process.pid for each in servers]
+    pids["processor"] = processors
     if way.reading == GATEWAY:
-        gateway = start([*program, "gateway", "--processes", str(shape.readers)], all_workers, all_clients)
-        loads, counts = _asking(stack, shape.workers, top_logprobs, log, gateway)
-        return _System(pids | {"reader": list(below(gateway.pid)), "load": loads}, counts)
-    share = ROWS * shape.workers // shape.readers
-    given = [str(shape.workers), str(share), str(top_logprobs).lower()]
-    reading = [sys.executable, "-m", "benchmarks.scaling.reader", *given]
-    readers = [start(reading, all_workers, all_clients) for _ in range(shape.readers)]
-    _wait_for(readers, log)
-    return _System(pids | {"reader": [each.pid for each in readers]}, lambda: [_told(each) for each in readers])
-
-
-def _asking(
-    stack: ExitStack, workers: int, top_logprobs: int | None, log: Path, gateway: "subprocess.Popen[str]"
-) -> tuple[list[int], Callable[[], list[tuple[float, float]]]]:
-    """Let clients of a gateway keep a request open for each row; return their processes, and what counts its rows."""
-    address = listening_at(log, gateway)
-    until_ready(address, gateway)
-    request = MODES[BASE] | {"prompt": [1], "max_tokens": _MOST_TOKENS}
-    request |= {} if top_logprobs is None else {"logprobs": top_logprobs}
-    loads = []
-    for _ in range(workers):
-        loads.append(Load(address))
-        stack.callback(loads[-1].close)
-        loads[-1].ask(request)
-
-    rows = ROWS * workers
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:  # while few have begun steps are small, and many
-        found = metrics_of(address)
-        if min(found["tokenbus_gateway_open_requests"], found["tokenbus_gateway_first_token_seconds_count"]) >= rows:
-            break
-        time.sleep(_LOOK_SECONDS)
-    else:
-        begun = found["tokenbus_gateway_open_requests"]
-        raise NotRunError(f"not run: {begun:,.0f} of {rows} requests began within {PATIENCE:g} s")
-
-    def counts() -> list[tuple[float, float]]:
-        """Return how many rows the gateway has had, and when."""
-        found = metrics_of(address)
-        return [(found["tokenbus_gateway_tokens_total"] / _TOKENS_A_ROW, found["at"])]
-
-    return [each.pid for each in loads], counts
-
-
-@contextmanager
-def running(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Start a process whose standard error goes to a log; it is killed at the end."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=PATIENCE)
-
-
-def _wait_for(readers: Sequence["subprocess.Popen[str]"], log: Path) -> None:
+        return _read_by_gateway(stack, deployment, shape, top_logprobs, pids)
+    readers = [stack.enter_context(Child()) for _ in range(shape.readers)]
     for reader in readers:
-        line = reader.stdout.readline() if reader.stdout is not None else ""
-        if line != "ready\n":
-            raise NotRunError(
-                f"not run: a reader did not get its tokens; the log ends with:\n{log.read_text()[-_LAST_CHARACTERS:]}"
-            )
+        share = ROWS * shape.workers // shape.readers
+        reader.begin(read, deployment.overrides, shape.workers, share, top_logprobs)
+    for reader in readers:
+        reader.answer()
+    return _System(pids | {"reader": [each.pid for each in readers]}, lambda: [each.ask("rows") for each in readers])
 
 
-def _told(reader: "subprocess.Popen[str]") -> tuple[float, float]:
-    """Return how many rows a reader has had, and when."""
-    if reader.stdin is None or reader.stdout is None:
-        raise RuntimeError("a reader has no pipes")
-    reader.stdin.write("count\n")
-    reader.stdin.flush()
-    found = json.loads(reader.stdout.readline())
-    if found["ends"]:
-        raise WrongDeliveryError("requests ended that were to go on")
-    return found["rows"], found["at"]
+def _read_by_gateway(
+    stack: ExitStack, deployment: Deployment, shape: Shape, top_logprobs: int | None, pids: Mapping[str, list[int]]
+) -> _System:
+    """Let clients of a gateway keep a request open for each row."""
+    gateway, address = start_gateway(deployment, shape.readers)
+    request = MODES[BASE] | {"prompt": [1], "max_tokens": _GATEWAY_TOKENS}
+    request |= {} if top_logprobs is None else {"logprobs": top_logprobs}
+    loads = [stack.enter_context(Child()) for _ in range(shape.workers)]
+    for load in loads:
+        load.begin(keep_asking, address, "/v1/completions", request, ROWS)
+    wanted, end = ROWS * shape.workers, time.monotonic() + PATIENCE
+    begun = 0.0
+    while begun < wanted:  # while few have begun steps are small, and many
+        if time.monotonic() > end:
+            raise NotRunError(f"not run: {begun:,.0f} of {wanted} requests began within {PATIENCE:g} s")
+        time.sleep(0.2)
+        found = metrics_of(address)
+        begun = min(found["tokenbus_gateway_open_requests"], found["tokenbus_gateway_first_token_seconds_count"])
+
+    def rows() -> Rows:
+        found = metrics_of(address)
+        return [(found["tokenbus_gateway_tokens_total"] / TOKENS_A_ROW, found["at"])]
+
+    return _System({**pids, "reader": list(below(gateway.pid)), "load": [each.pid for each in loads]}, rows)
 
 
-def _rows(counts: Sequence[tuple[float, float]]) -> float:
-    return sum(rows for rows, _ in counts)
+def read(
+    connection: Connection, overrides: Mapping[str, object], workers: int, requests: int, top_logprobs: int | None
+) -> None:
+    """Keep requests open, and answer each message with the rows that came so far, and when."""
+    asyncio.run(_read(connection, Settings.load(environment={}, overrides=overrides), workers, requests, top_logprobs))
+
+
+async def _read(
+    connection: Connection, settings: Settings, workers: int, requests: int, top_logprobs: int | None
+) -> None:
+    rows, seen = 0, set[int]()
+
+    async def count(steps: Stream[StepRows | RequestEnd]) -> None:
+        nonlocal rows
+        async for output in steps:
+            if isinstance(output, RequestEnd):
+                raise WrongDeliveryError(f"a request ended: {output.error}")
+            rows += output.target.row_count
+            if len(seen) < requests:
+                seen.update(output.target.request_keys.tolist())
+
+    async with Client(settings) as client, client.steps(most=1024) as steps, asyncio.TaskGroup() as group:
+        await until_workers(client, workers)
+        for _ in range(requests):
+            client.submit([1], max_tokens=_MOST_TOKENS, top_logprobs=top_logprobs)
+        group.create_task(count(steps))
+        while len(seen) < requests:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.05)
+        connection.send("ready")
+        while await asyncio.to_thread(connection.recv):
+            connection.send((rows, time.monotonic()))
+
+
+def _count(rows: Rows) -> float:
+    return sum(count for count, _ in rows)
 
 
 def _used(pids: dict[str, list[int]]) -> dict[str, list[float]]:

@@ -6,76 +6,66 @@ both. Without --model, a tiny one is made, with a tokenizer of its own.
 
 import argparse
 import importlib.util
-import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.outputs import Record, declare_outputs, paint, progress, write_outputs
+from benchmarks.report import Cell as Figure
+from benchmarks.report import Goal, Report, Row, progress
 from benchmarks.vllm import model
-from benchmarks.vllm.cells import PATHS, cells
-from benchmarks.vllm.document import page
-from benchmarks.vllm.measure import made_model, run
-from benchmarks.vllm.systems import ROOT, Plan
-from benchmarks.vllm.tables import render
+from benchmarks.vllm.cells import COMPLETIONS, PATHS, Cell, cells
+from benchmarks.vllm.measure import Run, made_model, run
+from benchmarks.vllm.samples import MODEL, Sample, median, ratio
+from benchmarks.vllm.systems import ROOT, TOKENBUS, VLLM, Plan
 
-_COMMAND = "python -m benchmarks.vllm --name {} --write-docs"
-_NAME = "vllm"
 _TESTED = ROOT / ".venv-vllm" / "bin" / "python"
 """What `make test-vllm` makes."""
 _MOST_ROWS = 1024
 _TOP_K = 20
+_LEAST_TIMES: dict[bool, dict[int | None, float]] = {False: {20: 3.0}, True: {None: 1.0, 0: 1.8, 20: 5.0}}
+"""On a CPU and on a card, by k: tokens/s, times vLLM's."""
+_LEAST_OF_NONE: dict[bool, dict[int | None, float]] = {False: {20: 0.9}, True: {0: 0.98, 20: 0.95}}
+"""The same of our own without logprobs."""
+_MOST_OUTSIDE = {None: 1.0, 20: 0.25}
+"""Processor time outside the model, of vLLM's."""
+_FIRST_TOKEN_STREAMS = (1, 64)
+_STREAMS = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the tables, and write what was asked for."""
+    """Measure, and print the tables."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     split = given.index("--") if "--" in given else len(given)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round of few cells: whether it works")
-    parser.add_argument("--rounds", type=_at_least_one, default=7, metavar="N", help="how many rounds of each (7)")
-    parser.add_argument("--streams", type=_counts, default=[1, 64, 256], metavar="N,N", help="at once (1,64,256)")
-    parser.add_argument("--k", type=_top_ks, default=[None, 0, 5, 20], metavar="K,K", help="top-k (none,0,5,20)")
-    parser.add_argument(
-        "--endpoints", type=_endpoints, default=list(PATHS), metavar="NAME,NAME", help="(completions,chat)"
-    )
-    parser.add_argument("--tokens", type=_at_least_one, default=64, metavar="N", help="of each answer (64)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a model's folder (a tiny one is made)")
-    parser.add_argument("--gateways", type=_at_least_one, default=1, metavar="N", help="of Tokenbus (1)")
-    parser.add_argument("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM (1)")
-    parser.add_argument(
-        "--python", metavar="FILE", help="the interpreter that has vLLM (this one, or that of `make test-vllm`)"
-    )
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="measure nothing, take the figures of an earlier run"
-    )
-    parser.add_argument("--name", default=_NAME, help=f"what the files are called that are written ({_NAME})")
-    declare_outputs(parser, "NAME", has_plot=True)
-    options = parser.parse_args(given[:split])
-    if options.record:
-        record: Record = json.loads(options.record.read_text())
-    else:
-        try:
-            record = _measured(options, given[split + 1 :])
-        except (NotRunError, WrongDeliveryError) as error:
-            parser.exit(2, f"{parser.prog}: {error}\n")
-    print(render(record, paint()))
-    if options.plot or options.write_docs:
-        from benchmarks.vllm.plot import plot  # noqa: PLC0415 - where vLLM is, matplotlib need not be
-
-        drawn = partial(plot, name=options.name)
-        write_outputs(
-            options, options.name, record, lambda: page(record, _COMMAND.format(options.name), options.name), drawn
-        )
-    else:
-        write_outputs(options, options.name, record, lambda: "")
+    report = Report("vllm", __doc__)
+    add = report.parser.add_argument
+    add("--rounds", type=_at_least_one, default=7, metavar="N", help="how many rounds of each (7)")
+    add("--streams", type=_counts, default=[1, 64, 256], metavar="N,N", help="at once (1,64,256)")
+    add("--k", type=_top_ks, default=[None, 0, 5, 20], metavar="K,K", help="top-k (none,0,5,20)")
+    add("--endpoints", type=_endpoints, default=list(PATHS), metavar="NAME,NAME", help="(completions,chat)")
+    add("--tokens", type=_at_least_one, default=64, metavar="N", help="of each answer (64)")
+    add("--model", type=Path, metavar="FOLDER", help="a model's folder (a tiny one is made)")
+    add("--gateways", type=_at_least_one, default=1, metavar="N", help="of Tokenbus (1)")
+    add("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM (1)")
+    add("--python", metavar="FILE", help="the interpreter that has vLLM (this one, or that of `make test-vllm`)")
+    options = report.parse(given[:split])
+    try:
+        found = _measured(options, given[split + 1 :])
+    except (NotRunError, WrongDeliveryError) as error:
+        report.fail(error)
+    report.say(_about(found))
+    for title, rows in (
+        ("tokens a second", _rates(found)),
+        ("milliseconds, tokens and bytes", _times(found)),
+        ("processor time in microseconds a token; outside: of all but the process that runs the model", _costs(found)),
+    ):
+        report.table(list(rows), title)
+    report.write()
 
 
-def _measured(options: argparse.Namespace, engine_options: list[str]) -> Record:
+def _measured(options: argparse.Namespace, engine_options: list[str]) -> Run:
     if options.quick:
         options.streams, options.k, options.tokens, options.rounds = [1, 16], [None, _TOP_K], 16, 1
     most = max(options.streams)
@@ -90,6 +80,79 @@ def _measured(options: argparse.Namespace, engine_options: list[str]) -> Record:
             made = made_model(python, Path(folder))
             plan = replace(plan, model=made, engine_options=[*model.OPTIONS, *engine_options])
         return run(plan, chosen, options.rounds, options.tokens)
+
+
+def _about(found: Run) -> str:
+    same, plan = found.answers, found.plan
+    idle = ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
+    return (
+        f"vLLM {found.vllm} on {found.card or 'a CPU'}, its options for both `{' '.join(plan.engine_options)}`; "
+        f"{plan.gateways} gateway(s), {plan.api_servers} API server(s). At temperature 0, {same['asked']} answers of "
+        f"{same['tokens']} tokens: the same tokens in {same['same_tokens']}, texts in {same['same_texts']}, logprobs "
+        f"in {same['same_logprobs']} (apart by at most {same['worst']:.1g}). Cores that are busy while idle: "
+        f"{idle}."
+    )
+
+
+def _rates(found: Run) -> Iterator[Row]:
+    """Yield the tokens a second of both, beside each other and beside their own without logprobs."""
+    card = found.card is not None
+    for cell, rounds in found.rounds.items():
+        is_judged = cell.endpoint == COMPLETIONS and cell.streams >= _STREAMS
+        none = found.rounds.get(Cell(cell.endpoint, None, cell.streams), rounds)
+        least = _LEAST_TIMES[card].get(cell.top_k) if is_judged else None
+        of_none = _LEAST_OF_NONE[card].get(cell.top_k) if is_judged else None
+        yield {
+            "": cell.in_words,
+            **{name: median(of).tokens_per_second for name, of in rounds.items()},
+            "times vLLM": _judged(ratio(rounds[TOKENBUS], rounds[VLLM], _rate), least, Goal.at_least),
+            "vLLM, of none": ratio(rounds[VLLM], none[VLLM], _rate),
+            "Tokenbus, of none": _judged(ratio(rounds[TOKENBUS], none[TOKENBUS], _rate), of_none, Goal.at_least),
+        }
+
+
+def _times(found: Run) -> Iterator[Row]:
+    for cell, rounds in found.rounds.items():
+        first = ratio(rounds[TOKENBUS], rounds[VLLM], lambda each: each.first_ms)
+        is_judged = cell.endpoint == COMPLETIONS and cell.streams in _FIRST_TOKEN_STREAMS
+        for name, of in rounds.items():
+            each = median(of)
+            yield {
+                "": cell.in_words,
+                "system": name,
+                "first token": each.first_ms,
+                "its p99": each.first_p99_ms,
+                "of vLLM's": _judged(first, 1.0 if is_judged else None, Goal.at_most) if name == TOKENBUS else None,
+                "between tokens": each.between_ms,
+                "its p99 ": each.between_p99_ms,
+                "tokens an event": each.tokens_per_event,
+                "bytes a token": each.bytes_per_token,
+            }
+
+
+def _costs(found: Run) -> Iterator[Row]:
+    for cell, rounds in found.rounds.items():
+        outside = ratio(rounds[TOKENBUS], rounds[VLLM], lambda each: each.outside_us)
+        most = _MOST_OUTSIDE.get(cell.top_k) if (cell.endpoint, cell.streams) == (COMPLETIONS, _STREAMS) else None
+        for name, of in rounds.items():
+            each = median(of)
+            roles = {role: us for role, us in each.cpu_us.items() if role != MODEL}
+            yield {
+                "": cell.in_words,
+                "system": name,
+                **roles,
+                "outside": each.outside_us,
+                "of vLLM's": _judged(outside, most, Goal.at_most) if name == TOKENBUS else None,
+                "the client": each.client_us,
+            }
+
+
+def _judged(measured: float | None, wanted: float | None, goal: Callable[[float, float], Goal]) -> Figure:
+    return measured if measured is None or wanted is None else goal(measured, wanted)
+
+
+def _rate(each: Sample) -> float:
+    return each.tokens_per_second
 
 
 def _python() -> str:

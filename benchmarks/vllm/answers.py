@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from benchmarks.outputs import Record
 from benchmarks.vllm.cells import PATHS, asked
 from benchmarks.vllm.systems import TOKENBUS, VLLM, System
 
+Record = dict[str, Any]
+"""How many answers there are, and in how many of them what is the same."""
 _PROMPTS = ("the market is open from six in the morning", "harbour", "one train, two bridges and 3 letters", "Why?")
 _TOP_KS = (None, 0, 5)
 _TOKENS = 24

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.engines.vllm.tiny_model import make
 
-_TEXT = Path(__file__).resolve().parents[1] / "ngram_training" / "text"
+_TEXT = Path(__file__).resolve().parents[2] / "tests" / "engines" / "ngram" / "training" / "text"
 _VOCABULARY = 2048
 _CHAT_TEMPLATE = """\
 {% for message in messages %}{{ message.role }}: {{ message.content }}

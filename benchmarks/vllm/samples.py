@@ -1,13 +1,14 @@
 """The arithmetic: from what a round's requests saw to its figures, and from rounds to medians and ratios."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks.errors import WrongDeliveryError
-from benchmarks.processes import MODEL, Seconds
-from benchmarks.vllm.clients import Answer
+from benchmarks.http_clients import Answer
 
+MODEL = "model"
+"""The role of the process that runs the model."""
 _MILLISECONDS = 1e3
 _MICROSECONDS = 1e6
 _HUNDREDTHS = 100
@@ -38,7 +39,7 @@ def between_tokens(answer: Answer) -> float:
     return (answer.ended - answer.first) / (answer.tokens - 1) if answer.tokens > 1 else 0.0
 
 
-def sample(answers: Sequence[Answer], cpu: Seconds, client_cpu: float, tokens_of_each: int) -> Sample:
+def sample(answers: Sequence[Answer], cpu: dict[str, float], client_cpu: float, tokens_of_each: int) -> Sample:
     """Return the figures of a round; a WrongDeliveryError says that an answer is not as long as was asked."""
     wrong = next((each.tokens for each in answers if each.tokens != tokens_of_each), None)
     if wrong is not None:
@@ -87,12 +88,3 @@ def ratio(ours: Sequence[Sample], theirs: Sequence[Sample], figure: Callable[[Sa
     pairs = [(figure(mine), figure(other)) for mine, other in zip(ours, theirs, strict=True)]
     found = [mine / other for mine, other in pairs if mine is not None and other]
     return statistics.median(found) if len(found) == len(pairs) else None
-
-
-def as_record(each: Sample) -> Mapping[str, object]:
-    """Return a sample as the JSON file has it, without digits that mean nothing."""
-    return {
-        name: {role: round(of, 2) for role, of in value.items()} if isinstance(value, dict)
-        else None if value is None else round(value, 3)
-        for name, value in each._asdict().items()
-    }  # fmt: skip

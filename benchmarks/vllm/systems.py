@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import NotRunError
-from benchmarks.outputs import progress
 from benchmarks.processes import below
-from benchmarks.programs import tokenbus
+from benchmarks.report import progress
 
 VLLM, TOKENBUS = "vLLM", "Tokenbus"
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +98,9 @@ def _tokenbus(plan: Plan, folder: Path) -> Iterator[System]:
         "TOKENBUS_LIMITS_MAX_ROWS": str(max(_LEAST_ROWS, plan.most_streams)),
     }
     addresses = [_free_address() for _ in range(plan.gateways)]
-    program, log = tokenbus(plan.python), folder / "tokenbus.log"
+    # The command, of an interpreter that need not have its script.
+    main = "import sys; from tokenbus_services.cli import main; sys.exit(main())"
+    program, log = [plan.python, "-c", main], folder / "tokenbus.log"
     with ExitStack() as stack:
 
         def start(*arguments: str, **more: str) -> "subprocess.Popen[bytes]":

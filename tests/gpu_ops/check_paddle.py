@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.bus import save, speaking, wait_for
 from tests.engines.fastdeploy.engine import Steps, outputs
+from tests.engines.fastdeploy.theirs import GETS
 from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import Limits, LogprobBatch, encode

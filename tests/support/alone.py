@@ -52,7 +52,6 @@ LONG = (
     "engines/ngram/test_engine.py",
     "engines/ngram/test_independence.py",
     "engines/ngram/test_speculation.py",
-    "gpu_ops/test_benchmark.py",
     "services/test_failover.py",
     "services/test_state_machine.py",
 )

@@ -11,7 +11,7 @@ CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
 """A word or a sign, with the space before it; whatever else there is, one character at a time."""
 BYTES = 256
 COMMITTED = Path(__file__).with_name("model.npz")
-"""What `python -m benchmarks.ngram_training` wrote."""
+"""What `python -m tests.engines.ngram.training` wrote."""
 
 
 class Tokenizer:

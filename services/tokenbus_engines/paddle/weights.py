@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenbus_engines.paddle.network import Network, Shape
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
-"""What `python -m benchmarks.paddle_training` wrote."""
+"""What `python -m tests.engines.paddle.training` wrote."""
 FINGERPRINT_BYTES = 16
 
 FORMAT = "tokenbus-paddle-1"

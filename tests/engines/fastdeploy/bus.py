@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy import engine
 from tests.engines.fastdeploy.kernel import KernelQueue, Saved
+from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, Mask
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, has_op, takes_preempted
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import Beside, speaking
 from tests.engines.fastdeploy.crossed import Crossed
 from tests.engines.fastdeploy.engine import Steps
 from tests.engines.fastdeploy.kernel import Saved
+from tests.engines.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, has_op, takes_preempted
 
 ALL_FORMS = (FLAT_FORM, *FORMS)
 _QUEUES = ("1", "2")

@@ -4,10 +4,10 @@ import time
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import GETS, PACKS_FLAG, PACKS_SLOTS
 from tests.engines.fastdeploy.bus import KINDS, Getter, same_bytes, save, stained, wait_for
 from tests.engines.fastdeploy.kernel import KernelQueue, is_flat
 from tests.engines.fastdeploy.structs import STRUCTS, message_of, struct_of
+from tests.engines.fastdeploy.theirs import GETS, PACKS_FLAG, PACKS_SLOTS
 from tests.engines.fastdeploy.undefined import Array, Given, Mask, beyond, undefined
 from tokenbus_engines.fastdeploy.message import Kind, Message, unpacked
 from tokenbus_engines.fastdeploy.process import PROCESS

@@ -12,8 +12,8 @@ from typing import NamedTuple, NoReturn
 import pytest
 
 from benchmarks.errors import NotRunError
-from benchmarks.fastdeploy.theirs import GETS, Queues, Theirs, compiled
 from benchmarks.sysv import queue_for
+from tests.engines.fastdeploy.theirs import GETS, Queues, Theirs, compiled
 from tests.engines.fastdeploy.undefined import Array, Given, Mask, flat, undefined
 
 STRUCT_BYTES = 530_456

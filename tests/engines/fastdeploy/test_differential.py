@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fastdeploy.theirs import FORMS, GETS, PACKS_SLOTS, has_op
 from tests.engines.fastdeploy import campaign, kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, same_bytes, save, speaking, stained, wait_for
 from tests.engines.fastdeploy.crossed import Crossed
 from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.theirs import FORMS, GETS, PACKS_SLOTS, has_op
 from tests.engines.fastdeploy.undefined import Array
 from tokenbus_engines import fastdeploy
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, stained, wait_for
 from tests.engines.fastdeploy.engine import Steps, outputs
+from tests.engines.fastdeploy.theirs import GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 

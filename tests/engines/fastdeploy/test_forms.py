@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.fastdeploy import theirs
+from tests.engines.fastdeploy import theirs
 from tokenbus_engines.fastdeploy.forms import FORMS, Installed, chosen, form_of, installed
 from tokenbus_services.settings import SettingsError
 

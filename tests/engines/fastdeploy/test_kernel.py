@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from benchmarks.errors import NotRunError
-from benchmarks.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, PACKS_FLAG, PACKS_SLOTS
 from benchmarks.sysv import Queue
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import stained
 from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, PACKS_FLAG, PACKS_SLOTS
 from tests.engines.fastdeploy.undefined import Array, Given
 
 TOPK, FIRST_TOPK = "speculate_save_output_topk", "mtp_save_first_token_with_topk"

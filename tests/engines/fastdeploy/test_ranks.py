@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.fastdeploy.theirs import FORMS, GETS
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, settings_in, speaking
 from tests.engines.fastdeploy.engine import Steps, Tensor
+from tests.engines.fastdeploy.theirs import FORMS, GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.message import Kind

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import PACKS_FLAG
+from tests.engines.fastdeploy.theirs import PACKS_FLAG
 
 SLOTS, SPECULATIVE_SLOTS, TOKENS, COLUMNS = 512, 256, 6, 21
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.ngram_training.learning import CONTINUATIONS, DISCOUNT, documents
+from tests.engines.ngram.training.learning import CONTINUATIONS, DISCOUNT, documents
 from tokenbus_engines.ngram.model import DRAFT_LENGTH, FLOOR, WIDTH
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 

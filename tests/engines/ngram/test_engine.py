@@ -300,6 +300,6 @@ def test_output_is_readable() -> None:
 
 
 def _texts() -> list[str]:
-    from benchmarks.ngram_training.learning import documents  # noqa: PLC0415 - only here
+    from tests.engines.ngram.training.learning import documents  # noqa: PLC0415 - only here
 
     return documents()

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.ngram_training.learning import documents, learned, learned_tables
 from tests.engines.ngram import reference
+from tests.engines.ngram.training.learning import documents, learned, learned_tables
 from tokenbus_engines.ngram.model import FLOOR, WIDTH, Model, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.ngram_training.learning import documents
+from tests.engines.ngram.training.learning import documents
 from tokenbus_engines.ngram import Tokenizer, default_tokenizer
 
 

@@ -4,10 +4,10 @@ from itertools import islice
 
 import numpy as np
 
-from benchmarks.paddle_training.prose import stories, tokens_of
 from tests.engines.paddle.driver import Run, text_request
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.reference import Reference
+from tests.engines.paddle.training.prose import stories, tokens_of
 from tokenbus_engines.paddle import PaddleEngine
 
 pytestmark = NEEDS_PADDLE

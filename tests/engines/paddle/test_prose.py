@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from benchmarks.paddle_training.prose import stories, tokens_of
+from tests.engines.paddle.training.prose import stories, tokens_of
 
 
 def test_stories_are_the_same_for_a_seed() -> None:

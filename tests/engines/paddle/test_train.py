@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paddle_training.__main__ import main
 from tests.engines.paddle.driver import text_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.paddle.training.__main__ import main
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 
 pytestmark = NEEDS_PADDLE

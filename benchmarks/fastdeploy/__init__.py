@@ -1,1 +1,0 @@
-"""From save to get: the drop-in beside that engine's own queue."""

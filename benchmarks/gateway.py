@@ -1,0 +1,195 @@
+"""Measure the gateway end to end: `python -m benchmarks.gateway`.
+
+Worker, processor, gateway and clients are processes of their own on this machine; 256 streams at once.
+"""
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.http_clients import keep_asking
+from benchmarks.processes import PATIENCE, PROMPT, Child, deployed
+from benchmarks.report import Goal, Report, Row
+from tests.integration.deployment import COMMAND, Deployment
+from tests.integration.programs import Program
+
+CONNECTIONS = 256
+_COMPLETION: dict[str, Any] = {
+    "model": "tokenbus",
+    "prompt": PROMPT,
+    "max_tokens": 256,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+_CHAT = {name: value for name, value in _COMPLETION.items() if name != "prompt"} | {
+    "messages": [{"role": "user", "content": PROMPT}],
+    "logprobs": True,
+}
+BASE = "none"
+MODES: dict[str, dict[str, Any]] = {
+    BASE: _COMPLETION,
+    "k = 0": _COMPLETION | {"logprobs": 0},
+    "k = 20": _COMPLETION | {"logprobs": 20},
+    "chat, k = 20": _CHAT | {"top_logprobs": 20},
+    "columns, k = 20": _COMPLETION | {"logprobs": 20, "return_columns": True},
+}
+_LEAST_OF_NONE = {"k = 0": 0.97, "k = 20": 0.85}
+_MOST_P50_MS, _MOST_P50_MS_OF = 5.0, {(40, "k = 20"): 3.0}
+_MOST_TOKEN_US = {BASE: 4.0, "k = 20": 8.0}
+_LEAST_SPEED_UP = {4: 3.5}
+"""By the number of processes, of one."""
+_WAITS = "tokenbus_gateway_socket_latency_seconds_bucket"
+
+
+class Sample(NamedTuple):
+    """What one round of a mode saw."""
+
+    tokens_per_second: float
+    megabytes_per_second: float
+    cpu: float
+    """Cores that all processes of the gateway took together."""
+    waits: dict[float, float]
+    """By a bucket's bound in seconds: how many rows took at most that, of all."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print the tables."""
+    report = Report("gateway", __doc__)
+    add = report.parser.add_argument
+    add("--seconds", type=float, default=4.0, help="how long a round is measured (4)")
+    add("--rounds", type=int, default=5, metavar="N", help="how many rounds of each (5)")
+    add("--paces", default="40,80,0", help="steps a second; 0: as fast as it can (40,80,0)")
+    add("--processes", default="1", help="how many the gateway has; several are compared: 1,4 (1)")
+    options = report.parse(arguments)
+    paces = [20] if options.quick else [int(pace) for pace in options.paces.split(",")]
+    rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
+    modes = list(MODES)[: 2 if options.quick else None]
+    counts = [int(count) for count in options.processes.split(",")]
+    report.say(f"{rounds} rounds of {seconds:g} s each, medians.")
+    rows, rates = [], {}
+    for pace in paces:
+        for count in counts:
+            for mode, samples in _measured(pace, count, modes, rounds, seconds).items():
+                rows.append(_row(pace, count, mode, *samples))
+                rates[pace, count, mode] = median(each.tokens_per_second for each in samples[0])
+    report.table(rows)
+    if speed_ups := list(_speed_ups(rates)):
+        report.table(speed_ups, "several processes, by one")
+    report.write()
+
+
+def _measured(
+    pace: int, processes: int, modes: Sequence[str], rounds: int, seconds: float
+) -> dict[str, tuple[list[Sample], list[Sample]]]:
+    """Return the rounds of each mode at a pace beside those without logprobs; the modes are taken in turn."""
+    samples: dict[str, list[Sample]] = {mode: [] for mode in modes}
+    with deployed(gateway__address="127.0.0.1:0") as deployment, Child() as clients:
+        deployment.start_processor()
+        pacing = ("--steps-per-second", str(pace))
+        deployment.start_worker("w0", "--engine", "ngram", "--max-running", str(CONNECTIONS), *pacing)
+        _, address = start_gateway(deployment, processes)
+        for _ in range(rounds):
+            for mode in modes:
+                path = "/v1/chat/completions" if "messages" in MODES[mode] else "/v1/completions"
+                clients.begin(keep_asking, address, path, MODES[mode], CONNECTIONS)
+                time.sleep(min(1.0, seconds))  # until all have begun
+                samples[mode].append(_round(address, clients, seconds))
+                clients.ask(False)  # noqa: FBT003 - the task's own word for the end
+    return {mode: (taken, samples[BASE]) for mode, taken in samples.items()}
+
+
+def start_gateway(deployment: Deployment, processes: int, **settings: object) -> tuple[Program, str]:
+    """Start a gateway of so many processes; return it, and HOST:PORT once its requests find a worker."""
+    gateway = deployment.start("gateway", [COMMAND, "gateway", "--processes", str(processes)], **settings)
+    found = re.search(r'"http://([^"]+)"', gateway.wait_for('"listening"'))
+    if found is None:
+        raise RuntimeError(f"the gateway names no address: {gateway.output}")
+    address = found[1]
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://{address}/readyz", timeout=PATIENCE):
+                return gateway, address
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the gateway finds no worker within {PATIENCE:g} s")
+
+
+def _round(address: str, clients: Child, seconds: float) -> Sample:
+    before, began = metrics_of(address), clients.ask(True)  # noqa: FBT003 - asks for the bytes so far
+    time.sleep(seconds)
+    after, ended = metrics_of(address), clients.ask(True)  # noqa: FBT003
+    took = after["at"] - before["at"]
+
+    def a_second(name: str) -> float:
+        return (after[name] - before[name]) / took
+
+    waits = {
+        float(bound[1]): after[key] - before.get(key, 0)
+        for key in after
+        if key.startswith(_WAITS) and (bound := re.search(r'le="([\d.]+)"', key))
+    }
+    megabytes = (ended - began) / 1e6 / took
+    return Sample(a_second("tokenbus_gateway_tokens_total"), megabytes, a_second("process_cpu_seconds_total"), waits)
+
+
+def metrics_of(address: str) -> dict[str, float]:
+    """Return the gateway's metrics, and when they were `at`."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
+        text = answer.read().decode()
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs} | {"at": time.time()}
+
+
+def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Row:
+    of_none = median(a.tokens_per_second / b.tokens_per_second for a, b in zip(samples, base, strict=True))
+    token_us = median(each.cpu / each.tokens_per_second for each in samples) * 1e6
+    waits = {bound: sum(each.waits.get(bound, 0) for each in samples) for each in samples for bound in each.waits}
+    least, most_us = _LEAST_OF_NONE.get(mode), _MOST_TOKEN_US.get(mode)
+    return {
+        "steps/s": pace or "as fast as it can",
+        "processes": processes,
+        "logprobs": mode,
+        "tokens/s": median(each.tokens_per_second for each in samples),
+        "of none": of_none if least is None else Goal.at_least(of_none, least, ".3f"),
+        "MB/s": median(each.megabytes_per_second for each in samples),
+        "CPU": median(each.cpu for each in samples),
+        "a token, us": token_us if most_us is None else Goal.at_most(token_us, most_us),
+        "to the socket, p50 ms": Goal.at_most(
+            _quantile(waits, 0.5) * 1e3, _MOST_P50_MS_OF.get((pace, mode), _MOST_P50_MS)
+        ),
+        "p99 ms": _quantile(waits, 0.99) * 1e3,
+    }
+
+
+def _quantile(waits: dict[float, float], share: float) -> float:
+    """Return a quantile of counts in buckets, as Prometheus has it: within a bucket all are spread evenly."""
+    total = max(waits.values(), default=0)
+    below, at = 0.0, 0.0
+    for bound in sorted(waits):
+        if total and waits[bound] >= share * total:
+            inside = waits[bound] - at
+            return below + (bound - below) * ((share * total - at) / inside if inside else 0)
+        below, at = bound, waits[bound]
+    return below
+
+
+def _speed_ups(rates: dict[tuple[int, int, str], float]) -> Iterator[Row]:
+    for (pace, processes, mode), rate in rates.items():
+        one = rates.get((pace, 1, mode))
+        if processes > 1 and one is not None:
+            least = _LEAST_SPEED_UP.get(processes)
+            yield {
+                "steps/s": pace or "as fast as it can",
+                "processes": processes,
+                "logprobs": mode,
+                "tokens/s": rate / one if least is None else Goal.at_least(rate / one, least),
+            }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""How long requests pause when a processor goes, or a NATS server."""

@@ -1,1 +1,0 @@
-"""What a worker costs its engine, and what the ngram engine feeds through the whole system."""

@@ -1,0 +1,11 @@
+"""Writes the ngram engine's tables anew: python -m tests.engines.ngram.training."""
+
+import sys
+
+from tests.engines.ngram.training.learning import documents, learned, learned_tables, save
+from tokenbus_engines.ngram.tokenizer import COMMITTED
+
+if __name__ == "__main__":
+    tokenizer = learned(documents())
+    save(COMMITTED, tokenizer, learned_tables(tokenizer, documents()))
+    sys.stdout.write(f"{COMMITTED}: {COMMITTED.stat().st_size} bytes\n")
