@@ -49,7 +49,7 @@ def measure(rows: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
     yield f"{DTYPES[0]}, the kernel by kind of logits", _kernels({kind: first[DTYPES[0], kind] for kind in KINDS})
     yield f"{KINDS[0]} logits, the kernel by type", _kernels({dtype: first[dtype, KINDS[0]] for dtype in DTYPES})
     yield "host time of a call: microseconds until it returns, with the card idle", _host(torch)
-    yield "peers", [{"peer": peer.label, "what it does": absent.get(peer.name, peer.includes)} for peer in PEERS]
+    yield "peers", [{"peer": peer.label, "what it does": absent.get(peer.label, peer.includes)} for peer in PEERS]
 
 
 def _kernels(tables: Mapping[str, Sequence[Row]]) -> list[Row]:
@@ -74,18 +74,18 @@ def _card(torch: Any) -> Row:  # noqa: ANN401
     }
 
 
-def _runs(torch: Any) -> tuple[dict[type[Peer], Run], dict[str, str]]:  # noqa: ANN401
-    runs: dict[type[Peer], Run] = {}
+def _runs(torch: Any) -> tuple[dict[Peer, Run], dict[str, str]]:  # noqa: ANN401
+    runs: dict[Peer, Run] = {}
     absent = {}
     for peer in PEERS:
         try:
-            runs[peer] = peer().run(torch)
+            runs[peer] = peer.make(torch)
         except NotRunError as error:
-            absent[peer.name] = str(error)
+            absent[peer.label] = str(error)
     return runs, absent
 
 
-def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[type[Peer], Run]) -> Row:  # noqa: ANN401
+def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[Peer, Run]) -> Row:  # noqa: ANN401
     """Return one case's times; it goes over as many different rows as the card's cache cannot hold."""
     size = torch.cuda.get_device_properties(0).L2_cache_size * _CACHE_TIMES
     different = min(len(logits) // case.rows, max(1, -(-size // (case.rows * logits[0].nbytes))))
