@@ -101,8 +101,6 @@ def _row(way: Way, costs: dict[str, Cost], shape: Shape, found: dict[Shape, list
         "steps/s": median(each.steps for each in taken),
         "predicted": steps,
         "limit": limit,
-        **{f"{kind}, us a step": median(each.costs[kind] for each in taken) for kind in costs},
-        **{f"{kind}, busiest": f"{median(each.busiest[kind] for each in taken):.0%}" for kind in costs},
         "of half the processors": times,
     }
 
