@@ -2,8 +2,10 @@
 
 import gc
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,9 @@ from benchmarks.codec.measure import PEERS, lineup, measure
 from benchmarks.codec.ours import Views, message_of
 from benchmarks.codec.peer import Queues
 from benchmarks.errors import WrongDeliveryError
-from benchmarks.processes import TaskFailedError
+from benchmarks.http_clients import Answer, ask_round
+from benchmarks.processes import Child, TaskFailedError
+from benchmarks.vllm.samples import ratio, sample
 from benchmarks.workload import Case, Step, cases, make_steps, truth
 from tests.services.cli.local import is_running
 from tests.support.waiting import wait_until
@@ -137,3 +141,51 @@ def test_figures_are_of_warm_steps_and_of_the_middle() -> None:
     slow = np.arange(0, 10**9, 10**8)
     middle = slow[-1] + np.arange(1, 3 * 10**9 // 10**6) * 10**6
     assert rate_of(np.concatenate([slow, middle, middle[-1] + slow + 10**8]).astype(np.int64)) == pytest.approx(1000)
+
+
+WHOLE = b'data: {"usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (CHUNKED + b'data: {"text": "a"}\n\n' + WHOLE + b"0\r\n\r\n", ""),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nno such model", "400 Bad Request no such model"),
+        (CHUNKED + b"data: [DONE]\n\n0\r\n\r\n", "a stream without its end"),
+        (CHUNKED + WHOLE, "the server closed the connection"),
+    ],
+)
+def test_client_counts_whole_streams_alone(answer: bytes, why: str) -> None:
+    """An answer is counted by its events and its usage; one that is refused, or has no end, ends the round."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with Child() as clients:
+            clients.begin(ask_round, [f"127.0.0.1:{server.getsockname()[1]}"], "/v1/completions", [[{"prompt": "a"}]])
+            if why:
+                with pytest.raises(TaskFailedError, match=why):
+                    clients.answer()
+                return
+            ((found,), seconds) = clients.answer()
+    assert (found.tokens, found.events, found.bytes) == (3, 2, len(answer))
+    assert found.written <= found.first <= found.ended
+    assert seconds > 0
+
+
+def test_samples_are_per_token_and_ratios_are_of_rounds_side_by_side() -> None:
+    """Figures are by tokens, an answer of another length is refused, and a ratio is the median of the rounds."""
+    answers = [Answer(0.0, 0.5, 2.5, 3, 2, 300), Answer(0.0, 0.1, 2.1, 3, 3, 300)]
+    found = sample(answers, {"model": 1.2, "core": 0.6}, 0.06, 3)
+    assert found.tokens_per_second == pytest.approx(2.4)
+    assert (found.first_ms, found.first_p99_ms, found.between_ms) == pytest.approx((300, 500, 1000))
+    assert (found.bytes_per_token, found.outside_us) == pytest.approx((100, 1e5))
+    with pytest.raises(WrongDeliveryError, match="3 tokens, of 4"):
+        sample(answers, {}, 0.06, 4)
+    slower = [found._replace(tokens_per_second=rate) for rate in (1.2, 0.6, 2.4)]
+    assert ratio([found] * 3, slower, lambda each: each.tokens_per_second) == pytest.approx(2.0)
