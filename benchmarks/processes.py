@@ -7,7 +7,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -59,9 +59,13 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill it, whatever it waits for."""
+        """Kill it, whatever it waits for, and what it started."""
         self.connection.close()
+        started = list(below(self.pid))[1:]
         self._process.kill()
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.join()
 
     def begin(self, task: Callable[..., object], *arguments: object) -> None:

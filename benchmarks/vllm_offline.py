@@ -135,6 +135,7 @@ def serve(  # noqa: PLR0913, PLR0917 - what a run has
     connection: Connection, side: str, model: str, options: Mapping[str, Any], count: int, tokens: int
 ) -> str:
     """Be a side: each message is the k and whether texts are made, and is answered with a round; None ends it."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # else each side wants most of a CPU's memory
     generate = (_ours if side == OURS else _theirs)(model, options, tokens)
     prompts = np.random.default_rng(1).integers(3, 300, (count, _PROMPT_TOKENS)).tolist()
     connection.send("ready")
