@@ -46,7 +46,7 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str],
     for flag, key in {**direct, **_OF_ALL}.items():
         entry = ENTRIES[key]
         default = entry.default if entry.default != "" else "empty"
-        meaning = f"{key}: {entry.kind.meaning} (default: {default})".replace("%", "%%")
+        meaning = f"{key}: {entry.meaning} (default: {default})".replace("%", "%%")
         group.add_argument(flag, dest=key, metavar=entry.name.upper(), help=meaning)
 
 

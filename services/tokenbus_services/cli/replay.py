@@ -62,8 +62,9 @@ def run(options: argparse.Namespace) -> int:
     if len(options.files) + (options.log is not None) != 1:
         raise CommandError("one FILE or --from ADDRESS", WRONG_USE)
     name = options.log or options.files[0]
-    if options.worker_id is not None and (limit := ENTRIES["worker.id"].kind.fault(options.worker_id)) is not None:
-        raise CommandError(f"--as: {limit}, got {options.worker_id!r}", WRONG_USE)
+    with reporting_faults():
+        if options.worker_id is not None:
+            ENTRIES["worker.id"].convert(options.worker_id, "--as")
     try:
         with reporting_faults():
             if options.files:

@@ -1,7 +1,7 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
 from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.kinds import listed_addresses
+from tokenbus_services.settings.kinds import Entry, listed_addresses
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
@@ -14,7 +14,7 @@ from tokenbus_services.settings.sections import (
     ProcessorSettings,
     WorkerSettings,
 )
-from tokenbus_services.settings.settings import ENTRIES, SECTIONS, Entry, Settings
+from tokenbus_services.settings.settings import ENTRIES, SECTIONS, Settings
 
 __all__ = [
     "ENTRIES",

@@ -27,15 +27,14 @@ def _section(section: str) -> Iterator[str]:
     yield ""
     yield _SUMMARIES[section]
     yield ""
-    yield "| key | default | unit | valid | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| key | default | valid | meaning |"
+    yield "|---|---|---|---|"
     yield from (_row(entry) for entry in ENTRIES.values() if entry.section == section)
     yield ""
 
 
 def _row(entry: Entry) -> str:
-    cells = (entry.name, _default(entry.default), entry.kind.unit, entry.kind.range, entry.kind.meaning)
-    return f"| `{cells[0]}` | {' | '.join(cells[1:])} |"
+    return f"| `{entry.name}` | {_default(entry.default)} | {entry.valid} | {entry.meaning} |"
 
 
 def _default(value: object) -> str:

@@ -1,61 +1,26 @@
-"""The kinds of settings: what each may hold, how it is read from text, and what it means.
+"""How a setting is declared: a dataclass field with a type and a `Meta`, which msgspec enforces."""
 
-A kind is a few lines of our own rather than a type of msgspec or pydantic: a refused value is reported in one line with
-key, limit and value, lengths are in bytes, addresses have forms of their own, and the page of all settings needs each
-range in words.
-"""
-
+import contextlib
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from tokenbus_services.settings.errors import SettingsError
 
-_KIND = "kind"
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
-_LONGEST_NUMBER = 40
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_META = "meta"
 _LARGEST_PORT = 65535
 HOUR_MS = 3_600_000
-_DAY_MS = 24 * HOUR_MS
 _MANY = 2**31 - 1
+_MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
-"""What separates two addresses; a comma in a path does not."""
+"""Separates two addresses; a comma in a path does not."""
 _MOST_ADDRESSES = 64
 _ENDPOINTS = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
-_MOST_BYTES = 2**40
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a setting may hold, in which unit, and what it means."""
-
-    meaning: str
-    """What it is for, and what its special values mean."""
-    range: str
-    """What is valid, in words."""
-    fault: Callable[[Any], str | None]
-    """Returns the limit that a value breaks, or None."""
-    read: Callable[[str], object] = str
-    """Returns the value that a text stands for; a text that stands for none comes back as it is."""
-    unit: str = ""
-
-
-def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
-    """Return the kind of a whole number; its digits may be grouped by underscores."""
-
-    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
-        if type(value) is not int:
-            return "a whole number"
-        if value < low:
-            return f"at least {low}"
-        return f"at most {high}" if value > high else None
-
-    def read(text: str) -> object:
-        return int(text) if len(text) <= _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text) else text
-
-    return Kind(meaning, f"{low} to {high}", fault, read, unit)
 
 
 # Each of the following returns the dataclass field of a setting, which stands for a value of its type.
@@ -63,10 +28,10 @@ def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
 
 def count(default: int, unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Any:  # noqa: ANN401
     """Return the field of a number of things."""
-    return _field(default, whole(low, high, unit, meaning))
+    return _field(default, whole(unit, meaning, low=low, high=high))
 
 
-def milliseconds(default: int, meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Any:  # noqa: ANN401
+def milliseconds(default: int, meaning: str, *, low: int = 1, high: int = 24 * HOUR_MS) -> Any:  # noqa: ANN401
     """Return the field of a time."""
     return count(default, "ms", meaning, low=low, high=high)
 
@@ -78,42 +43,24 @@ def size(default: int, meaning: str) -> Any:  # noqa: ANN401
 
 def share(default: float, meaning: str) -> Any:  # noqa: ANN401
     """Return the field of a number from 0 to 1."""
-
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        return None if type(value) in (int, float) and 0 <= value <= 1 else "a number from 0 to 1"
-
-    def read(text: str) -> object:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    return _field(default, Kind(meaning, "0 to 1", fault, read, "share"))
+    return _field(default, Meta(ge=0, le=1, description=meaning, extra={"valid": "0 to 1"}))
 
 
 def flag(meaning: str, *, default: bool) -> Any:  # noqa: ANN401
     """Return the field of true or false."""
+    return _field(default, Meta(description=meaning, extra={"valid": "true or false"}))
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        return None if type(value) is bool else "true or false"
 
-    return _field(default, Kind(meaning, "true, false", fault, lambda text: _TRUTH.get(text.lower(), text)))
+def choice(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of one of a few words, which are those of its type, a `Literal`."""
+    return _field(default, Meta(description=meaning))
 
 
 def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN401
     """Return the field of a text whose length in UTF-8 lies within two bounds, in bytes."""
-    valid = f"{low} to {high} bytes"
-
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        if not isinstance(value, str):
-            return "text"
-        try:
-            length = len(value.encode())
-        except UnicodeEncodeError:  # what the environment held was no UTF-8
-            return "text in UTF-8"
-        return None if low <= length <= high else f"text of {valid}"
-
-    return _field(default, Kind(meaning, valid, fault))
+    return _checked(
+        default, f"text of {low} to {high} bytes", lambda value: low <= len(value.encode()) <= high, meaning
+    )
 
 
 def path(default: str, meaning: str) -> Any:  # noqa: ANN401
@@ -121,14 +68,38 @@ def path(default: str, meaning: str) -> Any:  # noqa: ANN401
     return text(default, 0, 4096, meaning)
 
 
-def choice(default: str, words: tuple[str, ...], meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of one of a few words."""
-    valid = ", ".join(words)
+def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of an address at which a transport listens or connects."""
+    return _checked(default, _ENDPOINTS, _is_endpoint, meaning)
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        return None if isinstance(value, str) and value in words else f"one of {valid}"
 
-    return _field(default, Kind(meaning, valid, fault))
+def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of one such address or of several, with commas between."""
+
+    def check(value: str) -> bool:
+        found = listed_addresses(value)
+        return len(set(found)) == len(found) <= _MOST_ADDRESSES and all(map(_is_endpoint, found))
+
+    valid = f"{_ENDPOINTS}, or up to {_MOST_ADDRESSES} different ones with commas between"
+    return _checked(default, valid, check, meaning)
+
+
+def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of an address at which a server listens, or nothing."""
+    return _checked(default, "HOST:PORT, or empty", lambda value: not value or _is_host_and_port(value), meaning)
+
+
+def whole(unit: str, meaning: str, *, low: int, high: int) -> Meta:
+    """Return the bounds of a whole number."""
+    return Meta(ge=low, le=high, description=meaning, extra={"valid": f"{low} to {high} {unit}".rstrip()})
+
+
+def _checked(default: str, valid: str, check: Callable[[str], bool], meaning: str) -> Any:  # noqa: ANN401
+    return _field(default, Meta(description=meaning, extra={"valid": valid, "check": check}))
+
+
+def _field(default: object, meta: Meta) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={_META: meta})
 
 
 def listed_addresses(value: str) -> tuple[str, ...]:
@@ -136,54 +107,62 @@ def listed_addresses(value: str) -> tuple[str, ...]:
     return tuple(_BETWEEN.split(value))
 
 
-def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a transport listens or connects."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting."""
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        return None if _is_endpoint(value) else _ENDPOINTS
+    section: str
+    name: str
+    type: Any
+    """`Annotated` with a `Meta`."""
+    default: object
 
-    return _field(default, Kind(meaning, _ENDPOINTS, fault))
+    @property
+    def key(self) -> str:
+        """Its name in files and on the command line."""
+        return f"{self.section}.{self.name}"
 
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return f"TOKENBUS_{self.section}_{self.name}".upper()
 
-def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of one such address or of several, with commas between."""
-    valid = f"{_ENDPOINTS}, or up to {_MOST_ADDRESSES} of them with commas between"
+    @property
+    def meaning(self) -> str:
+        """What it is for, and what its special values mean."""
+        return str(self._meta.description)
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        found = listed_addresses(value) if isinstance(value, str) else ()
-        if len(found) > _MOST_ADDRESSES or not all(map(_is_endpoint, found or [value])):
-            return valid if len(found) > 1 else _ENDPOINTS
-        return None if len(set(found)) == len(found) else "each address once"
+    @property
+    def valid(self) -> str:
+        """The values that are valid, in words."""
+        words = get_args(get_args(self.type)[0])
+        return f"one of {', '.join(words)}" if words else str(self._extra["valid"])
 
-    return _field(default, Kind(meaning, valid, fault))
+    @property
+    def _meta(self) -> Meta:
+        meta: Meta = get_args(self.type)[1]
+        return meta
 
+    @property
+    def _extra(self) -> dict[str, Any]:
+        return self._meta.extra or {}
 
-def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a server listens, or nothing."""
-    form = "HOST:PORT, or empty"
+    def value_in(self, settings: object) -> object:
+        """Return its value in a settings object."""
+        return getattr(getattr(settings, self.section), self.name)
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401
-        valid = isinstance(value, str) and value.isprintable() and (not value or _is_host_and_port(value))
-        return None if valid else form
-
-    return _field(default, Kind(meaning, form, fault))
-
-
-def _field(default: object, kind: Kind) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={_KIND: kind})
-
-
-def kind_of(metadata: Any) -> Kind:  # noqa: ANN401 - a mapping that dataclasses leave untyped
-    """Return a dataclass field's kind, from its metadata."""
-    kind: Kind = metadata[_KIND]
-    return kind
-
-
-def refuse(key: str, kind: Kind, value: object, where: str = "") -> None:
-    """Raise a SettingsError if a value is none of its kind."""
-    limit = kind.fault(value)
-    if limit is not None:
-        raise SettingsError(key, limit, value, where=where)
+    def convert(self, value: object, where: str = "", *, is_text: bool = False) -> object:
+        """Return a valid value as its type, read from text if it `is_text`; raise a SettingsError for any other."""
+        # A ValueError is also that of text that is not UTF-8, and of numbers of thousands of digits.
+        with contextlib.suppress(ValueError):
+            if is_text:
+                with contextlib.suppress(ValueError):
+                    value = msgspec.convert(value, get_args(self.type)[0], strict=False)
+            value = msgspec.convert(value, self.type)
+            check = self._extra.get("check")
+            if value == value and (check is None or check(value)):  # noqa: PLR0124 - NaN is not itself
+                return value
+        raise SettingsError(self.key, self.valid, value, where=where)
 
 
 class Section:
@@ -194,17 +173,27 @@ class Section:
     """Its name in keys."""
 
     def __post_init__(self) -> None:
-        """Raise a SettingsError at the first value that is none of its kind, or that contradicts another."""
-        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            refuse(f"{self.section}.{item.name}", kind_of(item.metadata), getattr(self, item.name))
+        """Raise a SettingsError at the first value that is not valid, or that contradicts another."""
+        for entry in entries_of(type(self)):  # type: ignore[arg-type]  # mypy takes no class as hashable
+            entry.convert(getattr(self, entry.name))
         self._check_rules()
 
     def _check_rules(self) -> None:
         """Raise a SettingsError if values contradict each other."""
 
 
-def _is_endpoint(value: object) -> bool:
-    if not isinstance(value, str) or not value.isprintable():
+@functools.cache
+def entries_of(section: type[Section]) -> tuple[Entry, ...]:
+    """Return the settings of a section."""
+    types = get_type_hints(section)
+    return tuple(
+        Entry(section.section, item.name, Annotated[types[item.name], item.metadata[_META]], item.default)
+        for item in fields(section)  # type: ignore[arg-type]  # every subclass is a dataclass
+    )
+
+
+def _is_endpoint(value: str) -> bool:
+    if not value.isprintable():
         return False
     scheme, _, rest = value.partition("://")
     match scheme:
@@ -220,7 +209,7 @@ def _is_endpoint(value: object) -> bool:
 
 def _is_host_and_port(text: str, *, wildcard: bool = False) -> bool:
     host, _, port = text.rpartition(":")
-    if not host or host.isspace():
+    if not text.isprintable() or not host or host.isspace():
         return False
     if wildcard and port == "*":
         return True

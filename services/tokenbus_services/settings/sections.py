@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from tokenbus_contracts import Limits
 from tokenbus_services.settings.errors import SettingsError, Shown
 from tokenbus_services.settings.kinds import (
     HOUR_MS,
-    Kind,
+    Entry,
     Section,
     choice,
     count,
@@ -162,7 +162,6 @@ class WorkerSettings(Section):
     id: str = text("worker-0", 1, 64, "what the worker is called; no two live workers have one id")
     role: Literal["mixed", "prefill", "decode"] = choice(
         "mixed",
-        ("mixed", "prefill", "decode"),
         "what it does: all of a request, its prompt and first token, or what follows them",
     )
     model: str = text("", 0, 256, "the model's name, as clients ask for it; empty: the only one")
@@ -174,7 +173,6 @@ class WorkerSettings(Section):
     )
     policy: Literal["block", "shed", "fail"] = choice(
         "block",
-        ("block", "shed", "fail"),
         "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
     )
     block_timeout_ms: int = milliseconds(
@@ -267,7 +265,6 @@ class ProcessorSettings(Section):
     request_buffer_rows: int = count(1024, "rows", "the most that wait for the iterator over one request")
     slow_consumer: Literal["end", "wait"] = choice(
         "wait",
-        ("end", "wait"),
         "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
         "worker waits; a client that is slow loses its requests in any case",
     )
@@ -372,7 +369,6 @@ class GatewaySettings(Section):
     )
     chat_template: Literal["auto", "text", "roles"] = choice(
         "auto",
-        ("auto", "text", "roles"),
         "what becomes of a chat's messages: what the model's own template writes, or, for a tokenizer that is no "
         "model's, their texts alone; always their texts alone; or each with its role's name before it",
     )
@@ -411,7 +407,6 @@ class GatewaySettings(Section):
     )
     compression: Literal["off", "gzip"] = choice(
         "off",
-        ("off", "gzip"),
         "whether answers to clients that accept gzip are compressed, an event at a time: less to send for more "
         "processor time (docs/gateway.md says how much)",
     )
@@ -520,14 +515,12 @@ class LogSettings(Section):
     section = "log"
 
     format: Literal["auto", "json", "console"] = choice(
-        "auto", ("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"
+        "auto", "JSON lines, lines for people, or whichever suits where they are written"
     )
-    level: Literal["debug", "info", "warning", "error"] = choice(
-        "info", ("debug", "info", "warning", "error"), "the least that is logged"
-    )
+    level: Literal["debug", "info", "warning", "error"] = choice("info", "the least that is logged")
 
 
-LIMIT_MEANINGS = {
+_LIMITS = {
     "max_message_bytes": ("bytes", "the largest encoded batch"),
     "max_rows": ("rows", "the most of a batch"),
     "max_tokens_per_row": ("tokens", "the most of a row"),
@@ -535,9 +528,9 @@ LIMIT_MEANINGS = {
     "max_top_k": ("alternatives", "the most of a token"),
     "max_token_id": ("", "the largest token id"),
 }
-
-
-def limit_kind(name: str, most: int) -> Kind:
-    """Return what one of the contract's limits may be set to, up to the schema's own."""
-    unit, meaning = LIMIT_MEANINGS[name]
-    return whole(0, most, unit, meaning)
+LIMITS = tuple(
+    Entry("limits", name, Annotated[int, whole(unit, meaning, low=0, high=most)], getattr(Limits.default(), name))
+    for name, (unit, meaning) in _LIMITS.items()
+    for most in [getattr(Limits.schema(), name)]
+)
+"""The settings of the contract's limits: a deployment may tighten the schema's, never widen them."""

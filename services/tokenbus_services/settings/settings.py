@@ -2,16 +2,17 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenbus_contracts import Limits
 from tokenbus_services.backports import tomllib
 from tokenbus_services.settings.errors import SettingsError, Shown, shown
-from tokenbus_services.settings.kinds import Kind, kind_of, refuse
+from tokenbus_services.settings.kinds import Entry, entries_of
 from tokenbus_services.settings.sections import (
+    LIMITS,
     BusSettings,
     ClientSettings,
     ClientsSettings,
@@ -22,7 +23,6 @@ from tokenbus_services.settings.sections import (
     MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
-    limit_kind,
 )
 
 _HOLD_A_MESSAGE = (
@@ -33,6 +33,7 @@ _HOLD_A_MESSAGE = (
     "durable_log.max_bytes",
     "durable_log.buffer_bytes",
 )
+_T = TypeVar("_T")
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 # The contract's own, and those of FastDeploy's ops.
@@ -94,10 +95,14 @@ class Settings:
         is read as a variable's is.
         """
         found = _collect(file, environment, overrides or {})
+        sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        for key, (value, _) in found.items():
+            sections[ENTRIES[key].section][ENTRIES[key].name] = value
         try:
-            return cls(**{name: maker(**found.section(name)) for name, maker in SECTIONS.items()})
+            made = {name: maker(**sections[name]) for name, maker in SECTIONS.items() if maker is not Limits}
+            return cls(**made, limits=replace(Limits.default(), **sections["limits"]))
         except SettingsError as error:
-            where = found.where.get(error.key, f"{error.key} (a default)")
+            where = found[error.key][1] if error.key in found else f"{error.key} (a default)"
             raise SettingsError(error.key, error.limit, error.actual, where=where) from None
 
     def describe(self) -> dict[str, object]:
@@ -105,99 +110,55 @@ class Settings:
         return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One setting."""
-
-    section: str
-    name: str
-    default: object
-    kind: Kind
-
-    @property
-    def key(self) -> str:
-        """Its name in files and on the command line."""
-        return f"{self.section}.{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return f"TOKENBUS_{self.section}_{self.name}".upper()
-
-    def value_in(self, settings: object) -> object:
-        """Return its value in a settings object."""
-        return getattr(getattr(settings, self.section), self.name)
-
-
-def _entries() -> Iterator[Entry]:
-    default, schema = Limits.default(), Limits.schema()
-    for section, maker in SECTIONS.items():
-        for item in fields(maker):
-            if maker is Limits:
-                kind = limit_kind(item.name, getattr(schema, item.name))
-                yield Entry(section, item.name, getattr(default, item.name), kind)
-            else:
-                yield Entry(section, item.name, item.default, kind_of(item.metadata))
-
-
 SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(Settings)}
-ENTRIES: dict[str, Entry] = {entry.key: entry for entry in _entries()}
+ENTRIES: dict[str, Entry] = {
+    entry.key: entry
+    for section in SECTIONS.values()
+    for entry in (LIMITS if section is Limits else entries_of(section))
+}
 """By key, in the order of the documentation."""
 _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
+_Set = dict[str, tuple[object, str]]
+"""Valid values by key, each with where it was set."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was set, and where; each value is of its kind."""
-
-    values: dict[str, object] = field(default_factory=dict)
-    where: dict[str, str] = field(default_factory=dict)
-
-    def put(self, entry: Entry, value: object, where: str) -> None:
-        """Keep a value in the place of one that counts less; refuse one that is not of its kind."""
-        refuse(entry.key, entry.kind, value, where)
-        self.values[entry.key] = value
-        self.where[entry.key] = where
-
-    def section(self, name: str) -> dict[str, object]:
-        """Return a section's values, defaults where none was set."""
-        own = (entry for entry in ENTRIES.values() if entry.section == name)
-        return {entry.name: self.values.get(entry.key, entry.default) for entry in own}
-
-
-def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Found:
-    """Return what a file, the environment and overrides set, the last of which wins; all of it is looked at."""
-    found = _Found()
+def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Set:
+    """Return what a file, the environment and overrides set, the last of which wins; all of it is checked."""
+    found: _Set = {}
     file = file or environment.get(_FILE_VARIABLE)
     if file:
-        _from_file(found, Path(file))
+        found.update(_from_file(Path(file)))
     for variable in sorted(name for name in environment if name.startswith(_PREFIX) and name not in _OF_OTHERS):
-        entry = _VARIABLES.get(variable)
-        if entry is None:
-            raise _unknown(variable, variable, _VARIABLES)
-        found.put(entry, entry.kind.read(environment[variable]), variable)
+        entry = _known(variable, variable, _VARIABLES)
+        found[entry.key] = entry.convert(environment[variable], variable, is_text=True), variable
     for key, value in overrides.items():
-        entry = ENTRIES.get(key)
-        if entry is None:
-            raise _unknown(key, key, ENTRIES)
+        entry = _known(key, key, ENTRIES)
         if value is not None:  # an option that was not given
-            found.put(entry, entry.kind.read(value) if isinstance(value, str) else value, key)
+            found[key] = entry.convert(value, is_text=isinstance(value, str)), key
     return found
 
 
-def _from_file(found: _Found, path: Path) -> None:
+def _from_file(path: Path) -> _Set:
+    found: _Set = {}
     name = shown(str(path))[1:-1]
     for section, values in _tables(path, name).items():
-        if section not in SECTIONS:
-            raise _unknown(section, f"{name}: {shown(section)[1:-1]}", SECTIONS)
+        _known(section, f"{name}: {shown(section)[1:-1]}", SECTIONS)
         if not isinstance(values, dict):
             raise SettingsError(section, "a table of settings", values, where=f"{name}: {section}")
         for field_name, value in values.items():
             key = f"{section}.{field_name}"
-            entry = ENTRIES.get(key)
-            if entry is None:
-                raise _unknown(key, f"{name}: {shown(key)[1:-1]}", ENTRIES)
-            found.put(entry, value, f"{name}: {key}")
+            where = f"{name}: {shown(key)[1:-1]}"
+            found[key] = _known(key, where, ENTRIES).convert(value, where), where
+    return found
+
+
+def _known(key: str, where: str, known: Mapping[str, _T]) -> _T:
+    """Return a key's entry, or raise a SettingsError that names the key and one like it."""
+    if key in known:
+        return known[key]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise SettingsError(key, f"no such setting{hint}", Shown(""), where=where)
 
 
 def _tables(path: Path, name: str) -> dict[str, object]:
@@ -213,9 +174,3 @@ def _tables(path: Path, name: str) -> dict[str, object]:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise SettingsError(name, "a settings file in TOML", str(error)) from None
-
-
-def _unknown(key: str, where: str, known: Iterable[str]) -> SettingsError:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return SettingsError(key, f"no such setting{hint}", Shown(""), where=where)

@@ -59,7 +59,7 @@ def test_setting_that_cannot_be_used_is_one_line(command: str, capsys: pytest.Ca
     """Each service names the key, what is valid and what it got, with status 2."""
     file = ["steps.tokenbus"] if command in ("record", "replay") else []
     line = refusal(capsys, command, *file, "--set", "processor.max_workers=many")
-    assert line == "tokenbus: processor.max_workers: a whole number, got 'many'"
+    assert line == "tokenbus: processor.max_workers: 1 to 65536 workers, got 'many'"
     line = refusal(capsys, command, *file, "--set", "bus.workers_adress=x")
     assert line == "tokenbus: bus.workers_adress: no such setting; did you mean bus.workers_address?"
 
@@ -73,7 +73,7 @@ def test_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str]
         f"tokenbus: {file}: a settings file in TOML, got"
     )
     file.write_text("[worker]\nid = 5")
-    assert refusal(capsys, "worker", "--settings", str(file)) == f"tokenbus: {file}: worker.id: text, got 5"
+    assert refusal(capsys, "worker", "--settings", str(file)) == f"tokenbus: {file}: worker.id: text of 1 to 64 bytes, got 5"
 
 
 def test_value_is_quoted_escaped(capsys: pytest.CaptureFixture[str]) -> None:
