@@ -25,7 +25,7 @@ _RETENTION_ITEMS = 512
 _LONG_MS = 3_600_000
 """Of every wait after which something is given up: on a busy machine each process may stand still for long."""
 _PATIENT = (
-    *("bus.heartbeat_timeout_ms", "bus.linger_ms"),
+    "bus.heartbeat_timeout_ms",
     *("worker.drain_timeout_ms", "worker.block_timeout_ms"),
     *("processor.unclaimed_timeout_ms", "processor.handoff_timeout_ms", "processor.drain_timeout_ms"),
     *("clients.detached_timeout_ms", "client.resume_timeout_ms", "client.drain_timeout_ms"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.integration.programs import Program
 from tests.support.nats import NatsServer
+from tests.support.settings import settings_of
 from tokenbus_services.settings import Settings
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
@@ -31,7 +32,6 @@ class Deployment:
             "bus.heartbeat_timeout_ms": 10_000,
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 100,
-            "bus.linger_ms": 200,
             "dead_letters.directory": f"{folder}/dead",
             "metrics.address": "",
             "log.format": "json",
@@ -41,7 +41,7 @@ class Deployment:
 
     def settings(self, **overrides: object) -> Settings:
         """Return the settings, with a double underscore for the dot in a key."""
-        return Settings.load(environment={}, overrides={**self.overrides, **_keys(overrides)})
+        return settings_of({**self.overrides, **_keys(overrides)})
 
     def environment(self, **overrides: object) -> dict[str, str]:
         """Return the settings as a process takes them."""

@@ -212,7 +212,7 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
 
 async def test_models_of_the_settings_need_no_processor() -> None:
     """Where the settings name the models, another one is 404 at once, also while no processor answers."""
-    with served(gateway__models="qwen", gateway__bus_timeout_ms=600_000) as system:
+    with served(gateway__models="qwen") as system:
         system.processor.kill()
         async with asking(system.url) as client:
             with pytest.raises(openai.NotFoundError, match="model: one of qwen, got 'llama'"):

@@ -20,7 +20,7 @@ GETS = ("/v1/models", "/healthz", "/readyz", "/bus")
 @pytest.fixture(scope="module")
 def small() -> Iterator[Served]:
     """Run a system whose answers are short: the document's own bounds see to that."""
-    bounds = {"gateway__tokenizer": "numbers", "gateway__max_tokens": 12, "gateway__max_choices": 4}
+    bounds = {"gateway__tokenizer": "numbers", "gateway__max_tokens": 12}
     with served(**bounds, gateway__max_prompt_tokens=2000) as system:
         system.start_worker("worker-0", "--drafts")
         yield system

@@ -187,7 +187,7 @@ async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
 async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) -> None:
     """A draft that comes when its step was given out without it is kept as a dead letter, and no request ends."""
     async with (
-        Processor(deployment.settings(processor__draft_lag_steps=1)) as processor,
+        Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,
     ):
         asked = Asked(processor.request(1))

@@ -51,7 +51,7 @@ async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deplo
 
 async def test_client_that_stands_still_loses_its_own_requests_alone(deployment: Deployment) -> None:
     """A client that reads nothing has its requests ended when too much waits for it; no other client waits for it."""
-    deployment.start_processor(clients__send_queue_frames=65_536, clients__send_queue_bytes=2_097_152, **SHORT)
+    deployment.start_processor(clients__send_queue_bytes=2_097_152, **SHORT)
     deployment.start_worker()
     slow = deployment.start_module("client_program", str(LONG), "16", **SHORT)
     async with Client(deployment.settings()) as client:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.support.settings import settings_of
 from tokenbus_contracts import (
     BatchHeader,
     BatchKind,
@@ -35,7 +36,7 @@ MAY_PROPOSE = (RowStatus.ACTIVE, RowStatus.HANDED_OFF)
 
 def settings(overrides: dict[str, object] | None = None) -> Settings:
     """Return settings from defaults and overrides alone; refused messages are counted and not written."""
-    return Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1} | (overrides or {}))
+    return settings_of({"dead_letters.max_bytes": 1} | (overrides or {}))
 
 
 class Wanted(NamedTuple):

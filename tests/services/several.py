@@ -10,6 +10,7 @@ from tests.services.network import Network, Wire
 from tests.services.nodes import Asked, DrivenPublisher, Node, assert_true, generate_request, take, work_left
 from tests.services.sending import Sending
 from tests.support.clock import ManualClock
+from tests.support.settings import settings_of
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
@@ -344,7 +345,7 @@ class SeveralWorld:
 
     def settings(self, more: dict[str, object]) -> Settings:
         """Return the settings of a part."""
-        return Settings.load(environment={}, overrides=_OVERRIDES | self._overrides | more)
+        return settings_of(_OVERRIDES | self._overrides | more)
 
     def connections(self, site: Site) -> Iterator[Node]:
         """Yield the nodes that are connected to a processor."""

@@ -10,12 +10,12 @@ from tests.services.network import Network
 from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request, work_left
 from tests.services.sending import Sending
 from tests.support.clock import ManualClock
+from tests.support.settings import settings_of
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import Listener
 from tokenbus_services.processor.core import Core
-from tokenbus_services.settings import Settings
 
 _TICK = 0.25
 _SETTLE_SECONDS = 100
@@ -52,7 +52,7 @@ class World:
         """Start everything, without a message having been carried."""
         self.shape = shape
         self.clock = ManualClock()
-        self.settings = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1} | shape.settings)
+        self.settings = settings_of({"dead_letters.max_bytes": 1} | shape.settings)
         self.worker_network = Network(shape.capacity)
         self.client_network = Network(shape.capacity)
         self._keys = count(1)
@@ -69,9 +69,8 @@ class World:
             node.pump()
 
     def _new_processor(self) -> Core:
-        settings = Settings.load(
-            environment={},
-            overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
+        settings = settings_of(
+            {"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
         )
         self._soon.clear()
         core = Core(settings, self.clock, self._soon.append)
@@ -83,7 +82,7 @@ class World:
 
     def _new_worker(self, place: int) -> WorkerNode:
         overrides = {"dead_letters.max_bytes": 1, "worker.id": f"worker-{place}"} | self.shape.settings
-        settings = Settings.load(environment={}, overrides=overrides)
+        settings = settings_of(overrides)
         network, shape = self.worker_network, self.shape
         return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
 

@@ -96,9 +96,6 @@ def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as 
             f"--speculative-config: num_speculative_tokens: at most {most} ({bound}{limits.max_draft_tokens_per_row}), "
             f"got {drafts}"
         )
-    vocabulary = config.model_config.get_vocab_size()
-    if vocabulary - 1 > limits.max_token_id:
-        raise ValueError(f"limits.max_token_id: at least {vocabulary - 1}, as the model has, got {limits.max_token_id}")
 
 
 def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above

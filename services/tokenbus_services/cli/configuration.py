@@ -15,7 +15,7 @@ _ADDRESSES = {"bus.workers_address": "workers.*", "bus.clients_address": "client
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
 EPILOG = """\
-Settings come from options, else from variables such as TOKENBUS_BUS_LINGER_MS, else from the file, else from their
+Settings come from options, else from variables such as TOKENBUS_WORKER_ID, else from the file, else from their
 defaults. docs/settings.md lists them all; an unknown key or a value out of its range ends it with one line, status 2.
 """
 

@@ -207,7 +207,7 @@ class Client:
 
         Raises:
             ContractError: an argument is unknown or breaks its bound; it says which, the limit and the value.
-            RequestFailedError: the id is open already, or `client.max_requests` requests are. What goes wrong later is
+            RequestFailedError: the id is open already, or 65536 requests are. What goes wrong later is
                 raised by the iterator.
 
         Example:
@@ -426,7 +426,7 @@ class Client:
         if self.requests.is_open(request_id):
             code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "this client has an open request with that id"
         elif self.requests.open_count >= most:
-            code, message = ErrorCode.ERROR_CODE_OVERLOADED, f"client.max_requests: at most {most}, got {most + 1}"
+            code, message = ErrorCode.ERROR_CODE_OVERLOADED, f"open requests: at most {most}, got {most + 1}"
         else:
             return
         raise RequestFailedError(request_error(request_id, code, message))

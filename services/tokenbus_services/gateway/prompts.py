@@ -78,7 +78,7 @@ class PromptEncoder:
 
     def _check_size(self, size: int, name: str) -> None:
         if size > self._most_bytes:
-            raise invalid(name, f"at most {self._most_bytes} bytes of text (gateway.max_text_bytes), got {size}")
+            raise invalid(name, f"at most {self._most_bytes} bytes of text, got {size}")
 
 
 def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing

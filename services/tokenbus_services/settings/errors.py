@@ -9,7 +9,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 class SettingsError(ValueError):
     """A setting is unknown or out of its range: which key, where it came from, the limit and the value.
 
-    `key` is its name (``bus.linger_ms``); `where` is where it came from as a person would look for it: a variable, a
+    `key` is its name (``worker.id``); `where` is where it came from as a person would look for it: a variable, a
     file and the key in it, or the key alone; `limit` is a phrase; `actual` is the value, printable and short.
     """
 

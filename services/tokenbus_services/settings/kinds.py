@@ -184,11 +184,12 @@ class Section:
 
 @functools.cache
 def entries_of(section: type[Section]) -> tuple[Entry, ...]:
-    """Return the settings of a section."""
+    """Return the settings of a section: its fields with a `Meta`. The other fields are constants."""
     types = get_type_hints(section)
     return tuple(
         Entry(section.section, item.name, Annotated[types[item.name], item.metadata[_META]], item.default)
         for item in fields(section)  # type: ignore[arg-type]  # every subclass is a dataclass
+        if _META in item.metadata
     )
 
 

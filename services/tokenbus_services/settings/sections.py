@@ -67,12 +67,6 @@ class BusSettings(Section):
         "tcp://127.0.0.1:5571",
         "where a processor takes clients; for clients: all processors, to each of which they connect",
     )
-    high_water_mark: int = count(
-        4096, "messages", "the most that a socket holds in each direction for one peer", high=2**20
-    )
-    linger_ms: int = milliseconds(
-        1000, "how long a closing socket tries to send what it holds; 0: not at all", low=0, high=HOUR_MS
-    )
     max_part_bytes: int = size(8_388_608, "the largest part of a message; a peer that sends a larger one is cut off")
     max_pending_bytes: int = size(
         100_663_296,
@@ -135,6 +129,12 @@ class BusSettings(Section):
         default=False,
     )
 
+    # Constants: nothing but code sets them.
+    linger_ms: int = 1000
+    """How long a closing socket tries to send its last frames. Longer keeps a stopping process from its end."""
+    high_water_mark: int = 4096
+    """The most messages that a socket holds in each direction for one peer. Credit and windows end first."""
+
     def _check_rules(self) -> None:
         _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
@@ -178,8 +178,6 @@ class WorkerSettings(Section):
     block_timeout_ms: int = milliseconds(
         60_000, "how long the engine waits for room under the policies block and shed; then requests end"
     )
-    shed_at: float = share(0.75, "how full retention is when the policy shed begins to drop alternatives")
-    checksum: bool = flag("whether each payload carries its CRC-32", default=True)
     max_requests: int = count(
         1024, "requests", "the most that it works on at once; 0: it takes none from the processor", low=0
     )
@@ -193,12 +191,6 @@ class WorkerSettings(Section):
     handoff_bytes: int = size(
         268_435_456, "the most of states that wait for a decode worker's engine; one alone may be of any size"
     )
-    handoff_connections: int = count(
-        64, "connections", "to how many decode workers a prefill worker stays connected", high=65536
-    )
-    outbox: int = count(
-        8, "batches", "how many the engine's thread may have handed over that are not published yet", high=4096
-    )
     top_logprobs: int = count(
         0,
         "alternatives",
@@ -207,15 +199,24 @@ class WorkerSettings(Section):
         low=0,
         high=Limits.schema().max_top_k,
     )
-    failed_steps: int = count(
-        3, "steps", "how many steps may fail one after the other until the engine is taken for broken"
-    )
     metrics_address: str = host_and_port(
         "", "where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"
     )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0
     )
+
+    # Constants: nothing but code sets them.
+    shed_at: float = 0.75
+    """How full retention is when the policy shed begins to drop alternatives: the last quarter is for tokens."""
+    checksum: bool = True
+    """Whether each payload carries its CRC-32. Only an engine and a processor in one process go without."""
+    handoff_connections: int = 64
+    """To how many decode workers a prefill worker stays connected: as many as a processor takes by default."""
+    outbox: int = 8
+    """How many batches the engine's thread may have handed over that are not published yet; then it waits."""
+    failed_steps: int = 3
+    """How many steps may fail one after the other until the engine is taken for broken: one bad request fails one."""
 
     def _check_rules(self) -> None:
         if _wildcard(self.handoff_address):
@@ -235,19 +236,10 @@ class ProcessorSettings(Section):
     credit_bytes: int = size(
         67_108_864, "the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"
     )
-    max_open_steps: int = count(16, "steps", "the most of a stream that wait for their other parts", high=65536)
     step_timeout_ms: int = milliseconds(2000, "after how long a step whose other parts do not come is given up")
-    draft_lag_steps: int = count(
-        1, "steps", "how many later steps may begin before a draft that was announced is given up", low=0
-    )
-    replay_attempts: int = count(3, "attempts", "how often missing items are asked for again", high=1000)
-    replay_timeout_ms: int = milliseconds(1000, "how long each such attempt waits for the items")
     max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
     requests_per_peer: int = count(
         8192, "requests", "the most that one client may have open, or a worker, or all of one key, bring unasked"
-    )
-    ended_requests: int = count(
-        65_536, "requests", "the most that are remembered after their end, so that a late row is known"
     )
     unclaimed_timeout_ms: int = milliseconds(
         10_000, "how long what belongs to no known request is kept for its client to come back"
@@ -260,8 +252,6 @@ class ProcessorSettings(Section):
         10_000, "how long a request that was handed off waits for its decode worker's first row"
     )
     request_timeout_ms: int = milliseconds(600_000, "how long a request may take, unless it asks for less")
-    abort_timeout_ms: int = milliseconds(5000, "how long a worker may take to end a request that was aborted")
-    step_queue: int = count(64, "steps", "the most that wait for the iterator over steps")
     request_buffer_rows: int = count(1024, "rows", "the most that wait for the iterator over one request")
     slow_consumer: Literal["end", "wait"] = choice(
         "wait",
@@ -272,6 +262,22 @@ class ProcessorSettings(Section):
         10_000, "how long a stopping processor waits for its requests; 0: not at all", low=0
     )
 
+    # Constants: nothing but code sets them.
+    max_open_steps: int = 16
+    """The most steps of a stream that wait for their other parts. Ranks of one engine are a step or two apart."""
+    draft_lag_steps: int = 1
+    """How many later steps may begin before an announced draft is given up: an engine publishes both together."""
+    replay_attempts: int = 3
+    """How often missing items are asked for again; a worker that has them answers the first time."""
+    replay_timeout_ms: int = 1000
+    """How long each such attempt waits for the items: retention is memory, so only the network takes time."""
+    ended_requests: int = 65_536
+    """The most requests that are remembered after their end, so that a late row is known; 16 bytes each."""
+    abort_timeout_ms: int = 5000
+    """How long a worker may take to end an aborted request: some steps, even of a large prefill."""
+    step_queue: int = 64
+    """The most steps that wait for the iterator over steps; then their workers wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientsSettings(Section):
@@ -280,7 +286,6 @@ class ClientsSettings(Section):
     section = "clients"
 
     max_clients: int = count(256, "clients", "the most at once; others are refused", high=65536)
-    send_queue_frames: int = count(16_384, "frames", "the most that wait for one client")
     send_queue_bytes: int = size(67_108_864, "the most that waits for one client; at least limits.max_message_bytes")
     buffer_bytes: int = size(
         268_435_456, "the most that waits for all clients together; then the one with most loses its requests"
@@ -288,6 +293,10 @@ class ClientsSettings(Section):
     detached_timeout_ms: int = milliseconds(
         30_000, "how long the requests of a client that went away wait for it to come back"
     )
+
+    # Constants: nothing but code sets them.
+    send_queue_frames: int = 16_384
+    """The most frames that wait for one client; send_queue_bytes is the bound that a deployment sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +307,17 @@ class ClientSettings(Section):
 
     name: str = text("client", 1, 64, "what the client is called in logs; several may have one name")
     window_frames: int = count(64, "frames", "the most that are sent and not acknowledged yet", high=65536)
-    window_bytes: int = size(16_777_216, "the most that is on its way; one frame may be of any size")
     request_buffer_rows: int = count(4096, "rows", "the most that wait for the iterator over one request")
-    max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
     resume_timeout_ms: int = milliseconds(
         30_000, "how long open requests wait for a processor that went away to come back"
     )
     drain_timeout_ms: int = milliseconds(5000, "how long a closing client waits for its requests; 0: not at all", low=0)
+
+    # Constants: nothing but code sets them.
+    window_bytes: int = 16_777_216
+    """The most bytes on their way and not acknowledged, beside window_frames; one frame may be of any size."""
+    max_requests: int = 65_536
+    """The most open requests, as many as a processor has by default; others are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,20 +388,15 @@ class GatewaySettings(Section):
     max_requests: int = count(
         1024, "requests", "the most that are open at once, each choice of an answer one; others get status 429"
     )
-    max_choices: int = count(128, "choices", "the most of one answer: its prompts times n", high=1024)
     max_connections: int = count(
         4096, "connections", "the most at once; others get status 503, and of TLS handshakes the oldest make room"
     )
     max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
-    max_header_bytes: int = count(
-        16_384, "bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20
-    )
     request_timeout_ms: int = milliseconds(
         10_000, "how long a request's headers and body may take to arrive, each; then status 408"
     )
     idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
     max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
-    max_text_bytes: int = size(1_048_576, "the most of a prompt's text, after its chat template; more gets status 400")
     encoding_time_ms: int = milliseconds(
         2000, "the most processor time to read a request's body and encode its text; more gets status 400"
     )
@@ -413,13 +421,21 @@ class GatewaySettings(Section):
     write_timeout_ms: int = milliseconds(
         10_000, "how long a client may take nothing of what waits for it; then it is cut off"
     )
-    retry_after_ms: int = milliseconds(1000, "the Retry-After of status 429 and 503")
-    bus_timeout_ms: int = milliseconds(
-        1000, "how long the processor may take to tell its status, which /bus and /readyz ask for"
-    )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
     )
+
+    # Constants: nothing but code sets them.
+    max_text_bytes: int = 1_048_576
+    """The most of a prompt's text, after its chat template: the longest prompt has some 4 bytes a token and fits."""
+    max_choices: int = 128
+    """The most choices of one answer, its prompts times n. OpenAI's API allows as many for n."""
+    max_header_bytes: int = 16_384
+    """The most of a request's line and headers; more gets status 431. Other servers allow 8 to 64 KiB."""
+    retry_after_ms: int = 1000
+    """The Retry-After of status 429 and 503: a request ends within some seconds, and makes room."""
+    bus_timeout_ms: int = 1000
+    """How long the processor may take to send its status, which /bus and /readyz ask for; probes wait as long."""
 
     def _check_rules(self) -> None:
         if not self.address:
@@ -446,9 +462,10 @@ class DeadLetterSettings(Section):
         1000, "files", "the most messages, each with a note beside it that does not count; the oldest go first"
     )
     max_bytes: int = size(268_435_456, "the most of all files together, notes too; the oldest go first")
-    per_second: int = count(
-        50, "files", "the most messages that are written in a second; others are only counted", high=1000
-    )
+
+    # Constants: nothing but code sets them.
+    per_second: int = 50
+    """The most messages that are written in a second: enough to see a fault. Others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,9 +477,10 @@ class MetricsSettings(Section):
     address: str = host_and_port(
         "127.0.0.1:9470", "where the processor serves its metrics; port 0: any free one; empty: nowhere"
     )
-    stall_timeout_ms: int = milliseconds(
-        5000, "after how long an event loop that does not answer makes its process unhealthy"
-    )
+
+    # Constants: nothing but code sets them.
+    stall_timeout_ms: int = 5000
+    """After how long an event loop that does not answer makes its process unhealthy; no healthy one pauses so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,10 +513,13 @@ class DurableLogSettings(Section):
     )
     max_bytes: int = size(1_073_741_824, "the most that it keeps; the oldest items make room")
     max_age_hours: int = count(168, "h", "for how long it keeps an item", high=24 * 3650)
-    message_bytes: int = size(524_288, "the most of a worker's items that go into one message, unless one is larger")
     buffer_bytes: int = size(
         67_108_864, "the most that a writer holds until the log has acknowledged it, and that a reader has fetched"
     )
+
+    # Constants: nothing but code sets them.
+    message_bytes: int = 524_288
+    """The most of a worker's items in one message of the log: half of what NATS takes by default."""
 
     def _check_rules(self) -> None:
         if self.durable and not self.address:
@@ -526,7 +547,6 @@ _LIMITS = {
     "max_tokens_per_row": ("tokens", "the most of a row"),
     "max_draft_tokens_per_row": ("tokens", "the most draft tokens verified, and the most proposals, of a row"),
     "max_top_k": ("alternatives", "the most of a token"),
-    "max_token_id": ("", "the largest token id"),
 }
 LIMITS = tuple(
     Entry("limits", name, Annotated[int, whole(unit, meaning, low=0, high=most)], getattr(Limits.default(), name))

@@ -118,6 +118,14 @@ ENTRIES: dict[str, Entry] = {
 }
 """By key, in the order of the documentation."""
 _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
+_FIXED = {
+    name
+    for section, maker in SECTIONS.items()
+    for item in vars(maker)
+    if not item.startswith("_")
+    for name in (f"{section}.{item}", f"{_PREFIX}{section}_{item}".upper())
+}
+"""Constants of sections, by key and as variables."""
 _Set = dict[str, tuple[object, str]]
 """Valid values by key, each with where it was set."""
 
@@ -156,6 +164,8 @@ def _known(key: str, where: str, known: Mapping[str, _T]) -> _T:
     """Return a key's entry, or raise a SettingsError that names the key and one like it."""
     if key in known:
         return known[key]
+    if key in _FIXED:
+        raise SettingsError(key, "no setting, but a constant of the code", Shown(""), where=where)
     near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise SettingsError(key, f"no such setting{hint}", Shown(""), where=where)

@@ -13,6 +13,7 @@ from tests.engines.fastdeploy import engine
 from tests.engines.fastdeploy.kernel import KernelQueue, Saved
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, Mask
+from tests.support.settings import settings_of
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.message import Kind
@@ -31,7 +32,6 @@ def settings_in(folder: Path, **overrides: object) -> Settings:
         "bus.clients_address": f"ipc://{folder}/c",
         "bus.reconnect_ms": 10,
         "bus.reconnect_max_ms": 50,
-        "bus.linger_ms": 50,
         "worker.id": "fastdeploy-1",
         "worker.max_requests": 0,
         "worker.drain_timeout_ms": 0,
@@ -41,7 +41,7 @@ def settings_in(folder: Path, **overrides: object) -> Settings:
         "dead_letters.directory": f"{folder}/dead",
     }
     wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
-    return Settings.load(environment={}, overrides=wanted)
+    return settings_of(wanted)
 
 
 @contextmanager

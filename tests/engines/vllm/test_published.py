@@ -17,13 +17,13 @@ import pytest
 
 from tests.engines.vllm.test_columns import lists
 from tests.pages import blocks, module_of
+from tests.support.settings import settings_of
 from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.published import Published, cut, settings_for
 from tokenbus_engines.vllm.request_keys import ARGUMENT
 from tokenbus_services.delivery import Step
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 
 TOP_K = 3
 VOCABULARY = 64
@@ -156,7 +156,6 @@ class Bus:
             "bus.clients_address": f"ipc://{folder}/c",
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 50,
-            "bus.linger_ms": 50,
             "worker.max_requests": 0,
             "worker.drain_timeout_ms": 0,
             "worker.policy": "fail",
@@ -165,7 +164,7 @@ class Bus:
             "dead_letters.directory": f"{folder}/dead",
         }
         wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
-        self.settings = Settings.load(environment={}, overrides=wanted)
+        self.settings = settings_of(wanted)
         self.core = Core()
         self.published = Published(VLLM, configuration(), self.settings, None)
         self.published.observe(self.core)
@@ -388,7 +387,7 @@ def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"worker.role": "prefill"}, {}, "worker.role: mixed for the engine vllm, got prefill"),
         ({"worker.top_logprobs": 21}, {"max_logprobs": 30}, "worker.top_logprobs: at most 20, as limits.max_top_k or "),
         ({"worker.top_logprobs": 9}, {"max_logprobs": 5}, "worker.top_logprobs: at most 5, as --max-logprobs, got 9"),
-        ({"worker.top_logprobs": 128}, {}, "TOKENBUS_WORKER_TOP_LOGPROBS: at most 127, got 128"),
+        ({"worker.top_logprobs": 128}, {}, "TOKENBUS_WORKER_TOP_LOGPROBS: 0 to 127 alternatives, got 128"),
         ({"worker.no_such": 1}, {}, "TOKENBUS_WORKER_NO_SUCH: no such setting"),
         ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus_engines.vllm.scheduler is not for diffusion models"),
     ],

@@ -22,7 +22,6 @@ AS_DEPLOYED: Overrides = {
     "bus.heartbeat_interval_ms": 1000,
     "bus.heartbeat_timeout_ms": 3000,
     "bus.reconnect_ms": 100,
-    "bus.linger_ms": 1000,
 }
 """The defaults, where the other tests' deployments have values of their own."""
 _DEADLINE_MS = 10_000

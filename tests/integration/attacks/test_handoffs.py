@@ -260,7 +260,7 @@ def test_ticket_of_a_request_that_has_ended_is_void(deployment: Deployment) -> N
 
     The decode worker is full by then: it would refuse a good ticket for that alone, and leave it unused.
     """
-    deployment.overrides |= {"bus.heartbeat_timeout_ms": 60_000, "processor.abort_timeout_ms": 100}
+    deployment.overrides |= {"bus.heartbeat_timeout_ms": 60_000}
     deployment.start_processor()
     deployment.start_worker("decode-0", "--steps-per-second", "1", worker__role="decode", worker__max_requests=3)
     workers, clients = (str(deployment.overrides[f"bus.{name}_address"]) for name in ("workers", "clients"))

@@ -247,8 +247,11 @@ async def _unfinished(
         (_ENDLESS, "500 ms of processor time"),
         (_COSTLY, "16777216 bytes of memory"),
         ({"messages": _CHAT * 1024, "chat_template_kwargs": {"more": "m" * 60_000}}, "at most 1048576 characters"),
-        ({"prompt": "a" * 1_048_577}, "at most 1048576 bytes of text (gateway.max_text_bytes), got 1048577"),
-        ({"prompt": "é" * 600_000}, "at most 1048576 bytes of text (gateway.max_text_bytes), got 1200000"),
+        (
+            {"prompt": "a" * 1_048_577},
+            "at most 1048576 bytes of text, got 1048577",
+        ),
+        ({"prompt": "é" * 600_000}, "at most 1048576 bytes of text, got 1200000"),
         ({"tools": [{"function": {"name": "f"}}] * 9, **_ENDLESS}, "500 ms of processor time"),
     ],
     ids=["time", "memory", "template", "text", "bytes", "tools"],

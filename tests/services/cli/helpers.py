@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.services.cli.guarded import Guarded
+from tests.support.settings import settings_of
 from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
@@ -31,9 +32,7 @@ def memory_settings(**overrides: object) -> Settings:
         "bus.clients_address": "memory://clients",
         "dead_letters.max_bytes": 1,
     }
-    return Settings.load(
-        environment={}, overrides=values | {key.replace("__", "."): overrides[key] for key in overrides}
-    )
+    return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 
 
 def generate(max_tokens: int, key: int = 11) -> Generate:

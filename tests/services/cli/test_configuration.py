@@ -73,7 +73,10 @@ def test_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str]
         f"tokenbus: {file}: a settings file in TOML, got"
     )
     file.write_text("[worker]\nid = 5")
-    assert refusal(capsys, "worker", "--settings", str(file)) == f"tokenbus: {file}: worker.id: text of 1 to 64 bytes, got 5"
+    assert (
+        refusal(capsys, "worker", "--settings", str(file))
+        == f"tokenbus: {file}: worker.id: text of 1 to 64 bytes, got 5"
+    )
 
 
 def test_value_is_quoted_escaped(capsys: pytest.CaptureFixture[str]) -> None:

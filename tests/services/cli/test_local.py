@@ -103,12 +103,12 @@ def test_port_that_was_chosen_stays() -> None:
 
 def test_services_get_exactly_the_settings() -> None:
     """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
-    overrides: dict[str, object] = {"bus.key_file": "a b=c", "worker.checksum": False, "worker.shed_at": 0.5}
+    overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "gateway.key_share": 0.25}
     settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
     assert Settings.load(environment=environment_of(settings)) == settings
-    changed = environment_of(settings, {"worker.id": "other", "worker.checksum": True})
+    changed = environment_of(settings, {"worker.id": "other", "bus.insecure": False})
     assert Settings.load(environment=changed).worker.id == "other"
-    assert Settings.load(environment=changed).worker.checksum
+    assert Settings.load(environment=changed).bus.insecure is False
 
 
 def test_addresses_that_were_set_stay(tmp_path: Path) -> None:

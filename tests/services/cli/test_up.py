@@ -182,7 +182,7 @@ def test_second_signal_kills(folder: Path) -> None:
 
 def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
     """Without a second signal the settings say how long a service may take to leave."""
-    times = {"worker__drain_timeout_ms": 1, "bus__linger_ms": 1}
+    times = {"worker__drain_timeout_ms": 1}
     with Command(["up", *FEW, "--json"], environment(folder, **times)) as command:
         processes = pids(command.event("up"))
         os.kill(processes["mixed-0"], signal.SIGSTOP)

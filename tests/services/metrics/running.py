@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from tests.support.settings import settings_of
 from tests.support.waiting import MOST
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -41,7 +42,7 @@ _USUAL = {
 def settings(**changed: object) -> Settings:
     """Return settings in memory, with some changed: `worker__id` is worker.id."""
     overrides = {key.replace("__", "."): value for key, value in changed.items()}
-    return Settings.load(environment={}, overrides=_USUAL | overrides)
+    return settings_of(_USUAL | overrides)
 
 
 class Bus:

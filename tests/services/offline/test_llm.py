@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from tests.pages import blocks
+from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until, wait_until
 from tokenbus_contracts import ContractError
 from tokenbus_engines.ngram import NgramEngine, NgramOptions
@@ -39,7 +40,7 @@ def settings(**overrides: object) -> Settings:
     """Return settings with a window of few requests; the client refuses more."""
     values = {"worker.max_requests": WINDOW, "client.max_requests": WINDOW, "dead_letters.max_bytes": 1}
     addresses = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
-    return Settings.load(environment={}, overrides={**values, **addresses, **overrides})
+    return settings_of({**values, **addresses, **overrides})
 
 
 @pytest.fixture(scope="module")
