@@ -55,17 +55,17 @@ def _at_least(section: object, name: str, what: str, least: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BusSettings(Section):
-    """Where the processor is found, and what holds for every connection to it."""
+    """The addresses of the processor, and the bounds, times and keys of every connection to it."""
 
     section = "bus"
 
     workers_address: str = endpoints(
         "tcp://127.0.0.1:5570",
-        "where a processor takes workers; for workers: the processors that they may go to, one at a time",
+        "where a processor listens for workers; for workers: the processors that they may connect to, one at a time",
     )
     clients_address: str = endpoints(
         "tcp://127.0.0.1:5571",
-        "where a processor takes clients; for clients: all processors, to each of which they connect",
+        "where a processor listens for clients; for clients: all processors, each of which they connect to",
     )
     max_part_bytes: int = size(8_388_608, "the largest part of a message; a peer that sends a larger one is cut off")
     max_pending_bytes: int = size(
@@ -110,14 +110,12 @@ class BusSettings(Section):
     )
     nats_credentials: str = path(
         "",
-        "the file of what this process proves to a NATS server: a .creds file, or one line with USER:PASSWORD, a token "
-        "or an NKEY's seed; empty: nothing; it is read again when it changes",
+        "the file with this process's credentials for NATS: a .creds file, or one line with USER:PASSWORD, a token "
+        "or an NKEY's seed; empty: none; it is read again when it changes",
     )
-    nats_name: str = text(
-        "", 0, 64, "the name under which this process speaks over NATS; empty: the user of USER:PASSWORD, or none"
-    )
+    nats_name: str = text("", 0, 64, "this process's user name in NATS; empty: the user of USER:PASSWORD, or none")
     nats_roles: str = text(
-        "", 0, 64, "the roles in which it speaks over NATS, as client+observer: what the server permits it; empty: all"
+        "", 0, 64, "the roles that the NATS server permits this process, as client+observer; empty: all"
     )
     nats_ca_file: str = path("", "the certificates by which tls:// servers are trusted; empty: the system's")
     nats_certificate: str = path(
@@ -155,21 +153,21 @@ class BusSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(Section):
-    """A worker, and what it retains."""
+    """A worker: its name and role, its retention and its hand-offs."""
 
     section = "worker"
 
-    id: str = text("worker-0", 1, 64, "what the worker is called; no two live workers have one id")
+    id: str = text("worker-0", 1, 64, "the worker's name; no two live workers have the same")
     role: Literal["mixed", "prefill", "decode"] = choice(
         "mixed",
-        "what it does: all of a request, its prompt and first token, or what follows them",
+        "its share of a request: all of it, the prompt and the first token, or the tokens after the first",
     )
     model: str = text("", 0, 256, "the model's name, as clients ask for it; empty: the only one")
     tp_rank: int = count(0, "", "its tensor-parallel rank", low=0, high=65535)
     dp_rank: int = count(0, "", "its data-parallel rank", low=0, high=65535)
-    retention_items: int = count(4096, "items", "the most that it keeps until they are acknowledged", low=2)
+    retention_items: int = count(4096, "items", "the most unacknowledged items that it keeps", low=2)
     retention_bytes: int = size(
-        268_435_456, "the most that it keeps until they are acknowledged; at least limits.max_message_bytes"
+        268_435_456, "the most bytes of unacknowledged items that it keeps; at least limits.max_message_bytes"
     )
     policy: Literal["block", "shed", "fail"] = choice(
         "block",
@@ -226,23 +224,21 @@ class WorkerSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSettings(Section):
-    """The processor, and what it holds for workers and requests."""
+    """The processor, and the bounds of its workers and requests."""
 
     section = "processor"
 
-    id: str = text("processor", 1, 48, "what the processor is called; what is drawn at each start is added")
+    id: str = text("processor", 1, 48, "the processor's name; each start adds a random suffix")
     max_workers: int = count(64, "workers", "the most at once; others are refused", high=65536)
-    credit_items: int = count(256, "items", "the most that a worker may have sent and not yet seen taken")
-    credit_bytes: int = size(
-        67_108_864, "the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"
-    )
+    credit_items: int = count(256, "items", "a worker's credit: the most items that it sends ahead of their acceptance")
+    credit_bytes: int = size(67_108_864, "a worker's credit in bytes; at least limits.max_message_bytes")
     step_timeout_ms: int = milliseconds(2000, "after how long a step whose other parts do not come is given up")
     max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
     requests_per_peer: int = count(
         8192, "requests", "the most that one client may have open, or a worker, or all of one key, bring unasked"
     )
     unclaimed_timeout_ms: int = milliseconds(
-        10_000, "how long what belongs to no known request is kept for its client to come back"
+        10_000, "how long rows of an unknown request are kept for its client to come back"
     )
     pending_items: int = count(
         2048, "items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted"
@@ -281,7 +277,7 @@ class ProcessorSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class ClientsSettings(Section):
-    """What the processor holds for its clients."""
+    """The bounds of a processor's clients."""
 
     section = "clients"
 
@@ -305,7 +301,7 @@ class ClientSettings(Section):
 
     section = "client"
 
-    name: str = text("client", 1, 64, "what the client is called in logs; several may have one name")
+    name: str = text("client", 1, 64, "the client's name in logs; several clients may have the same")
     window_frames: int = count(64, "frames", "the most that are sent and not acknowledged yet", high=65536)
     request_buffer_rows: int = count(4096, "rows", "the most that wait for the iterator over one request")
     resume_timeout_ms: int = milliseconds(
@@ -322,7 +318,7 @@ class ClientSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings(Section):
-    """The gateway, and what it holds for its HTTP clients."""
+    """The gateway: its address, its access rules and the bounds of its HTTP clients."""
 
     section = "gateway"
 
@@ -382,7 +378,7 @@ class GatewaySettings(Section):
     )
     chat_template: Literal["auto", "text", "roles"] = choice(
         "auto",
-        "what becomes of a chat's messages: what the model's own template writes, or, for a tokenizer that is no "
+        "how a chat's messages become a prompt: by the model's own template, or, for a tokenizer that is no "
         "model's, their texts alone; always their texts alone; or each with its role's name before it",
     )
     max_requests: int = count(
@@ -418,9 +414,7 @@ class GatewaySettings(Section):
         "whether answers to clients that accept gzip are compressed, an event at a time: less to send for more "
         "processor time (docs/gateway.md says how much)",
     )
-    write_timeout_ms: int = milliseconds(
-        10_000, "how long a client may take nothing of what waits for it; then it is cut off"
-    )
+    write_timeout_ms: int = milliseconds(10_000, "how long a client may read nothing of its answer; then it is cut off")
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
     )
@@ -453,24 +447,23 @@ class GatewaySettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSettings(Section):
-    """Where messages go that were refused, for people to look at."""
+    """The folder of refused messages, for people to look at."""
 
     section = "dead_letters"
 
     directory: str = text("dead-letters", 1, 4096, "the folder they are kept in")
-    max_files: int = count(
-        1000, "files", "the most messages, each with a note beside it that does not count; the oldest go first"
-    )
     max_bytes: int = size(268_435_456, "the most of all files together, notes too; the oldest go first")
 
     # Constants: nothing but code sets them.
+    max_files: int = 1000
+    """The most messages, each with a note beside it; the oldest go first. A person reads no more of them."""
     per_second: int = 50
     """The most messages that are written in a second: enough to see a fault. Others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings(Section):
-    """How a process is watched from outside."""
+    """The processor's metrics."""
 
     section = "metrics"
 
@@ -497,8 +490,8 @@ class DurableLogSettings(Section):
         "keeps none",
     )
     durable: bool = flag(
-        "whether a processor lets a worker forget an item only once the log has acknowledged it; otherwise what does "
-        "not fit into buffer_bytes is left out of the log, and named there",
+        "whether a processor acknowledges an item to its worker only once the log has it; otherwise the log leaves out "
+        "items that do not fit into buffer_bytes, and names them",
         default=False,
     )
     replicas: int = count(
@@ -514,7 +507,7 @@ class DurableLogSettings(Section):
     max_bytes: int = size(1_073_741_824, "the most that it keeps; the oldest items make room")
     max_age_hours: int = count(168, "h", "for how long it keeps an item", high=24 * 3650)
     buffer_bytes: int = size(
-        67_108_864, "the most that a writer holds until the log has acknowledged it, and that a reader has fetched"
+        67_108_864, "the most bytes that a writer holds unacknowledged, and that a reader fetches ahead"
     )
 
     # Constants: nothing but code sets them.
@@ -536,7 +529,7 @@ class LogSettings(Section):
     section = "log"
 
     format: Literal["auto", "json", "console"] = choice(
-        "auto", "JSON lines, lines for people, or whichever suits where they are written"
+        "auto", "JSON lines, lines for people, or auto: lines for people on a terminal and JSON elsewhere"
     )
     level: Literal["debug", "info", "warning", "error"] = choice("info", "the least that is logged")
 
