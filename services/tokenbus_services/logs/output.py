@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn, TextIO
@@ -97,21 +96,11 @@ def _process(wrapped: WrappedLogger, method: str, event: EventDict) -> str:
 
 
 def _safe_values(event: EventDict) -> dict[str, object]:
-    raised = _exception_in(event.pop("exc_info", None))
+    event = structlog.processors.format_exc_info(None, "", event)
+    trace = event.pop("exception", None)
     values: dict[str, object] = {"event": safe_text(str(event.pop("event", "")))}
     values |= {name: safe(name, value) for name, value in event.items() if name not in ("level", "timestamp")}
-    if raised is not None:
-        text = "".join(traceback.format_exception(raised))
-        values["exception"] = safe_traceback(text)
-    return values
-
-
-def _exception_in(given: object) -> BaseException | None:
-    if isinstance(given, BaseException):
-        return given
-    if isinstance(given, tuple):
-        return next((part for part in given if isinstance(part, BaseException)), None)
-    return sys.exc_info()[1] if given else None
+    return values | ({"exception": safe_traceback(trace)} if isinstance(trace, str) else {})
 
 
 def _hand_to_python(level: int, event: EventDict) -> NoReturn:
