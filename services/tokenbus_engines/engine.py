@@ -16,7 +16,8 @@ from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhas
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import check_role, parameters_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
-from tokenbus_engines.requests import Ids, Request, Requests
+from tokenbus_engines.requests import Request, Requests
+from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
 from tokenbus_services.plugins import digest_of
 from tokenbus_services.worker import EngineStepError

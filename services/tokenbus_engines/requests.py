@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus_engines.admission import RequestParameters, Stops
+from tokenbus_engines.sampling import Ids, SamplingParams
 
-Ids = npt.NDArray[np.int64]
 _FIRST_SLOTS = 64
 _DIGEST_LENGTH = 32
 
@@ -48,6 +47,9 @@ class Requests:
         self.serials = np.zeros(0, np.int64)
         """In the order of admission."""
         self.seeds = np.zeros(0, np.uint64)
+        self.temperatures = np.zeros(0)
+        self.top_ks = np.zeros(0, np.int64)
+        self.top_ps = np.zeros(0)
         self.positions = np.zeros(0, np.int64)
         """How many tokens each was given."""
         self.prompts = np.zeros(0, np.int64)
@@ -87,6 +89,9 @@ class Requests:
         self.keys[slot] = request.key
         self.serials[slot] = self._count
         self.seeds[slot] = request.seed
+        self.temperatures[slot] = request.temperature
+        self.top_ks[slot] = request.top_k
+        self.top_ps[slot] = request.top_p
         self.positions[slot] = len(request.output)
         self.prompts[slot] = len(request.prompt)
         self.digests[slot] = prompt_digest(request.prompt)
@@ -109,6 +114,10 @@ class Requests:
             del self._by_key[key]
             self.stops.pop(slot, None)
             self._free.append(slot)
+
+    def params(self, slots: Ids) -> SamplingParams:
+        """Return how the tokens of requests are chosen."""
+        return SamplingParams(self.temperatures[slots], self.top_ks[slots], self.top_ps[slots], self.seeds[slots])
 
     def to_compute(self, slots: Ids) -> Ids:
         """Return how many tokens must be computed before each continues: all, after its first all but the last."""

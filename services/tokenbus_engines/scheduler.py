@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenbus_engines.admission import EngineOptions, check_range
-from tokenbus_engines.requests import Ids, Requests
+from tokenbus_engines.requests import Requests
+from tokenbus_engines.sampling import Ids
 
 _NONE = np.zeros(0, np.int64)
 

@@ -6,7 +6,8 @@ from tests.engines.paddle.driver import text_request
 from tokenbus_engines.admission import parameters_of
 from tokenbus_engines.engine import batch_order
 from tokenbus_engines.paddle import ByteTokenizer
-from tokenbus_engines.requests import Ids, Request, Requests
+from tokenbus_engines.requests import Request, Requests
+from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
 
 

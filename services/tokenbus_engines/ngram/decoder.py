@@ -1,22 +1,45 @@
 """NgramDecoder: computes steps by looking things up in the model's tables."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_engines.admission import EngineOptions
 from tokenbus_engines.engine import Block, Outcome, Proposed, Scores
-from tokenbus_engines.ngram.model import ABSENT, WIDTH, Ids, default_model
-from tokenbus_engines.ngram.sampling import SamplingParams
-from tokenbus_engines.ngram.speculation import Drafted, Emitted, Front, propose, single, verify
+from tokenbus_engines.ngram.model import ABSENT, WIDTH, Model, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 from tokenbus_engines.requests import Request, Requests
-from tokenbus_engines.sampling import mixed
+from tokenbus_engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, mixed, verified
 from tokenbus_engines.scheduler import Plan
 
-_COLDEST = 1e30
-"""Above it nothing changes any more but that products overflow."""
+SALT = 2**63 - 1
+"""Seeds are often small numbers. A counter that is small too would cancel them out."""
+
+
+class Drafted(NamedTuple):
+    """What the draft proposed, a line for each row."""
+
+    tokens: Ids
+    contexts: Ids
+    """The target's context before each token, and one more: that after the last."""
+    own_places: Ids
+    """The place of each token in the draft's context."""
+    drafts: Drafts
+    """The same for `verified`, in places of the target's context."""
+
+
+class Emitted(NamedTuple):
+    """The tokens that were accepted and the one after them, a line for each row."""
+
+    tokens: Ids
+    places: Ids
+    """The place of each token in its context."""
+    counts: Ids
+    """How many tokens of each line there are."""
+    after: Ids
+    """The context that each row is in now."""
 
 
 class NgramRequests(Requests):
@@ -26,40 +49,27 @@ class NgramRequests(Requests):
         """Keep at most so many proposals of each request."""
         super().__init__()
         self._model = default_model()
-        self.mixed_seeds = np.zeros(0, np.uint64)
         self.contexts = np.zeros(0, np.int64)
-        """The model's context of each."""
-        self.coldness = np.zeros(0)
-        """What logprobs are multiplied by: one over the temperature."""
-        self.top_k = np.zeros(0, np.int64)
-        self.top_p = np.zeros(0)
-        self.has_proposals = np.zeros(0, np.bool_)
         self.proposals = np.zeros((0, proposals), np.int64)
-        """What another engine's draft proposed and was not verified yet."""
+        """What a prefill engine's draft proposed and was not verified yet; absent where there is none."""
 
-    def front(self, slots: Ids) -> Front:
-        """Return where requests are, and how their tokens are chosen."""
-        params = SamplingParams(self.coldness[slots], self.top_k[slots], self.top_p[slots])
-        return Front(self.contexts[slots], self.positions[slots], self.mixed_seeds[slots], params)
+    def params(self, slots: Ids) -> SamplingParams:
+        """Return how the tokens of requests are chosen."""
+        params = super().params(slots)
+        return params._replace(seeds=mixed(params.seeds), salt=SALT)
 
     def _write(self, slot: int, request: Request) -> None:
-        is_greedy, size = request.temperature == 0, self._model.vocabulary_size
-        self.mixed_seeds[slot] = mixed(np.array([request.seed], np.uint64))[0]
+        count = self.proposals.shape[1]
         self.contexts[slot] = self._model.contexts.of(request.prompt + request.output)
-        self.coldness[slot] = 1.0 if is_greedy else min(1 / request.temperature, _COLDEST)
-        self.top_k[slot] = 1 if is_greedy else min(request.top_k or size, size)
-        self.top_p[slot] = request.top_p
-        self.has_proposals[slot] = bool(request.proposals)
-        self.proposals[slot] = padded(request.proposals, self.proposals.shape[1])
+        self.proposals[slot] = (request.proposals + [ABSENT] * count)[:count]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NgramBlock(Block):
-    """What a step computed, with the model's context of each token."""
+    """What a step computed, with the model's contexts and places."""
 
+    drafted: Drafted
     emitted: Emitted
-    drafted: Drafted | None
-    """Of the slots that continue, if the draft proposed anything."""
 
 
 class NgramDecoder:
@@ -84,34 +94,28 @@ class NgramDecoder:
         model = self._model
         at = np.array([model.contexts.of(request.prompt + request.output)])
         for place, token in enumerate(request.proposals):
-            # The draft proposes what is in its line; of anything else it has no probability, which verifying needs.
+            # Verifying needs the draft's probability of a token, and the draft has one for these alone.
             if model.places(model.drafts[at], np.array([token]))[0] >= WIDTH:
                 raise ValueError(f"state.proposals[{place}]: a token that the draft proposes there, got {token}")
             at = model.contexts.after(at, np.array([token]))
 
     def compute(self, plan: Plan) -> NgramBlock:
         """Let the draft propose and the target verify; a first token is the target's alone."""
-        requests, model, decode, first = self.requests, self._model, plan.decode, plan.first
-        slots = np.concatenate([decode, first]) if first.size else decode
-        if not (self._speculate and decode.size):
-            drafted, emitted = None, single(model, requests.front(slots))
-        else:
-            front = requests.front(decode)
-            given = None
-            if requests.has_proposals[decode].any():
-                given = np.where(requests.has_proposals[decode][:, None], requests.proposals[decode], ABSENT)
-            drafted = propose(model, front, self._speculate, given)
-            emitted = verify(model, front, drafted)
-            if first.size:
-                emitted = _below(emitted, single(model, requests.front(first)))
+        requests, model, decoding = self.requests, self._model, plan.decode.size
+        slots = np.concatenate([plan.decode, plan.first])
+        params, positions, contexts = requests.params(slots), requests.positions[slots], requests.contexts[slots]
+        most = self._speculate if decoding else 0
+        drafted = propose(model, contexts, params, positions, requests.proposals[slots, :most])
+        drafted.drafts.counts[decoding:] = 0
+        emitted = verify(model, drafted, params, positions)
         return NgramBlock(
             slots=slots,
             tokens=emitted.tokens,
             counts=emitted.counts,
-            drafts=np.zeros((decode.size, 0), np.int64) if drafted is None else drafted.tokens,
-            draft_counts=np.full(decode.size, 0 if drafted is None else self._speculate),
-            emitted=emitted,
+            drafts=drafted.tokens[:decoding],
+            draft_counts=drafted.drafts.counts[:decoding],
             drafted=drafted,
+            emitted=emitted,
         )
 
     def propose(self, block: NgramBlock, result: Outcome) -> Proposed | None:
@@ -119,29 +123,29 @@ class NgramDecoder:
         if not self._hands_off:
             return None
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
-        front = self.requests.front(block.slots[rows])
-        front = front._replace(contexts=block.emitted.after[rows], positions=front.positions + result.kept[rows])
+        slots = block.slots[rows]
+        positions = self.requests.positions[slots] + result.kept[rows]
+        given = np.full((rows.size, self._speculate), ABSENT)
         counts = np.zeros(block.slots.size, np.int64)
         tokens = np.zeros((block.slots.size, self._speculate), np.int64)
         counts[rows] = self._speculate
-        tokens[rows] = propose(self._model, front, self._speculate).tokens
+        tokens[rows] = propose(
+            self._model, block.emitted.after[rows], self.requests.params(slots), positions, given
+        ).tokens
         return Proposed(counts, tokens)
 
     def scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_k: int, *, are_drafts: bool) -> Scores:
         """Look the scores up: what is behind a context's line has one logprob and one rank."""
-        model, drafted = self._model, block.drafted
-        if are_drafts and drafted is not None:
-            contexts, places = model.drafts[drafted.contexts[:, :-1]], drafted.own_places
-        else:
-            contexts, places = block.emitted.contexts, block.emitted.places
+        model, contexts, places = self._model, block.drafted.contexts, block.emitted.places
+        if are_drafts:
+            contexts, places = model.drafts[contexts[:, :-1]], block.drafted.own_places
         mask = np.arange(places.shape[1]) < counts[:, None]
-        contexts, places = contexts[rows, : places.shape[1]][mask], places[rows][mask]
-        near, is_in_line = np.minimum(places, WIDTH - 1), places < WIDTH
+        contexts, columns = contexts[rows][mask], np.minimum(places[rows][mask], WIDTH)
         return Scores(
-            np.where(is_in_line, model.logprobs[contexts, near], model.tail_logprob),
-            np.where(is_in_line, model.ranks[contexts, near], np.uint32(WIDTH + 1)),
+            model.logits[contexts, columns],
+            model.ranks[contexts, columns],
             model.ids[contexts, :top_k],
-            model.logprobs[contexts, :top_k],
+            model.logits[contexts, :top_k],
         )
 
     def carried(self, block: NgramBlock, row: int) -> bytes:
@@ -153,25 +157,42 @@ class NgramDecoder:
         """Keep the contexts that requests are in now."""
         del result
         self.requests.contexts[block.slots] = block.emitted.after
-        self.requests.has_proposals[block.slots] = False
+        self.requests.proposals[block.slots] = ABSENT
 
 
-def padded(proposals: list[int], count: int) -> list[int]:
-    """Return exactly `count` proposals; those that are missing are absent."""
-    return [*proposals[:count], *[ABSENT] * (count - len(proposals))]
+def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids, given: Ids) -> Drafted:
+    """Let the draft propose as many tokens as `given` has columns; a given token replaces the draft's own."""
+    rows, count = given.shape
+    tokens, own_places, columns = (np.zeros((rows, count), np.int64) for _ in range(3))
+    before = np.empty((rows, count + 1), np.int64)
+    chances = np.empty((rows, count, WIDTH + 1))
+    before[:, 0] = contexts
+    numbers = params.uniforms(positions[:, None] + np.arange(count), DRAFT)
+    for turn in range(count):
+        at = before[:, turn]
+        drafts = model.drafts[at]
+        mine = distribution(model.logits.take(drafts, 0), params, model.sizes).chances
+        mine[:, WIDTH] = 0  # the draft proposes no token of its tail
+        mine /= mine.sum(axis=1, keepdims=True)
+        places = drawn(mine, numbers[:, turn])
+        has = (given[:, turn] != ABSENT).nonzero()[0]
+        places[has] = model.places(drafts[has], given[has, turn])
+        own_places[:, turn] = places
+        chances[:, turn] = np.take_along_axis(mine, model.places_in_draft[at], axis=1)
+        tokens[:, turn] = model.ids[drafts, places]
+        there = model.draft_places[at, places].astype(np.int64)
+        columns[:, turn] = np.minimum(there, WIDTH)
+        before[:, turn + 1] = model.after(at, there, tokens[:, turn])
+    return Drafted(tokens, before, own_places, Drafts(columns, chances, np.full(rows, count)))
 
 
-def _below(upper: Emitted, lower: Emitted) -> Emitted:
-    """Return the rows of both; lines of one token have nothing behind it."""
-    missing = upper.tokens.shape[1] - lower.tokens.shape[1]
-
-    def _joined(above: Ids, below: Ids) -> Ids:
-        return np.concatenate([above, np.pad(below, ((0, 0), (0, missing)), constant_values=-1)])
-
-    return Emitted(
-        _joined(upper.tokens, lower.tokens),
-        _joined(upper.contexts, lower.contexts),
-        _joined(upper.places, lower.places),
-        np.concatenate([upper.counts, lower.counts]),
-        np.concatenate([upper.after, lower.after]),
-    )
+def verify(model: Model, drafted: Drafted, params: SamplingParams, positions: Ids) -> Emitted:
+    """Accept drafts as the target allows, and draw one token more."""
+    contexts = drafted.contexts
+    found = verified(model.logits.take(contexts, 0), drafted.drafts, params, positions, model.sizes)
+    every, last = np.arange(len(contexts)), found.counts - 1
+    places = found.columns
+    places[every, last] += found.within
+    tokens = model.tokens(contexts.ravel(), places.ravel()).reshape(places.shape)
+    after = model.after(contexts[every, last], places[every, last], tokens[every, last])
+    return Emitted(tokens, places, found.counts, after)

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_engines.ngram.tokenizer import COMMITTED, Tokenizer, default_tokenizer
+from tokenbus_engines.sampling import Ids
 
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
 
 ABSENT = -1
@@ -105,24 +104,17 @@ class Model:
     def __init__(self, tokenizer: Tokenizer, lines: Tables) -> None:
         """Take what was learned, and make all that a step looks up."""
         self.vocabulary_size = tokenizer.vocabulary_size
-        self.tail_size = self.vocabulary_size - WIDTH
         self.contexts = Contexts(lines, self.vocabulary_size)
         self.ids = lines.ids.astype(np.int32)
         """Of contexts: the tokens of its line."""
-        self.logprobs = lines.logprobs
-        """Of contexts: the logprobs of those."""
-        self.tail_logprob = tail_logprob(self.vocabulary_size)
-        self.ranks = _ranks(self.logprobs)
-        """Of contexts: the ranks of those; the whole tail has that which follows them."""
-        self.tail_below = np.float64(self.tail_logprob) - self.logprobs[:, 0]
-        """Of contexts: how far below its first one the logprob of a token of the tail is."""
-        self.tail_mass = np.exp(self.tail_below)
-        """Of contexts: the probability of such a token, as a multiple of the first one's."""
         everywhere = np.arange(self.contexts.count)
-        self.cumulated = np.cumsum(np.exp(self.below(everywhere)), axis=1, dtype=np.float64)
-        """Of contexts: the probabilities of its line added up, as multiples of the first one's."""
-        self.total = self.cumulated[:, -1] + self.tail_size * self.tail_mass
-        """Of contexts: the same of all tokens."""
+        tail = np.full((self.contexts.count, 1), tail_logprob(self.vocabulary_size))
+        self.logits = np.hstack([lines.logprobs, tail])
+        """The logprobs of a context's line, and the one that each token of its tail has."""
+        self.sizes = np.array([1.0] * WIDTH + [self.vocabulary_size - WIDTH])
+        """How many tokens each of these logprobs is for."""
+        self.ranks = _ranks(self.logits)
+        """The ranks of the same."""
         by_id = np.argsort(lines.ids, axis=1)
         self._order = by_id.astype(np.uint8)
         self._sorted_ids = np.take_along_axis(lines.ids, by_id, 1).astype(np.int32)
@@ -131,18 +123,12 @@ class Model:
         self._next = after.astype(np.int32).reshape(-1, WIDTH)
         self.drafts = self.contexts.shortened(DRAFT_LENGTH)
         """Of contexts: the draft's."""
-        self.places_in_draft = np.minimum(self._crossed(self.drafts, lines.ids), WIDTH).astype(np.uint8)
+        in_draft = np.minimum(self._crossed(self.drafts, lines.ids), WIDTH)
+        self.places_in_draft = np.hstack([in_draft, np.full_like(tail, WIDTH, np.int64)])
         """Of contexts: for each token of its line, its place in the draft's; the width, where it is in the tail."""
         self.draft_places = self._crossed(everywhere, lines.ids[self.drafts]).astype(np.int32)
         """Of contexts: for each token of its draft's line, its place here."""
-        self.is_crossed = np.asarray((self.draft_places >= WIDTH).any(1))
-        """Of contexts: whether the draft's line has tokens of the tail here."""
         self.fingerprint = _fingerprint(tokenizer, self)
-
-    def below(self, contexts: Ids) -> Logprobs:
-        """Return how far below its first one the logprob of each token of a context's line is."""
-        logprobs = self.logprobs.take(contexts, 0)
-        return np.asarray(logprobs - logprobs[:, :1])
 
     def places(self, contexts: Ids, tokens: Ids) -> Ids:
         """Return the place that each token has in a context."""
@@ -179,7 +165,7 @@ class Model:
 
 def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
     """Return for each place of a line how many logprobs are larger, and one."""
-    places = np.broadcast_to(np.arange(1, WIDTH + 1), logprobs.shape)
+    places = np.broadcast_to(np.arange(1, logprobs.shape[1] + 1), logprobs.shape)
     is_less = np.concatenate([np.ones((len(logprobs), 1), np.bool_), logprobs[:, 1:] < logprobs[:, :-1]], 1)
     return np.asarray(np.maximum.accumulate(np.where(is_less, places, 0), axis=1)).astype(np.uint32)
 
@@ -189,7 +175,7 @@ def _fingerprint(tokenizer: Tokenizer, model: Model) -> str:
     for token_id in range(tokenizer.vocabulary_size):
         piece = tokenizer.token_bytes(token_id)
         digest.update(len(piece).to_bytes(4, "little") + piece)
-    for array in (model.ids, model.logprobs):
+    for array in (model.ids, model.logits[:, :WIDTH]):
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]
 

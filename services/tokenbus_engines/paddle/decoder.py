@@ -1,6 +1,6 @@
 """PaddleDecoder: computes steps with the network: chunks of prompts, the verification of drafts, and new drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,12 +12,15 @@ from tokenbus_engines.admission import EngineOptions
 from tokenbus_engines.engine import Block, Outcome, Proposed, Scores, raise_failed
 from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.runner import Lines, Piece, Runner
-from tokenbus_engines.paddle.speculation import Drafts, Fronts, Logits, SamplingParams, drafted, verified
 from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
-from tokenbus_engines.requests import Ids, Request, Requests
+from tokenbus_engines.requests import Request, Requests
+from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
 from tokenbus_gpu_ops import token_logprobs
 from tokenbus_services.logs import logger
+
+Further = Callable[[int, Tensor, Ids], tuple[Tensor, Logits]]
+"""A draft head: takes its number, the state before it and the tokens chosen, and returns its state and its logits."""
 
 _log = logger("worker")
 _LARGEST = 65_504.0
@@ -32,6 +35,27 @@ class Carried(NamedTuple):
     values: Lines
 
 
+class Fronts(NamedTuple):
+    """Where the heads begin to draft for each row."""
+
+    states: Tensor
+    """What describes the position that the last token was drawn after."""
+    tokens: Ids
+    """The last token."""
+    positions: Ids
+    """The place of the next token in the row's output."""
+    counts: Ids
+    """How many drafts are wanted."""
+
+
+class Drafted(NamedTuple):
+    """What the heads drafted for each row, from the left, and the logits that it was drawn from."""
+
+    tokens: Ids
+    logits: Logits
+    counts: Ids
+
+
 class PaddleRequests(Requests):
     """The requests, with their tokens and what was drafted to follow."""
 
@@ -43,16 +67,9 @@ class PaddleRequests(Requests):
         """By slot: prompt and output."""
         self.carried: dict[int, Carried] = {}
         """By slot: keys and values that are not in the cache yet."""
-        self.temperatures = np.zeros(0)
-        self.top_ks = np.zeros(0, np.int64)
-        self.top_ps = np.zeros(0)
         self.draft_counts = np.zeros(0, np.int64)
         self.drafts = np.zeros((0, heads), np.int64)
         self.draft_logits = np.zeros((0, heads, VOCABULARY_SIZE), np.float32)
-
-    def params(self, slots: Ids) -> SamplingParams:
-        """Return how the tokens of requests are chosen."""
-        return SamplingParams(self.temperatures[slots], self.top_ks[slots], self.top_ps[slots], self.seeds[slots])
 
     def remove(self, slots: Ids) -> None:
         """Forget requests."""
@@ -62,9 +79,6 @@ class PaddleRequests(Requests):
             self.carried.pop(slot, None)
 
     def _write(self, slot: int, request: Request) -> None:
-        self.temperatures[slot] = request.temperature
-        self.top_ks[slot] = request.top_k
-        self.top_ps[slot] = request.top_p
         # The last token that can be is never a draft's successor, so it needs none.
         count = min(len(request.proposals), request.most - len(request.output) - 1)
         self.draft_counts[slot] = count
@@ -91,7 +105,7 @@ class PaddleBlock(Block):
     """The draft heads': [lines, drafts of a line, vocabulary]."""
     next_rows: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     """The lines whose requests continue."""
-    next_drafts: Drafts | None = None
+    next_drafts: Drafted | None = None
     """Of those: what follows."""
 
 
@@ -245,23 +259,37 @@ class PaddleDecoder:
         requests = self.requests
         draft_counts = requests.draft_counts[slots]
         most = int(draft_counts.max())
-        drafts = Drafts(requests.drafts[slots, :most], requests.draft_logits[slots, :most], draft_counts)
+        params, draft_logits = requests.params(slots), requests.draft_logits[slots, :most]
+        drafts = Drafts(requests.drafts[slots, :most], distribution(draft_logits, params).chances, draft_counts)
         wanted = firsts[:, None] + np.minimum(np.arange(most + 1), draft_counts[:, None])
         states = self._runner.chosen(lines, wanted.reshape(-1))
         logits = self._runner.logits(states).reshape(slots.size, most + 1, VOCABULARY_SIZE)
         sound = np.asarray(np.isfinite(logits).all(axis=(1, 2)))
         finite = np.where(sound[:, None, None], logits, 0)
-        found = verified(finite, drafts, requests.params(slots), requests.positions[slots])
+        found = verified(finite, drafts, params, requests.positions[slots])
         return PaddleBlock(
             slots=slots,
-            tokens=found.tokens,
+            tokens=found.columns,
             counts=np.where(sound, found.counts, 0),
-            drafts=drafts.tokens[:decoding],
+            drafts=drafts.columns[:decoding],
             draft_counts=np.where(sound, draft_counts, 0)[:decoding],
             states=states,
             logits=logits,
-            draft_logits=drafts.logits,
+            draft_logits=draft_logits,
         )
+
+
+def drafted(further: Further, fronts: Fronts, params: SamplingParams) -> Drafted:
+    """Return as many drafts as each row wants to follow its last token."""
+    most = int(fronts.counts.max(initial=0))
+    found = np.zeros((fronts.tokens.size, most), np.int64)
+    lines = np.zeros((fronts.tokens.size, most, VOCABULARY_SIZE), np.float32)
+    states, tokens = fronts.states, fronts.tokens
+    for place in range(most):
+        states, lines[:, place] = further(place, states, tokens)
+        numbers = params.uniforms(fronts.positions + place, DRAFT)
+        found[:, place] = tokens = drawn(distribution(lines[:, place], params).chances, numbers)
+    return Drafted(found, lines, fronts.counts)
 
 
 def scores(logits: Logits, tokens: npt.NDArray[np.integer], top_k: int) -> Scores:

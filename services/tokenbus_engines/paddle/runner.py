@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_engines.paddle.network import Shape, Store, Tensor
-from tokenbus_engines.paddle.speculation import Logits
 from tokenbus_engines.paddle.weights import network_of
+from tokenbus_engines.sampling import Logits
 
 Index = npt.NDArray[np.int64]
 Lines = npt.NDArray[np.float32]

@@ -204,8 +204,8 @@ def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], byt
 def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ngram engine that fails in the midst of keeping a request does not have it, and takes the next one."""
     engine = NgramEngine(NgramOptions())
-    monkeypatch.setattr("tokenbus_engines.ngram.decoder.padded", lambda *_: [0] * 99)
-    with pytest.raises(ValueError, match="broadcast"):
+    monkeypatch.setattr("tokenbus_engines.ngram.model.Contexts.of", lambda *_: "none")
+    with pytest.raises(ValueError, match="invalid literal"):
         engine.admit(asked(7, seed=1, max_tokens=4))
     monkeypatch.undo()
     assert not engine.has_work

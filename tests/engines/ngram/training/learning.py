@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_engines.ngram.model import ABSENT, FLOOR, WIDTH, Floats, Ids, Logprobs, Tables, tail_logprob
+from tokenbus_engines.ngram.model import ABSENT, FLOOR, WIDTH, Logprobs, Tables, tail_logprob
 from tokenbus_engines.ngram.tokenizer import BYTES, CHUNKS, Tokenizer
+from tokenbus_engines.sampling import Floats, Ids
 
 DISCOUNT = 0.4
 """What is taken from each count for what was never seen there."""
