@@ -171,9 +171,9 @@ class BatchEngine(Generic[B]):
         request = parameters_of(generate, self._options, decoder.tokenizer, Request)
         check_role(self._options.role, state)
         if state is not None:
-            found = unpacked(state, decoder.most_carried)
+            found, carried = unpacked(state, decoder.most_carried)
             resume(request, found, decoder.fingerprint, decoder.tokenizer)
-            decoder.read_carried(request, found.carried)
+            decoder.read_carried(request, carried)
         self._scheduler.add(self._requests.add(request))
         return len(request.prompt)
 
@@ -258,8 +258,7 @@ class BatchEngine(Generic[B]):
                     tokens=block.tokens[row, : result.kept[row]].tolist(),
                     seed=int(requests.seeds[slot]),
                     proposals=[] if proposed is None else proposed.tokens[row, : proposed.counts[row]].tolist(),
-                    carried=self._decoder.carried(block, row),
-                ).packed()
+                ).packed(self._decoder.carried(block, row))
             except Exception as error:  # noqa: BLE001 - it ends this request, and no other
                 failed[key] = error
         raise_failed(failed)

@@ -1,8 +1,8 @@
 """RequestState: what a decode engine needs to continue a request after its first token. All of it is checked."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Annotated, Protocol
+
+import msgspec
 
 from tokenbus_engines.requests import Request, prompt_digest
 from tokenbus_services.plugins import Tokenizer
@@ -10,6 +10,7 @@ from tokenbus_services.plugins import Tokenizer
 _MOST_BYTES = 65_536
 _MOST_TOKENS = 16
 _WORD = 1 << 64
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelTokenizer(Tokenizer, Protocol):
@@ -20,60 +21,37 @@ class ModelTokenizer(Tokenizer, Protocol):
         """The token that ends a text; it has no bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestState:
-    """Where a request is. Everything else that a decode engine needs is in the request itself, and in the model."""
+class RequestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a request is. The request itself and the model have everything else that a decode engine needs."""
 
     model: str
     """The model's fingerprint: another one's tokens mean something else."""
     prompt: str
-    """What tells the prompt's tokens from another's."""
-    tokens: list[int]
-    """What was emitted already."""
-    seed: int
-    proposals: list[int]
+    """The digest of the prompt's tokens."""
+    tokens: Annotated[list[_TokenId], msgspec.Meta(min_length=1, max_length=_MOST_TOKENS)]
+    """The tokens that the prefill engine gave."""
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    proposals: Annotated[list[_TokenId], msgspec.Meta(max_length=_MOST_TOKENS)]
     """What the draft proposed to follow."""
-    carried: bytes
-    """What the decoder computed that it would else have to compute again."""
 
-    def packed(self) -> bytes:
-        """Return it as a line of JSON, and behind it what is carried."""
-        fields = asdict(self)
-        carried: bytes = fields.pop("carried")
-        return json.dumps(fields, separators=(",", ":")).encode() + b"\n" + carried
+    def packed(self, carried: bytes) -> bytes:
+        """Return the state as a line of JSON, and behind it what the decoder carries over."""
+        return msgspec.json.encode(self) + b"\n" + carried
 
 
-def unpacked(data: bytes, most_carried: int) -> RequestState:
-    """Return the state that `packed` gave. It came over the network: a ValueError says what is wrong with it."""
+def unpacked(data: bytes, most_carried: int) -> tuple[RequestState, bytes]:
+    """Return the state and what is carried, as `packed` took them. A ValueError says what is wrong with the bytes."""
     most = _MOST_BYTES + most_carried
     if len(data) > most:
         raise ValueError(f"state: at most {most} bytes, got {len(data)}")
     line, _, carried = data.partition(b"\n")
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(f"state: JSON, got {line[:32]!r}") from None
-    known = set(RequestState.__slots__) - {"carried"}
-    if type(found) is not dict or found.keys() != known:
-        wrong = sorted(known ^ found.keys())[:4] if type(found) is dict else type(found).__name__
-        raise ValueError(f"state: the fields {', '.join(sorted(known))} and no other, got a difference in {wrong}")
-    for name in ("model", "prompt"):
-        if type(found[name]) is not str:
-            raise ValueError(f"state.{name}: a string, got {type(found[name]).__name__}")
-    _check_number("seed", found["seed"], _WORD)
-    for name, least in (("tokens", 1), ("proposals", 0)):
-        ids = found[name]
-        if type(ids) is not list or not least <= len(ids) <= _MOST_TOKENS:
-            got = f"{len(ids)} of them" if type(ids) is list else type(ids).__name__
-            raise ValueError(f"state.{name}: a list of {least} to {_MOST_TOKENS} numbers, got {got}")
-        for place, number in enumerate(ids):
-            _check_number(f"{name}[{place}]", number, 1 << 31)
-    return RequestState(**found, carried=carried)
-
-
-def _check_number(name: str, value: Any, beyond: int) -> None:  # noqa: ANN401 - whatever JSON has
-    if type(value) is not int or not 0 <= value < beyond:
-        raise ValueError(f"state.{name}: a whole number from 0 to below {beyond}, got {str(value)[:32]}")
+        state = msgspec.json.decode(line, type=RequestState)
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
+        raise ValueError(f"state: {error}") from None
+    if state.seed >= _WORD:
+        raise ValueError(f"state.seed: below {_WORD}, got {str(state.seed)[:32]}")
+    return state, carried
 
 
 def resume(request: Request, state: RequestState, model: str, tokenizer: ModelTokenizer) -> None:
@@ -85,7 +63,7 @@ def resume(request: Request, state: RequestState, model: str, tokenizer: ModelTo
     for name, ids in (("tokens", state.tokens), ("proposals", state.proposals)):
         for place, token_id in enumerate(ids):
             if token_id >= tokenizer.vocabulary_size:
-                raise ValueError(f"state.{name}[{place}]: below {tokenizer.vocabulary_size}, got {token_id}")
+                raise ValueError(f"state.{name}[{place}]: below {tokenizer.vocabulary_size}, got {str(token_id)[:32]}")
     if tokenizer.end_token in state.tokens and not request.ignores_end:
         raise ValueError("state.tokens: none that ends the request, got the end token")
     if len(state.tokens) >= request.most:

@@ -26,6 +26,7 @@ REFUSED = {
     "sampling.top_p: above 0 and at most 1, got nan": asked(5, top_p=math.nan),
     "sampling.max_tokens: at least 1, got 0": asked(5, max_tokens=0),
     r"sampling.stop\[1\]: 1 to 256 bytes, got 0": asked(5, stop=["a", ""]),
+    r"sampling.stop\[0\]: 1 to 256 bytes, got 257": asked(5, stop=["x" * 257]),
     "sampling.stop: at most 16 texts, got 17": asked(5, stop=["a"] * 17),
     "sampling.stop_token_ids: at most 64 ids, got 65": asked(5, stop_token_ids=[1] * 65),
     rf"sampling.stop_token_ids\[0\]: below {SIZE}, got {SIZE}": asked(5, stop_token_ids=[SIZE]),

@@ -120,7 +120,7 @@ class TestEngines:
             decoding.admit(ASKED)
         with pytest.raises(ValueError, match=r"^state: none for a prefill engine, got one$"):
             prefilling.admit(ASKED, b"x")
-        with pytest.raises(ValueError, match=r"^state: JSON, got "):
+        with pytest.raises(ValueError, match=r"^state: JSON is malformed"):
             decoding.admit(ASKED, b"x")
         assert not decoding.has_work
         assert not prefilling.has_work
@@ -190,10 +190,10 @@ class TestStates:
     def test_state_that_is_wrong_is_named(self) -> None:
         """Whatever is wrong with a state is reported in one line: the field, the limit and the value."""
         size = len(sound()["carried"])
-        assert changed(seed=-1) == "state.seed: a whole number from 0 to below 18446744073709551616, got -1"
+        assert changed(seed=-1) == "state: Expected `int` >= 0 - at `$.seed`"
         assert changed(prompt="another") == "state.prompt: the request's own, got another"
         assert changed(tokens=[258]) == "state.tokens[0]: below 258, got 258"
-        assert changed(tokens=[-1]) == "state.tokens[0]: a whole number from 0 to below 2147483648, got -1"
+        assert changed(tokens=[-1]) == "state: Expected `int` >= 0 - at `$.tokens[0]`"
         assert changed(tokens=[257]) == "state.tokens: none that ends the request, got the end token"
         assert changed(proposals=[0, 1, 300]) == "state.proposals[2]: below 258, got 300"
         assert changed(proposals=[0, 1, 2, 3]) == "state.proposals: at most 3, got 4"
@@ -203,11 +203,11 @@ class TestStates:
         assert changed(carried=carrying(7e4)) == "state.carried: finite numbers up to 65504, got 70000.0"
         short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
         assert changed(carried=sound()["carried"][:-4]) == short
-        assert changed(more=1).endswith(" and no other, got a difference in ['more']")
+        assert changed(more=1) == "state: Object contains unknown field `more`"
 
     def test_output_must_leave_something_to_do(self) -> None:
         """A state has a token of output, and not all that were asked for."""
-        assert changed(tokens=[]) == "state.tokens: a list of 1 to 16 numbers, got 0 of them"
+        assert changed(tokens=[]) == "state: Expected `array` of length >= 1 - at `$.tokens`"
         last = text_request(9, "abc", 1)
         assert refusal(state_of(sound()), last) == "state.tokens: less than the 1 of the request, got 1"
 

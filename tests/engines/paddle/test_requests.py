@@ -1,11 +1,9 @@
-"""Requests: what of a message is refused, and what ends a request."""
+"""Requests: what a message asks of the paddle engine, and what ends a request."""
 
 from typing import Any
 
-import pytest
-
 from tests.engines.paddle.driver import text_request, token_request
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import parameters_of
 from tokenbus_engines.paddle import ByteTokenizer, PaddleOptions
 from tokenbus_engines.paddle.tokenizer import BEGIN, END
@@ -19,49 +17,9 @@ def request_of(generate: Generate) -> Request:
     return parameters_of(generate, OPTIONS, ByteTokenizer(), Request)
 
 
-def refusal(generate: Generate) -> str:
-    """Return what is said of a request that is wrong."""
-    with pytest.raises(ValueError, match=": ") as error:
-        request_of(generate)
-    return str(error.value)
-
-
 def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as the message has them
     """Return the request for a text."""
     return request_of(text_request(7, text, **fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"temperature": -0.5}, "sampling.temperature: a finite number of at least 0, got -0.5"),
-        ({"temperature": float("nan")}, "sampling.temperature: a finite number of at least 0, got nan"),
-        ({"temperature": float("inf")}, "sampling.temperature: a finite number of at least 0, got inf"),
-        ({"top_p": 0.0}, "sampling.top_p: above 0 and at most 1, got 0.0"),
-        ({"top_p": 1.5}, "sampling.top_p: above 0 and at most 1, got 1.5"),
-        ({"top_p": float("nan")}, "sampling.top_p: above 0 and at most 1, got nan"),
-        ({"max_tokens": 0}, "sampling.max_tokens: at least 1, got 0"),
-        ({"stop": ["x", ""]}, "sampling.stop[1]: 1 to 256 bytes, got 0"),
-        ({"stop": ["x" * 257]}, "sampling.stop[0]: 1 to 256 bytes, got 257"),
-        ({"stop": ["x"] * 17}, "sampling.stop: at most 16 texts, got 17"),
-        ({"stop_token_ids": [1, 258]}, "sampling.stop_token_ids[1]: below 258, got 258"),
-        ({"stop_token_ids": [1] * 65}, "sampling.stop_token_ids: at most 64 ids, got 65"),
-        ({"top_logprobs": 6}, "top_logprobs: at most 5, got 6"),
-    ],
-)
-def test_option_out_of_range_is_named(fields: dict[str, Any], said: str) -> None:
-    """A value out of range is refused in one line: the field, the limit and the value."""
-    assert refusal(text_request(7, "ab", **fields)) == said
-
-
-def test_prompt_that_cannot_be_is_named() -> None:
-    """A prompt that is empty, too long, or not of the vocabulary is refused in one line."""
-    assert refusal(token_request(7, [])) == "tokens.token_ids: at least 1 token, got none"
-    assert refusal(text_request(7, "")) == "text.text: at least 1 token, got none"
-    assert refusal(Generate(request_key=7, sampling=SamplingParameters())) == "text.text: at least 1 token, got none"
-    assert refusal(text_request(7, "é" * 8)) == "text.text: at most 15 tokens, got 17"
-    assert refusal(token_request(7, [1] * 16)) == "tokens.token_ids: at most 15 tokens, got 16"
-    assert refusal(token_request(7, [1, 258])) == "tokens.token_ids[1]: below 258, got 258"
 
 
 def test_prompts_become_tokens() -> None:
