@@ -108,6 +108,8 @@ def test_the_end_token_ends_a_request() -> None:
     assert len(stopped) > 20
     assert all(got.tokens.index(end) == len(got.tokens) - 1 for got in stopped)
     assert outcome(seed=0, stop_token_ids=[end], stop=["no such text"]).stop == 0
+    own = outcome(seed=0, ignore_end_token=True, stop_token_ids=[end])
+    assert (own.statuses[-1], own.stop, own.tokens[-1]) == (STOPPED, 1, end), "ignored, but one of its own stops"
     gone_on = outcome(seed=0, ignore_end_token=True, max_tokens=300)
     assert len(gone_on.tokens) == 300
     assert end in gone_on.tokens

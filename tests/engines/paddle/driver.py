@@ -11,8 +11,6 @@ from tokenbus_engines.paddle import PaddleEngine
 from tokenbus_engines.paddle.tokenizer import ByteTokenizer
 from tokenbus_services.worker.assembler import StepAssembler
 
-ENDS = {RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE}
-
 
 @dataclass(slots=True)
 class Got:

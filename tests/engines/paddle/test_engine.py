@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.paddle.driver import ENDS, Run, text_request, token_request, tokens_alone
+from tests.engines.paddle.driver import Run, text_request, token_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_contracts import RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus_engines.paddle.decoder import PaddleDecoder
@@ -100,25 +100,6 @@ def test_prompts_in_chunks_change_nothing(alone: dict[int, list[int]]) -> None:
     assert set(phases[4:]) == {StepPhase.DECODE}
 
 
-def test_rows_are_sorted_by_what_was_computed() -> None:
-    """Rows lie sorted by what was computed for them, and their places give the order of admission (case 1, 3)."""
-    run = Run(engine(max_running=2, slice_steps=2))
-    admitted = {30: 0, 10: 1, 20: 2}
-    for key, top_logprobs in admitted.items():
-        run.engine.admit(text_request(key, STORY, 30, seed=key, top_logprobs=top_logprobs))
-    moved = 0
-    for _ in range(12):
-        for batch in run.step():
-            places = batch.batch_indices.tolist()
-            moved += places != sorted(places)
-            in_order = batch.in_batch_order()
-            known = [key for key in admitted if key in in_order.request_keys]
-            assert in_order.request_keys.tolist() == known
-            assert in_order.top_ks.tolist() == [admitted[key] for key in known]
-    assert moved > 3
-    assert {batch.header.phase for batch in run.batches} == {StepPhase.PREFILL, StepPhase.DECODE, StepPhase.MIXED}
-
-
 def test_steps_give_what_was_accepted_and_one_more() -> None:
     """A row has at most as many tokens as were verified and one more, and its first token comes with proposals."""
     run = Run(engine())
@@ -144,27 +125,6 @@ def test_engine_without_proposer_works() -> None:
     assert run.got[1].tokens == tokens_alone(engine(), MIXED[0])
 
 
-def test_stop_inside_a_block_leaves_nothing_behind() -> None:
-    """A stop text that is met inside accepted tokens trims ids, logprobs and alternatives together (case 13)."""
-    run = Run(engine())
-    whole = tokens_alone(engine(), text_request(1, STORY, 60, temperature=0.0))
-    text = bytes(whole).decode()
-    stops = [text[begin : begin + 4] for begin in range(4, 30)]
-    for key, stop in enumerate(stops, 1):
-        run.engine.admit(text_request(key, STORY, 60, temperature=0.0, stop=[stop], top_logprobs=2))
-    run.to_the_end()
-    cut_short = 0
-    for key, stop in enumerate(stops, 1):
-        got = run.got[key]
-        assert got.text == text[: text.index(stop) + 4]
-        assert got.statuses[-1] is RowStatus.FINISHED_STOP
-        last = got.rows[-1]
-        assert last.logprobs.size == last.ranks.size == last.token_ids.size
-        assert last.alternative_token_ids.shape == last.alternative_logprobs.shape == (last.token_ids.size, 2)
-        cut_short += last.token_ids.size < last.draft_token_count + 1
-    assert cut_short > 5
-
-
 def test_stop_tokens_and_the_end_token_end_requests() -> None:
     """A stop token ends a request with itself; so does the end of a story, unless the request ignores it."""
     run = Run(engine())
@@ -184,26 +144,6 @@ def test_stop_tokens_and_the_end_token_end_requests() -> None:
     assert run.got[3].tokens[:8] == run.got[2].tokens
 
 
-def test_an_ignored_end_token_may_be_a_stop_token() -> None:
-    """The end token that is ignored ends a request all the same where it is one of its own stop tokens."""
-    run = Run(engine())
-    ending = STORY + "And that was the end"
-    run.engine.admit(text_request(1, ending, 60, temperature=0.0, ignore_end_token=True, stop_token_ids=[257]))
-    run.to_the_end()
-    assert (run.got[1].text, run.got[1].tokens[-1]) == (" of it.", 257)
-    assert run.got[1].statuses[-1] is RowStatus.FINISHED_STOP
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 9])
-def test_length_is_kept_exactly(most: int) -> None:
-    """A request has as many tokens as it asks for, however many drafts would be accepted."""
-    run = Run(engine())
-    run.engine.admit(text_request(1, STORY, most, temperature=0.0))
-    run.to_the_end()
-    assert len(run.got[1].tokens) == most
-    assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
-
-
 def test_slot_is_filled_to_its_last_token() -> None:
     """A request that would go on for ever ends where its slot is full: prompt and output are the context."""
     run = Run(engine(context=40))
@@ -213,58 +153,6 @@ def test_slot_is_filled_to_its_last_token() -> None:
     run.to_the_end()
     assert len(run.got[1].tokens) == 32
     assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
-
-
-def test_aborted_request_ends_and_others_go_on(alone: dict[int, list[int]]) -> None:
-    """An aborted request has one row more that says so, running or waiting, and the others notice nothing."""
-    run = Run(engine(max_running=2, slice_steps=0))
-    for generate in (MIXED[0], MIXED[1], MIXED[2]):
-        run.engine.admit(generate)
-    run.step()
-    run.step()
-    for key in (2, 3, 77):
-        run.engine.abort(key)
-    run.to_the_end()
-    assert run.got[1].tokens == alone[1]
-    for key in (2, 3):
-        assert run.got[key].statuses[-1] is RowStatus.ABORTED
-        assert [status in ENDS for status in run.got[key].statuses].count(True) == 1
-    assert alone[2][: len(run.got[2].tokens)] == run.got[2].tokens
-
-
-def test_key_in_use_is_refused() -> None:
-    """A second request with the key of one that runs is refused, and the first goes on."""
-    run = Run(engine())
-    run.engine.admit(MIXED[0])
-    with pytest.raises(ValueError, match="one that is not in use, got 1"):
-        run.engine.admit(MIXED[0])
-    assert len(run.to_the_end().got[1].tokens) == 40
-    assert run.engine.admit(MIXED[0]) == len(STORY) + 1
-
-
-def test_drafts_come_only_where_they_are_asked_for() -> None:
-    """A step has a draft batch where a row wants it; the other rows have nothing in it, and are at the same places."""
-    run = Run(engine())
-    run.engine.admit(text_request(1, STORY, 30, temperature=0.0, top_logprobs=1))
-    run.engine.admit(text_request(2, STORY, 12, temperature=0.0, top_logprobs=3, include_draft_logprobs=True))
-    run.to_the_end()
-    targets = [batch for batch in run.batches if batch.header.kind is BatchKind.TARGET]
-    drafts = {batch.header.step: batch for batch in run.batches if batch.header.kind is BatchKind.DRAFT}
-    assert {batch.header.step for batch in targets if batch.header.draft_follows} == set(drafts)
-    assert len(targets) > len(drafts) > 2
-    for target in targets:
-        draft = drafts.get(target.header.step)
-        if draft is None:
-            continue
-        for column in ("request_keys", "batch_indices", "positions"):
-            np.testing.assert_array_equal(getattr(target, column), getattr(draft, column))
-        first, second = draft.in_batch_order().rows()
-        assert (first.status, first.token_ids.size) == (RowStatus.IDLE, 0)
-        mine = target.row(target.request_keys.tolist().index(2))
-        assert second.token_ids.size == mine.draft_token_count
-        assert second.alternative_token_ids.shape == (second.token_ids.size, 3)
-        kept = mine.token_ids.size - 1
-        assert mine.token_ids[:kept].tolist() == second.token_ids[:kept].tolist()
 
 
 def spoil(engine: PaddleEngine, key: int) -> None:

@@ -40,20 +40,15 @@ def test_missing_paddle_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"speculate": -1}, "speculate: 0 to 16, got -1"),
-        ({"max_running": 0}, "max_running: 1 to 1024, got 0"),
-        ({"context": 1}, "context: 2 to 65536, got 1"),
-        ({"prefill_chunk": 0}, "prefill_chunk: 1 to 65536, got 0"),
-        ({"slice_steps": -1}, "slice_steps: 0 to 2147483647, got -1"),
+        ({"speculate": 17}, "speculate: 0 to 16, got 17"),
+        ({"context": 65_537}, "context: 2 to 65536, got 65537"),
         ({"max_top_logprobs": 128}, "max_top_logprobs: 0 to 127, got 128"),
-        ({"role": "both"}, "role: one of mixed, prefill, decode, got 'both'"),
     ],
 )
-def test_option_out_of_range_is_named(options: dict[str, object], said: str) -> None:
-    """An option out of range is refused in one line: its name, its range and its value."""
-    with pytest.raises(ValueError, match=": ") as error:
+def test_option_out_of_range_is_named(options: dict[str, int], said: str) -> None:
+    """An option beyond what the network and the contract can do is refused: its name, its range and its value."""
+    with pytest.raises(ValueError, match=f"^{said}$"):
         PaddleOptions(**options)  # type: ignore[arg-type]
-    assert str(error.value) == said
 
 
 class TestWithPaddle:

@@ -103,28 +103,6 @@ class TestEngines:
         firsts = [run.got[generate.request_key].rows[0].status for generate in REQUESTS]
         assert firsts == [RowStatus.ACTIVE, RowStatus.ACTIVE, RowStatus.PREFILLING, RowStatus.PREFILLING]
 
-    def test_request_that_ends_at_once_is_not_handed_off(self) -> None:
-        """A first token that ends the request ends it at the prefill engine."""
-        run = Run(engine("prefill"))
-        run.engine.admit(text_request(1, STORY, 1))
-        run.engine.admit(text_request(2, STORY, 9, temperature=0.0, stop_token_ids=list(range(60, 120))))
-        run.to_the_end()
-        assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
-        assert run.got[2].statuses == [RowStatus.FINISHED_STOP]
-        assert not run.states
-
-    def test_roles_refuse_what_is_not_theirs(self) -> None:
-        """A decode engine wants a state and a prefill engine none; each says so, and stays as it was."""
-        decoding, prefilling = engine("decode"), engine("prefill")
-        with pytest.raises(ValueError, match=r"^state: a decode engine goes on from a prefill engine's, got none$"):
-            decoding.admit(ASKED)
-        with pytest.raises(ValueError, match=r"^state: none for a prefill engine, got one$"):
-            prefilling.admit(ASKED, b"x")
-        with pytest.raises(ValueError, match=r"^state: JSON is malformed"):
-            decoding.admit(ASKED, b"x")
-        assert not decoding.has_work
-        assert not prefilling.has_work
-
     def test_state_of_other_weights_is_refused(self, prefilled: Run) -> None:
         """What other weights computed is no use here, and said to be so."""
         fields = fields_of(prefilled.states[1]) | {"model": "000102030405060708090a0b0c0d0e0f"}
@@ -204,12 +182,6 @@ class TestStates:
         short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
         assert changed(carried=sound()["carried"][:-4]) == short
         assert changed(more=1) == "state: Object contains unknown field `more`"
-
-    def test_output_must_leave_something_to_do(self) -> None:
-        """A state has a token of output, and not all that were asked for."""
-        assert changed(tokens=[]) == "state: Expected `array` of length >= 1 - at `$.tokens`"
-        last = text_request(9, "abc", 1)
-        assert refusal(state_of(sound()), last) == "state.tokens: less than the 1 of the request, got 1"
 
     def test_state_is_never_larger_than_a_slot(self) -> None:
         """A state larger than the engine could have made is refused before it is read."""
