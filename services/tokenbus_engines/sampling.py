@@ -98,15 +98,14 @@ def distribution(logits: Logits, params: SamplingParams, sizes: Floats | None = 
     """Return what temperature, then top-k, then top-p make of logits [rows, ..., columns]; ties by lower column."""
     extra = (1,) * (logits.ndim - 1)
     temperatures = params.temperatures.reshape(-1, *extra)
-    greedy = temperatures == 0
-    weights = logits.astype(np.float64)
-    weights -= weights.max(axis=-1, keepdims=True) if sizes is None else weights[..., :1].copy()
+    has_greedy = not temperatures.all()
+    weights = np.subtract(logits, logits.max(axis=-1, keepdims=True) if sizes is None else logits[..., :1], dtype=float)
     if (temperatures != 1).any():
-        weights /= np.where(greedy, 1.0, temperatures)
+        weights /= np.where(temperatures == 0, 1.0, temperatures) if has_greedy else temperatures
     np.exp(weights, out=weights)
     kept = np.ones(weights.shape[-1]) if sizes is None else sizes
-    limits = np.where(params.top_ks == 0, kept.sum(), params.top_ks).reshape(-1, *extra)
-    if (limits < kept.sum()).any() or (params.top_ps < 1).any():
+    if params.top_ks.any() or (params.top_ps < 1).any():
+        limits = np.where(params.top_ks == 0, kept.sum(), params.top_ks).reshape(-1, *extra)
         order = np.argsort(-weights, axis=-1, kind="stable") if sizes is None else None
         ranked = weights if order is None else np.take_along_axis(weights, order, axis=-1)
         kept = _truncated(ranked, kept, limits, params.top_ps.reshape(-1, *extra))
@@ -114,9 +113,9 @@ def distribution(logits: Logits, params: SamplingParams, sizes: Floats | None = 
             ranked = np.zeros_like(weights)
             np.put_along_axis(ranked, order, kept, axis=-1)
             kept = ranked
-    if greedy.any():
+    if has_greedy:
         best = np.arange(weights.shape[-1]) == logits.argmax(axis=-1)[..., None]
-        kept = np.where(greedy, best, kept)
+        kept = np.where(temperatures == 0, best, kept)
     weights *= kept
     weights /= weights.sum(axis=-1, keepdims=True)
     return Distribution(weights, np.broadcast_to(kept, weights.shape))
@@ -171,13 +170,13 @@ def verified(
     """
     rows, most = drafts.columns.shape
     target = distribution(logits, params, sizes)
-    wanted = np.take_along_axis(target.chances[:, :most], drafts.columns[..., None], axis=-1)[..., 0]
+    every, place = np.arange(rows), np.arange(most)
+    wanted = target.chances[every[:, None], place, drafts.columns]
     if sizes is not None:
         wanted = np.where(sizes[drafts.columns] > 1, 0.0, wanted)
-    offered = np.take_along_axis(drafts.chances, drafts.columns[..., None], axis=-1)[..., 0]
-    numbers = params.uniforms(positions[:, None] + np.arange(most), ACCEPT)
+    offered = drafts.chances[every[:, None], place, drafts.columns]
+    numbers = params.uniforms(positions[:, None] + place, ACCEPT)
     count = accepted(wanted, offered, numbers, drafts.counts)
-    every = np.arange(rows)
     source = target.chances[every, count]
     rejected = np.flatnonzero(count < drafts.counts)
     if rejected.size:

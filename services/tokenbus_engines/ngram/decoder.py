@@ -167,6 +167,7 @@ def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids,
     before = np.empty((rows, count + 1), np.int64)
     chances = np.empty((rows, count, WIDTH + 1))
     before[:, 0] = contexts
+    begins, has_given = np.arange(rows)[:, None] * (WIDTH + 1), (given != ABSENT).any()
     numbers = params.uniforms(positions[:, None] + np.arange(count), DRAFT)
     for turn in range(count):
         at = before[:, turn]
@@ -175,10 +176,11 @@ def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids,
         mine[:, WIDTH] = 0  # the draft proposes no token of its tail
         mine /= mine.sum(axis=1, keepdims=True)
         places = drawn(mine, numbers[:, turn])
-        has = (given[:, turn] != ABSENT).nonzero()[0]
-        places[has] = model.places(drafts[has], given[has, turn])
+        if has_given:
+            has = (given[:, turn] != ABSENT).nonzero()[0]
+            places[has] = model.places(drafts[has], given[has, turn])
         own_places[:, turn] = places
-        chances[:, turn] = np.take_along_axis(mine, model.places_in_draft[at], axis=1)
+        chances[:, turn] = mine.take(model.places_in_draft.take(at, 0) + begins)
         tokens[:, turn] = model.ids[drafts, places]
         there = model.draft_places[at, places].astype(np.int64)
         columns[:, turn] = np.minimum(there, WIDTH)
