@@ -1,6 +1,6 @@
-"""Admission that engines share: their options, and what a request asks for, checked against them.
+"""Admission that engines share: engine options, and the check of a request's parameters.
 
-What is wrong is a ValueError of one line with the field, the limit and the value.
+A wrong value is a ValueError of one line with the field, the limit and the value.
 """
 
 import math
@@ -30,7 +30,7 @@ OFFERED = frozenset({
 no text, `include_special_tokens` changes nothing; without a cache, `cache_salt` does not.
 """
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""What changes nothing where that is not zero, false or empty."""
+"""The neutral values that are not zero, false or empty."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -50,7 +50,7 @@ def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFER
 
 
 def _shown(field: FieldDescriptor, value: Any) -> str:  # noqa: ANN401 - of any field
-    """Return what the engine takes of a parameter that it does not offer, and what it got."""
+    """Return the limit and the value of a parameter that the engine does not offer."""
     if field.is_repeated:
         return f"no element with this engine, got {len(value)}"
     if field.message_type is not None:
@@ -65,10 +65,10 @@ def _shown(field: FieldDescriptor, value: Any) -> str:  # noqa: ANN401 - of any 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+    """How an engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     role: Role = "mixed"
-    """Whether it computes all of a request, its prompt and first token, or what follows them."""
+    """mixed: whole requests; prefill: prompts and first tokens; decode: the tokens after those."""
     speculate: int = 3
     """How many tokens are drafted for a row in a step; 0: none, and each row gets one token a step."""
     max_running: int = 256
@@ -81,7 +81,7 @@ class EngineOptions:
     """The most alternatives that a request may ask for."""
 
     def check(self, *, speculate: int, context: int, top_logprobs: int) -> None:
-        """Refuse what is out of range; the arguments are the most that this engine can do."""
+        """Refuse an option out of range; the arguments are the engine's own limits."""
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
         check_range("speculate", self.speculate, 0, speculate)
@@ -108,16 +108,15 @@ class Stops:
     __slots__ = ("_strings", "_tail_size", "_token_ids", "_tokenizer", "tail")
 
     def __init__(self, tokenizer: Tokenizer, strings: Iterable[str], token_ids: Iterable[int]) -> None:
-        """Begin with an empty output."""
         self._tokenizer = tokenizer
         self._strings = [text.encode() for text in strings]
         self._token_ids = frozenset(token_ids)
         self._tail_size = max((len(text) - 1 for text in self._strings), default=0)
         self.tail = b""
-        """The end of the output's bytes, as much as a stop string may have begun in."""
+        """The last bytes of the output, in which a stop string may have begun."""
 
     def find(self, token_ids: Sequence[int]) -> FoundStop:
-        """Return which of the next tokens completes a stop, if one does, and the tail after them; change nothing.
+        """Return which of the next tokens completes a stop, if one does, and the tail after them. Changes nothing.
 
         Of several strings that a token completes, it is the one that ends first.
         """
@@ -142,7 +141,7 @@ class Stops:
 
 @dataclass(slots=True, kw_only=True)
 class RequestParameters:
-    """What a request asks for, checked, with defaults in the place of what is absent."""
+    """A request's parameters, checked; absent ones have their defaults."""
 
     key: int
     prompt: list[int]
@@ -155,7 +154,7 @@ class RequestParameters:
     """0: all tokens."""
     seed: int
     is_seeded: bool
-    """Whether it asked for that seed; else it was drawn."""
+    """Whether the client gave the seed; else the engine drew it."""
     stops: Stops | None
     ignores_end: bool
     """Whether the end token does not end it."""
@@ -168,7 +167,7 @@ R = TypeVar("R", bound=RequestParameters)
 
 
 def parameters_of(generate: Generate, options: EngineOptions, tokenizer: Tokenizer, kind: type[R]) -> R:
-    """Return what a request asks for as an object of the given kind, or raise a ValueError."""
+    """Return a request's parameters as an object of the given kind, or raise a ValueError."""
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """Of a block's slots: draft tokens that are not verified yet, and are published."""
+    """Draft tokens of a block's slots that are published before they are verified."""
 
     counts: Ids
     tokens: Ids
@@ -76,7 +76,7 @@ class Decoder(Protocol[B]):
 
     method: SpeculativeMethod
     fingerprint: str
-    """Differs where the tokens of two models do."""
+    """Two models whose tokens may differ have different fingerprints."""
     most_carried: int
     """The most bytes that a hand-off carries."""
 
@@ -89,7 +89,7 @@ class Decoder(Protocol[B]):
         """The model's tokenizer."""
 
     def read_carried(self, request: Request, carried: bytes) -> None:
-        """Check what a hand-off carries for a request, and put it into the request."""
+        """Check the bytes that a hand-off carries, and put what they hold into the request."""
 
     def compute(self, plan: Plan) -> B:
         """Compute a plan's chunks, verify the drafts of slots that continue, and draw first tokens."""
@@ -101,10 +101,10 @@ class Decoder(Protocol[B]):
         """Return the scores of some of a block's rows' tokens, or drafts: as many of each as `counts` says."""
 
     def carried(self, block: B, row: int) -> bytes:
-        """Return what a row's request carries to the engine that continues it."""
+        """Return the bytes that the decode engine gets for a row's request."""
 
     def advance(self, block: B, result: Outcome) -> None:
-        """Keep what a step computed; positions have been advanced."""
+        """Keep what a step computed, after the engine advanced the positions."""
 
 
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
@@ -134,7 +134,6 @@ class BatchEngine(Generic[B]):
     """Computes steps for all running requests at once, each with its own sampling parameters."""
 
     def __init__(self, options: SchedulerOptions, decoder: Decoder[B]) -> None:
-        """Run requests as the options say, with steps that the decoder computes."""
         self._options = options
         self._decoder = decoder
         self._requests = decoder.requests
@@ -155,7 +154,7 @@ class BatchEngine(Generic[B]):
 
     @cached_property
     def tokenizer_digest(self) -> int:
-        """What says whether a client has the same tokenizer."""
+        """A digest that tells whether a client has the same tokenizer."""
         return digest_of(self._decoder.tokenizer)
 
     @property
@@ -327,7 +326,7 @@ class BatchEngine(Generic[B]):
         return scores | {"alternative_token_ids": ids, "alternative_logprobs": logprobs, "top_ks": top_ks}
 
     def _advance(self, plan: Plan, block: B, result: Outcome) -> None:
-        """Bring the requests to where they are after a step, and forget those that ended."""
+        """Apply a computed step to the requests, and forget those that ended."""
         requests = self._requests
         requests.positions[block.slots] += result.kept
         for slot, tail in result.tails.items():

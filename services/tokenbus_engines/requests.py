@@ -26,7 +26,7 @@ class Request(RequestParameters):
 
 
 def prompt_digest(prompt: Sequence[int]) -> str:
-    """Return what tells one prompt's tokens from another's."""
+    """Return a digest of a prompt's tokens."""
     return hashlib.sha256(np.array(prompt, np.uint32).tobytes()).hexdigest()[:_DIGEST_LENGTH]
 
 
@@ -37,7 +37,6 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        """Begin without a request."""
         self._by_key: dict[int, int] = {}
         self._free: list[int] = []
         self._count = 0
@@ -55,7 +54,7 @@ class Requests:
         self.prompts = np.zeros(0, np.int64)
         """How many tokens its prompt has."""
         self.digests = np.zeros(0, f"U{_DIGEST_LENGTH}")
-        """What tells its prompt from another's."""
+        """The digest of its prompt."""
         self.missing = np.zeros(0, np.int64)
         """How many of its tokens are to be computed before the next one can be."""
         self.ends = np.zeros(0, np.int64)

@@ -15,7 +15,7 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions(EngineOptions):
-    """How an engine with a scheduler runs. What is out of range is a ValueError with option, limit and value."""
+    """How an engine with a scheduler runs. An option out of range is a ValueError with option, limit and value."""
 
     slice_steps: int = 0
     """After how many steps with tokens a request makes way for one that waits; 0: never."""
@@ -26,7 +26,7 @@ class SchedulerOptions(EngineOptions):
     """
 
     def check(self, *, speculate: int, context: int, top_logprobs: int) -> None:
-        """Refuse what is out of range; the arguments are the most that this engine can do."""
+        """Refuse an option out of range; the arguments are the engine's own limits."""
         EngineOptions.check(self, speculate=speculate, context=context, top_logprobs=top_logprobs)
         check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
         if self.kv_tokens is not None:
@@ -59,7 +59,6 @@ class Scheduler:
     """
 
     def __init__(self, requests: Requests, options: SchedulerOptions) -> None:
-        """Run requests as the options say."""
         self._requests = requests
         self._options = options
         self._running = _NONE
@@ -76,7 +75,7 @@ class Scheduler:
         self._aborted.add(slot)
 
     def plan(self) -> Plan:
-        """Return what is computed in the next step, after places have changed hands."""
+        """Preempt and start requests, and return what the next step computes."""
         requests = self._requests
         aborted = self._end_aborted() if self._aborted else _NONE
         crowded = self._preempt_newest()
@@ -95,11 +94,11 @@ class Scheduler:
         return Plan(decode, computing, sizes[has_chunk], first, prefilling, preempted, aborted)
 
     def undo(self, plan: Plan) -> None:
-        """Learn that a plan's step failed: what it would have ended ends in the next one."""
+        """Take back a plan whose step failed; the next plan ends its aborted requests."""
         self._aborted.update(plan.aborted.tolist())
 
     def advance(self, plan: Plan, ended: Ids) -> None:
-        """Learn that a plan's step succeeded, and which of its requests have ended."""
+        """Record that a plan's step succeeded, and which of its requests ended."""
         self._requests.steps[plan.decode] += 1
         if plan.computing.size:
             self._requests.missing[plan.computing] -= plan.sizes

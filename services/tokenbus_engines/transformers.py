@@ -29,7 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersOptions(EngineOptions):
-    """How the engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     model: Path
     """The model's folder."""
@@ -47,7 +47,7 @@ class TransformersOptions(EngineOptions):
     """How many tokens a block of the cache holds."""
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
+        """Refuse an option out of range."""
         if self.role != "mixed":
             raise ValueError(f"worker.role: mixed for the engine transformers, got {self.role}")
         if self.dtype not in DTYPES:
@@ -148,7 +148,7 @@ class TransformersEngine:
 
     @property
     def tokenizer_digest(self) -> int:
-        """What says whether a gateway has the same tokenizer."""
+        """A digest that tells whether a gateway has the same tokenizer."""
         return digest_of(self._tokenizer.of_files)
 
     @property

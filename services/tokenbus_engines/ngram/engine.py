@@ -14,10 +14,10 @@ _LONGEST_CONTEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions(SchedulerOptions):
-    """How the engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
+        """Refuse an option out of range."""
         self.check(speculate=_MOST_DRAFTS, context=_LONGEST_CONTEXT, top_logprobs=WIDTH)
 
 

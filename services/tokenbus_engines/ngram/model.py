@@ -46,7 +46,6 @@ class Contexts:
     """Every context of the model, by number. A text is in the longest one that it ends in."""
 
     def __init__(self, tables: Tables, vocabulary_size: int) -> None:
-        """Take the numbers of contexts by their prefix and newest token, and of those without their oldest."""
         self._size = vocabulary_size
         self._depth = tables.ends.size
         self._ends = tables.ends.tolist()
@@ -102,7 +101,6 @@ class Model:
     """
 
     def __init__(self, tokenizer: Tokenizer, lines: Tables) -> None:
-        """Take what was learned, and make all that a step looks up."""
         self.vocabulary_size = tokenizer.vocabulary_size
         self.contexts = Contexts(lines, self.vocabulary_size)
         self.ids = lines.ids.astype(np.int32)

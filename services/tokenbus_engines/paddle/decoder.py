@@ -39,7 +39,7 @@ class Fronts(NamedTuple):
     """Where the heads begin to draft for each row."""
 
     states: Tensor
-    """What describes the position that the last token was drawn after."""
+    """The network's state at the position before the last token."""
     tokens: Ids
     """The last token."""
     positions: Ids
@@ -98,7 +98,7 @@ class PaddleBlock(Block):
     """What a step computed, with the logits that its tokens were drawn from."""
 
     states: Tensor = None
-    """What describes each line's tokens: [lines x tokens of a line, width]."""
+    """The network's state at each token: [lines x tokens of a line, width]."""
     logits: Logits
     """The target's: [lines, tokens of a line, vocabulary]."""
     draft_logits: Logits
@@ -113,7 +113,6 @@ class PaddleDecoder:
     """Verifies what the heads drafted, and has them draft what may follow."""
 
     def __init__(self, runner: Runner, options: EngineOptions) -> None:
-        """Take what computes."""
         shape = runner.shape
         self._runner = runner
         self._speculate = options.speculate

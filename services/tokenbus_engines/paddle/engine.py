@@ -12,7 +12,7 @@ from tokenbus_engines.scheduler import SchedulerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleOptions(SchedulerOptions):
-    """How the engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     weights: Path = COMMITTED
     device: str = "cpu"
@@ -27,7 +27,7 @@ class PaddleOptions(SchedulerOptions):
     """After how many steps with tokens a request gives its slot to one that waits; 0: never."""
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
+        """Refuse an option out of range."""
         self.check(speculate=16, context=65_536, top_logprobs=127)
 
 

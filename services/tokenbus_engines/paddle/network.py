@@ -29,7 +29,7 @@ class Shape:
     layers: int = 3
     """Blocks of the transformer."""
     width: int = 128
-    """Numbers that one position is described by."""
+    """Numbers in a position's state."""
     attention_heads: int = 4
     """Into how many the width is divided."""
     mixing_width: int = 384
@@ -89,7 +89,7 @@ class Network:
         self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
 
     def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
-        """Return what describes each position of [rows, tokens], given what `store` has of those before them.
+        """Return the state at each position of [rows, tokens]; `store` has the keys and values of those before them.
 
         `keys` is how many positions from the first on can be attended to. Without a store they are those of `tokens`.
         """

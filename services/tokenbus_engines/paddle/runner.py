@@ -23,7 +23,7 @@ class DeviceError(RuntimeError):
 
 
 def framework(device: str) -> Any:  # noqa: ANN401 - a module
-    """Import paddle and return it, set to a device; a DeviceError says what is missing."""
+    """Import paddle, set it to a device, and return it; a DeviceError says what is missing."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with warnings.catch_warnings(action="ignore"):  # it warns of compilers that it would like to have
@@ -59,7 +59,7 @@ class KeyValueCache:
         self.bytes = 2 * shape.layers * lines * self._size * 4
 
     def store(self, slots: Index, positions: Index, valid: npt.NDArray[np.bool_], keys: int) -> Store:
-        """Return what keeps the new positions of rows in their slots, and gives all of their first positions back.
+        """Return a store that keeps the rows' new positions in their slots, and returns their first `keys` positions.
 
         Rows are filled up to the longest: what is not valid is not kept.
         """
@@ -133,7 +133,7 @@ class Runner:
         self.cache = KeyValueCache(self.shape, slots, context)
 
     def compute(self, pieces: Sequence[Piece]) -> Tensor:
-        """Return what describes each token of each piece, as [pieces, tokens of the longest, width]."""
+        """Return the state at each token of each piece: [pieces, tokens of the longest, width]."""
         slots = np.array([piece.slot for piece in pieces], np.int64)
         lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
         places = np.arange(lengths.max())
@@ -154,7 +154,7 @@ class Runner:
         return self._paddle.concat([each.reshape([-1, width]) for each in hidden])
 
     def chosen(self, lines: Tensor, places: Sequence[int] | npt.NDArray[np.integer]) -> Tensor:
-        """Return some of them."""
+        """Return some of the lines."""
         return lines.index_select(self._paddle.to_tensor(np.asarray(places, np.int64)))
 
     def logits(self, hidden: Tensor) -> Logits:

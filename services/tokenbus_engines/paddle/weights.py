@@ -19,10 +19,9 @@ _MOST_BYTES = 2**31
 
 
 class WeightsError(RuntimeError):
-    """The weights cannot be used: the file, and what is wrong with it."""
+    """The weights cannot be used; the message has the file and the problem."""
 
     def __init__(self, path: object, problem: str) -> None:
-        """Keep both in the message."""
         super().__init__(f"weights {path}: {problem}")
 
 
@@ -36,7 +35,7 @@ class Weights(NamedTuple):
 
 
 def load(path: Path) -> Weights:
-    """Read a file; a WeightsError says what is wrong with it."""
+    """Read a file, or raise a WeightsError with the problem."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - of the extra, as paddle is
 
     try:

@@ -35,7 +35,6 @@ class RequestKeys:
     """Gives each request a key that none before it had: to a processor, a key's second life is late rows."""
 
     def __init__(self, most: int = _MOST_RECENT) -> None:
-        """Take how many keys are remembered."""
         self._most = most
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._repeated_log = DeduplicatedLog()

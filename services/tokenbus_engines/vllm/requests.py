@@ -32,7 +32,6 @@ class Requests:
     """The requests that vLLM has, by its names for them, from their first step to their last."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
-        """Take vLLM's parts and its configuration."""
         reasons = vllm.FinishReason
         self._stop = reasons.STOP
         self._statuses = {

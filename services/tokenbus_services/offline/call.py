@@ -19,7 +19,6 @@ class Call:
     """Sends requests by a client, and collects their rows."""
 
     def __init__(self, client: Client, requests: Requests, window: int, progress: Progress | None) -> None:
-        """Take the client, the requests, the most that are in flight, and where to show how far it is."""
         self._client = client
         self._requests = requests
         self._window = window

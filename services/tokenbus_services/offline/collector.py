@@ -23,7 +23,6 @@ class Collector:
     """
 
     def __init__(self, first_id: int, count: int) -> None:
-        """Take the first request's id, and how many requests there are."""
         self._first_id = first_id
         # A bytearray grows in place where it can, and becomes an array without a copy.
         self._columns = {name: bytearray() for name in (*_OF_ROWS, *_OF_TOKENS)}

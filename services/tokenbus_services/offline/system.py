@@ -32,9 +32,9 @@ class EmbeddedSystem:
     """
 
     def __init__(self, make: Callable[[Settings], Engine], settings: Settings, name: str) -> None:
-        """Take what makes the engine, which is called on the thread that steps it, and what the log calls the engine.
+        """Start the system, and block until the engine is ready; raises what `make` raised.
 
-        Blocks until the engine is ready, and raises what making it raised.
+        The thread that steps the engine calls `make`; `name` is the engine's in the log.
         """
         self._make = make
         self._settings = _embedded(settings)
