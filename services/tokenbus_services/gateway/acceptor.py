@@ -1,137 +1,149 @@
-"""Acceptor: takes connections from a socket that listens, and begins them, by a TLS handshake where there is one."""
+"""Acceptor: takes connections from the listening socket, which several processes may share, and begins them."""
 
 import asyncio
+import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.settings import GatewaySettings
 
 _log = logger("gateway")
-_PAUSE_SECONDS = 0.1
-_AT_ONCE = 64
-"""Connections that are taken before other work goes on."""
+_AT_ONCE = 4
+"""Connections that one process takes before it looks again how many the others have."""
+_TURN_SECONDS = 0.001
+_FULL_SECONDS = 0.1
+"""How long a process that has more connections than the others, or no room, leaves the next one to them."""
+_RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
 
 class Acceptor:
-    """Passes on the connections that come to a socket; those that cannot be taken yet wait in the kernel's queue."""
+    """Accepts connections, and bounds those whose TLS handshake is not over.
 
-    def __init__(self, listening: socket.socket, pass_on: Callable[[socket.socket], bool]) -> None:
-        """Take a socket that does not block, and what takes a connection, or returns False: not now."""
+    Processes that share the socket share the connections evenly: one that has more than the mean of the others lets
+    them go first. One that stands still takes none, and delays the others by a millisecond at most.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
+        self,
+        listening: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        connections: Collection[object],
+        settings: GatewaySettings,
+        counts: Counts,
+        tally: Tally,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """Accept from `listening`, which must not block; `make` makes a protocol, which joins `connections`.
+
+        `tally` counts the connections of all processes; `context` is the one of TLS, if there is TLS.
+        """
         self._loop = asyncio.get_running_loop()
         self._listening = listening
-        self._pass_on = pass_on
-        self._held: socket.socket | None = None
-        """A connection that was not taken yet; no other is accepted before it."""
+        self._make = make
+        self._connections = connections
+        self._settings = settings
+        self._counts = counts
+        self._tally = tally
+        self._context = context
         self._is_accepting = False
         self._repeated_log = DeduplicatedLog()
+        self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
+        """Connections that no protocol has yet, the oldest first; each with its socket until its handshake begins."""
+
+    def __len__(self) -> int:
+        """Return how many connections are open, or begin."""
+        return len(self._connections) + len(self._beginning)
 
     def start(self) -> None:
         """Begin to accept."""
         self._listening.listen(BACKLOG)
         self._is_accepting = True
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Try again now what was not taken before."""
-        if self._is_accepting:
-            self._loop.add_reader(self._listening, self._accept)
+        self._loop.add_reader(self._listening, self._take_turn)
 
     def stop(self) -> None:
-        """Accept nothing more: who connects from now on is refused at once."""
-        self._is_accepting = False
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
-        if self._held is not None:
-            self._held.close()
+        """Accept nothing more, and close the connections whose handshake is not over."""
+        if self._is_accepting:
+            self._is_accepting = False
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+        for task in tuple(self._beginning):
+            self._cut_off(task)
         self._repeated_log.close()
 
     def tick(self) -> None:
-        """Let repeated lines of the log be written again; call it periodically."""
+        """Tell the other processes how many connections this one has; call it periodically."""
+        self._tally.publish(len(self))
         self._repeated_log.expire()
+
+    def begin(self, connection: socket.socket) -> None:
+        """Serve a connection; with TLS and without room, close the oldest whose handshake is not over, or this one.
+
+        A handshake that its client goes on with is over soon; one that stalls makes room. Without TLS the protocol
+        refuses a connection above the limit, with an error.
+        """
+        while self._context is not None and len(self) > self._settings.max_connections:
+            self._counts.refused_connections += 1
+            if not self._beginning:
+                connection.close()
+                return
+            self._cut_off(next(iter(self._beginning)))
+        task = asyncio.create_task(self._begin(connection))
+        self._beginning[task] = connection
+        task.add_done_callback(lambda ended: self._beginning.pop(ended, None))
+
+    def _take_turn(self) -> None:
+        own, others = len(self), self._tally.others
+        if own * (self._settings.processes - 1) <= others:
+            self._accept()
+        else:
+            self._pause(_TURN_SECONDS if own < self._settings.max_connections else _FULL_SECONDS)
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                connection = self._held or self._listening.accept()[0]
+                connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # too many open files, or no memory
+                break
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # the supervisor has closed it for all processes
+                    self._loop.remove_reader(self._listening)
+                    break
+                # Too many open files, or no memory.
                 self._repeated_log.begin("accept", _log.error, "connections cannot be accepted", reason=str(error))
-                self._pause()
-                return
-            self._held = None
-            if not self._pass_on(connection):
-                self._held = connection
-                self._pause()
-                return
+                self._pause(_RETRY_SECONDS)
+                break
+            self.begin(connection)
+        self._tally.publish(len(self))
 
-    def _pause(self) -> None:
-        """Accept nothing for a moment."""
+    def _pause(self, seconds: float) -> None:
+        """Accept nothing for a moment, then what the other processes have left."""
         self._loop.remove_reader(self._listening)
-        self._loop.call_later(_PAUSE_SECONDS, self.go_on)
+        self._loop.call_later(seconds, self._go_on)
 
-
-class Beginnings:
-    """Connections that begin; one whose TLS handshake is not over is known to nothing else."""
-
-    def __init__(
-        self,
-        make: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext | None,
-        seconds: float,
-        has_room_beside: Callable[[int], bool],
-    ) -> None:
-        """Take what makes a connection's protocol, the TLS context, and the time of a handshake.
-
-        `has_room_beside` tells whether one more may begin beside so many.
-        """
-        self._make = make
-        self._context = context
-        self._seconds = None if context is None else seconds
-        self._has_room_beside = has_room_beside
-        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}
-        """Those whose handshake is not over, the oldest first; each with its connection until the handshake begins."""
-
-    def __len__(self) -> int:
-        """Return how many have not begun yet."""
-        return len(self._tasks)
-
-    def begin(self, connection: socket.socket) -> bool:
-        """Begin one, or close it: there are too many that are past their handshake.
-
-        The oldest handshakes make room: one that a client goes on with is over soon, and one that stalls is not.
-        """
-        # Without TLS it begins at once, and is refused in words.
-        while self._context is not None and not self._has_room_beside(len(self._tasks)):
-            if not self._tasks:
-                connection.close()
-                return True
-            self._cut_off(next(iter(self._tasks)))
-        task = asyncio.create_task(self._begin(connection))
-        self._tasks[task] = connection
-        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
-        return True
+    def _go_on(self) -> None:
+        if self._is_accepting:
+            self._loop.add_reader(self._listening, self._take_turn)
+            self._accept()
 
     def _cut_off(self, task: "asyncio.Task[None]") -> None:
-        """End a handshake; one that has not begun gives its file back at once, so that another one can be accepted."""
-        connection = self._tasks.pop(task)
+        """End a handshake; one that has not begun gives its file back at once, so that another can be accepted."""
+        connection = self._beginning.pop(task)
         task.cancel()
         if connection is not None:
             connection.close()
 
-    def close(self) -> None:
-        """Close those that have not begun."""
-        for task in tuple(self._tasks):
-            self._cut_off(task)
-
     async def _begin(self, connection: socket.socket) -> None:
-        if (task := asyncio.current_task()) in self._tasks:
-            self._tasks[task] = None
+        if (task := asyncio.current_task()) in self._beginning:
+            self._beginning[task] = None
         connection.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        seconds = self._settings.request_timeout_ms / 1000 if self._context else None
         with suppress(OSError):  # the client left, or TLS failed: nothing that a log needs
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._make, connection, ssl=self._context, ssl_handshake_timeout=self._seconds
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=seconds
             )

@@ -209,8 +209,7 @@ class Caller:
         """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
         if not self._has_others:
             return
-        with self._tally as tally:
-            self._check_room(count, len(self._open) + tally.others)
+        self._check_room(count, len(self._open) + self._tally.others)
 
     def open(self, request_ids: Sequence[int]) -> None:
         """Count requests until the bus has ended them; an ApiError says that they are too many, and none is counted."""

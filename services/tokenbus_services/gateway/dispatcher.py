@@ -112,8 +112,7 @@ class Dispatcher:
     @property
     def open_everywhere(self) -> int:
         """How many requests are open in all processes of the gateway."""
-        with self._total as total:
-            return len(self) + total.others
+        return len(self) + self._total.others
 
     def __len__(self) -> int:
         """Return how many requests are open, those included that the bus has not ended yet."""

@@ -1,8 +1,8 @@
 """Group: what a gateway says of itself, as one, however many processes it has."""
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -27,27 +27,31 @@ _Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """A metric's name, a sample's name, and its labels."""
 
 
-Ask = Callable[[str], Awaitable[Any]]
-"""Answers a question as JSON: `metrics` with the page, `health` with problems and facts, `ready` with what keeps a
-request from finding a worker."""
+class Group(Protocol):
+    """Answers for all processes of a gateway."""
+
+    async def metrics(self) -> str:
+        """Return the page of metrics."""
+
+    async def health(self) -> Health:
+        """Return the problems and facts."""
 
 
-class Alone:
+class Alone(Group):
     """Answers for one process."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """Take the process's own state."""
+        """Answer from the process's own state."""
         self._gateway = gateway
         self._collector = gateway_collector(gateway)
 
-    async def answer(self, what: str) -> Any:  # noqa: ANN401 - JSON
-        """Answer a question, as `Ask` says."""
-        if what == "metrics":
-            return generate_latest(self._collector).decode()
-        if what == "health":
-            health = self._gateway.health()
-            return {"problems": health.problems, "facts": health.facts}
-        return await self._gateway.why_not_ready()
+    async def metrics(self) -> str:
+        """Return the page of metrics."""
+        return generate_latest(self._collector).decode()
+
+    async def health(self) -> Health:
+        """Return the problems and facts."""
+        return self._gateway.health()
 
 
 class SummedMetrics(Collector):
@@ -99,18 +103,16 @@ def _sum(pages: Sequence[Sequence[Metric]]) -> dict[_Key, float]:
     return values
 
 
-def joined_health(answers: Mapping[int, Any | None], stalled_seconds: Mapping[int, float], most_ms: int) -> Health:
-    """Return the health of all processes by what each has answered; None: it has not, for so many seconds."""
-    problems = [
-        f"process {place}: {problem}" for place, each in answers.items() if each for problem in each["problems"]
-    ]
+def joined_health(healths: Mapping[int, Health], silent_seconds: Mapping[int, float], most_ms: int) -> Health:
+    """Return the health of all processes by the last one of each place, which is so many seconds old."""
+    problems = [f"process {place}: {problem}" for place, each in healths.items() for problem in each.problems]
     problems += [
-        f"process {place}: its event loop has not answered for {stalled_seconds[place]:.1f} s"
-        for place, each in answers.items()
-        if each is None and stalled_seconds[place] * 1000 > most_ms
+        f"process {place}: its event loop has not answered for {seconds:.1f} s"
+        for place, seconds in silent_seconds.items()
+        if seconds * 1000 > most_ms
     ]
-    facts = [each["facts"] for each in answers.values() if each]
-    if not answers:
+    facts: list[dict[str, Any]] = [each.facts for each in healths.values()]
+    if not facts:
         problems.append("none of its processes runs")
     states = {fact["connection"] for fact in facts} - {"open"}
     processors = {name for fact in facts for name in fact["processor"].split(", ") if name}
@@ -118,7 +120,7 @@ def joined_health(answers: Mapping[int, Any | None], stalled_seconds: Mapping[in
         tuple(problems),
         {
             "service": "gateway",
-            "processes": len(answers),
+            "processes": len(facts),
             "connection": min(states, default="open"),
             "processor": ", ".join(sorted(processors)),
             "open_requests": sum(fact["open_requests"] for fact in facts),

@@ -25,7 +25,7 @@ from tokenbus_services.gateway.body_room import SHORT_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
-from tokenbus_services.gateway.group import Ask
+from tokenbus_services.gateway.group import Group
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
@@ -34,7 +34,6 @@ from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongRes
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.metrics.health import Health
 
 T = TypeVar("T")
 _log = logger("gateway")
@@ -57,10 +56,10 @@ _ADMITTED_AT_ONCE = 4
 class Routes:
     """Handles HTTP requests for one gateway."""
 
-    def __init__(self, gateway: Gateway, ask: Ask) -> None:
-        """Take the gateway, and what answers for all of its processes."""
+    def __init__(self, gateway: Gateway, group: Group) -> None:
+        """Serve one process's gateway; `group` answers for all of its processes."""
         self._gateway = gateway
-        self._ask = ask
+        self._group = group
         self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
@@ -216,22 +215,24 @@ class Routes:
             return _json({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:
-        found = await self._ask("health")
-        health = Health(tuple(found["problems"]), found["facts"])
+        health = await self._group.health()
         status = 503 if health.problems else 200
         if not visitor_of(request.scope).is_known:
             return _json({"status": "failing" if health.problems else "ok"}, status)
         return Response(health.body, status, _NO_STORE, JSON)
 
     async def _readyz(self, request: Request) -> Response:
-        problems = await self._ask("ready")
+        problems = await self._gateway.why_not_ready()
+        connection = (await self._group.health()).facts["connection"]
+        if not problems and connection != "open":
+            problems = [f"one of its processes has no processor: {connection}"]
         status: dict[str, object] = {"status": "not ready" if problems else "ready"}
         if visitor_of(request.scope).is_known:
             status["problems"] = problems
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        page = await self._ask("metrics")
+        page = await self._group.metrics()
         return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:

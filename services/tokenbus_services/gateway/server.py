@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from tokenbus_services.descriptors import room_for
-from tokenbus_services.gateway.acceptor import BACKLOG, Acceptor, Beginnings
+from tokenbus_services.gateway.acceptor import Acceptor
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.group import Alone
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
+from tokenbus_services.gateway.tallies import CONNECTIONS, Tally
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.server import MetricsServer, listen
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
@@ -30,20 +31,20 @@ _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of gateway.stream_buffer_bytes; the kernel doubles the number."""
+_REPORT_TICKS = 10
 LAST_SECONDS = 5
 """How long clients may take to read the rest, after their answers have ended."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers, and with bounds for TLS handshakes."""
+    """uvicorn's server, without its signal handlers, which accepts through our Acceptor."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes, member: "Member | None") -> None:
         super().__init__(config)
         self._gateway = gateway
         self._member = member
-        self.routes = routes
+        self._routes = routes
         self._acceptor: Acceptor | None = None
-        self._beginnings: Beginnings | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -51,54 +52,41 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but bound TLS handshakes, before which nothing else is: in time and number.
-
-        One of several processes is passed its connections.
-        """
-        config, certificate = self.config, self._gateway.certificate
-        if certificate is None and self._member is None:
-            await super().startup(sockets)
-            return
+        """Begin to accept connections from a socket that is bound."""
+        assert sockets is not None  # noqa: S101
         await self.lifespan.startup()
-        make = partial(
-            cast("type[Connection]", config.http_protocol_class), config, self.server_state, self.lifespan.state
-        )
-        seconds = self._gateway.settings.gateway.request_timeout_ms / 1000
-        context = None if certificate is None else certificate.context
+        config, gateway = self.config, self._gateway
+        protocol = cast("type[Connection]", config.http_protocol_class)
+        make = partial(protocol, config, self.server_state, self.lifespan.state)
+        context = None if gateway.certificate is None else gateway.certificate.context
+        connections = self.server_state.connections
+        tally = self._member.tallies.of(CONNECTIONS) if self._member else Tally()
+        settings, counts = gateway.settings.gateway, gateway.counts
+        self._acceptor = Acceptor(sockets[0], make, connections, settings, counts, tally, context)
+        self._acceptor.start()
         self.servers = []
-        self._beginnings = Beginnings(make, context, seconds, self._has_room_beside)
-        if self._member is not None:
-            self._member.accept(self._beginnings)
-        elif sockets:
-            self._acceptor = Acceptor(sockets[0], self._beginnings.begin)
-            self._acceptor.start()
         self.started = True
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more, and end what is there as uvicorn does."""
+    def stop_accepting(self) -> None:
+        """Refuse new connections."""
         if self._acceptor is not None:
             self._acceptor.stop()
-        if self._beginnings is not None:
-            self._beginnings.close()
-        await super().shutdown(sockets)
 
-    def _has_room_beside(self, beginning: int) -> bool:
-        """Tell whether one more handshake may begin: the first connection above the limit is refused in words."""
-        if len(self.server_state.connections) + beginning <= self._gateway.settings.gateway.max_connections:
-            return True
-        self._gateway.counts.refused_connections += 1
-        return False
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new connections, and end what is there as uvicorn does."""
+        self.stop_accepting()
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Run the gateway's periodic work, ten times a second."""
-        self._gateway.connections = len(self.server_state.connections) + len(self._beginnings or ())
         try:
             self._gateway.tick()
+            self._routes.access.tick()
             if self._acceptor is not None:
+                self._gateway.connections = len(self._acceptor)
                 self._acceptor.tick()
-            if self._member is not None:
-                self._member.tick(self._gateway.connections)
-            self.routes.access.tick()
+            if self._member is not None and counter % _REPORT_TICKS == 0:
+                await self._member.report()
         except Exception:  # noqa: BLE001 - else it would be the last one, and uvicorn goes on to serve without
             self._gateway.repeated_log.begin("tick", _log.exception, "tick failed")
         return await super().on_tick(counter)
@@ -121,16 +109,19 @@ class Serving:
 async def serve_gateway(settings: Settings, member: "Member | None" = None) -> AsyncIterator[Serving]:
     """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
 
-    `member` is what one of several processes has from its supervisor. Raises an AddressError if an address cannot be
+    `member` is what one of several processes shares with the others. Raises an AddressError if an address cannot be
     used, a SettingsError for unsafe settings.
     """
-    listening, address = (None, member.address) if member else await listen_for_clients(settings.gateway)
+    if member is None:
+        listening, address = await listen_for_clients(settings.gateway)
+    else:
+        listening, address = member.listening, member.address
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
-    with contextlib.closing(listening) if listening else contextlib.nullcontext(), uvicorn_log():
+    with contextlib.closing(listening), uvicorn_log():
         async with gateway_of(settings, member.tallies if member else None) as gateway, _metrics(gateway):
             alone = Alone(gateway)
-            routes = Routes(gateway, member.ask if member else alone.answer)
+            routes = Routes(gateway, member or alone)
             config = uvicorn.Config(
                 routes.app(),
                 http=bounded(settings.gateway, gateway.counts),
@@ -141,13 +132,12 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                backlog=BACKLOG,
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
                 timeout_graceful_shutdown=LAST_SECONDS,
             )
             server = _Server(config, gateway, routes, member)
             serving = Serving(gateway, address)
-            gateway.serving = running = asyncio.create_task(server.serve([listening] if listening else []))
+            gateway.serving = running = asyncio.create_task(server.serve([listening]))
             if member is None:
                 _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             else:
@@ -156,6 +146,8 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
                 yield serving
             finally:
                 gateway.serving = None
+                if member is not None:  # the supervisor has closed the socket that all share
+                    server.stop_accepting()
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
                 await running

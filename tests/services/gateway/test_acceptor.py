@@ -5,9 +5,14 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import cast
 
+from tests.services.builders import settings
 from tests.support.waiting import soon, until
-from tokenbus_services.gateway.acceptor import Beginnings
+from tokenbus_services.gateway.acceptor import Acceptor
+from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.tallies import Tally
 
 _PLACES = 2
 
@@ -24,9 +29,11 @@ def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
         yield made
 
 
-def _beginnings(places: int) -> Beginnings:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    return Beginnings(asyncio.Protocol, context, 60, lambda beginning: beginning < places)
+def _acceptor(places: int, *, connections: int = 0) -> Acceptor:
+    context, chosen = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), replace(settings().gateway, max_connections=places - 1)
+    return Acceptor(
+        cast("socket.socket", None), asyncio.Protocol, range(connections), chosen, Counts(), Tally(), context
+    )
 
 
 async def _ended(end: socket.socket) -> None:
@@ -36,29 +43,29 @@ async def _ended(end: socket.socket) -> None:
 
 async def test_oldest_handshakes_make_room() -> None:
     """Above the places the oldest handshake is cut off, begun or not, and the newest goes on."""
-    beginnings = _beginnings(_PLACES)
+    acceptor = _acceptor(_PLACES)
     with pairs(5) as made:
         for ours, _ in made[:2]:
-            assert beginnings.begin(ours)
+            acceptor.begin(ours)
         await asyncio.sleep(0)  # these begin
         for ours, _ in made[2:]:
-            assert beginnings.begin(ours)
-        assert len(beginnings) == _PLACES
+            acceptor.begin(ours)
+        assert len(acceptor) == _PLACES
         assert made[2][0].fileno() == -1  # it had not begun: its file is free at once
         for _, theirs in made[:3]:
             await _ended(theirs)
         assert [ours.fileno() >= 0 for ours, _ in made[3:]] == [True, True]
-        beginnings.close()
+        acceptor.stop()
         for _, theirs in made[3:]:
             await _ended(theirs)
-        await until(lambda: not len(beginnings))
+        await until(lambda: not len(acceptor))
 
 
 async def test_connection_is_closed_where_there_is_no_place() -> None:
     """Where all places are those of connections that are served, a new one is closed before its handshake."""
-    beginnings = _beginnings(0)
+    acceptor = _acceptor(2, connections=2)
     with pairs(1) as [(ours, theirs)]:
-        assert beginnings.begin(ours)
+        acceptor.begin(ours)
         assert ours.fileno() == -1
         await _ended(theirs)
-        assert not len(beginnings)
+        assert len(acceptor) == 2
