@@ -197,11 +197,11 @@ async def test_file_whose_reading_fails_in_an_unexpected_way_is_read_again(
 async def test_http_server_that_failed_is_seen(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway whose HTTP server does not run has a problem that its health names, on its metrics' address too."""
 
-    async def failing(*_: object) -> None:
+    def failing(*_: object) -> None:
         """Fail as where a socket cannot be used."""
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("uvicorn.Server.startup", failing)
+    monkeypatch.setattr("tokenbus_services.gateway.acceptor.Acceptor.start", failing)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it comes where the gateway ends
         async with alone(deployment) as served:
             await until(lambda: served.gateway.health().problems)

@@ -98,8 +98,8 @@ class MessageChoice(Choice, kw_only=True):
     message: _Object
 
 
-class Answer(Struct, kw_only=True):
-    """An answer that is not streamed."""
+class AnswerFields(Struct, kw_only=True):
+    """What the answers have in common that are not streamed."""
 
     id: str
     object: str
@@ -108,13 +108,13 @@ class Answer(Struct, kw_only=True):
     usage: Usage
 
 
-class CompletionAnswer(Answer, kw_only=True):
+class CompletionAnswer(AnswerFields, kw_only=True):
     """An answer of /v1/completions."""
 
     choices: Annotated[list[TextChoice], Meta(min_length=1)]
 
 
-class ChatAnswer(Answer, kw_only=True):
+class ChatAnswer(AnswerFields, kw_only=True):
     """An answer of /v1/chat/completions."""
 
     choices: Annotated[list[MessageChoice], Meta(min_length=1)]

@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
-from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.answer import JSON, Answer, WholeAnswer
 from tokenbus_services.gateway.body_room import SHORT_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
@@ -31,6 +31,7 @@ from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
+from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger

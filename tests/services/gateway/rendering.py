@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from tests.services.builders import settings
 from tokenbus_contracts import LogprobBatch
-from tokenbus_services.gateway.answer import StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.sse import StreamedAnswer
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
 KEY = 0xA

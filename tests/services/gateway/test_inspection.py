@@ -6,10 +6,10 @@ from typing import Any
 from tests.services.builders import settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_engines.paddle.tokenizer import END
-from tokenbus_services.gateway.answer import InspectedAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.sse import InspectedAnswer
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 
