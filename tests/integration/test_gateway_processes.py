@@ -192,6 +192,12 @@ async def test_process_that_dies_is_started_again(passing: Served) -> None:
     pids = _processes(passing)
     before = await _metrics(passing.url)
     async with _streams(passing.url, MOST_REQUESTS) as streams:
+
+        async def are_reported() -> bool:
+            """Tell whether all processes have reported their streams, as they do once a second."""
+            return (await _metrics(passing.url))["tokenbus_gateway_open_requests"] == MOST_REQUESTS
+
+        await until(are_reported)
         os.kill(pids[0], signal.SIGKILL)
         line = passing.gateway.wait_for("a process of the gateway ended")
         assert '"status":-9' in line
