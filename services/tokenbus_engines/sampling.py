@@ -63,6 +63,16 @@ class SamplingParams(NamedTuple):
     salt: int = 0
     """The engine adds this to each purpose."""
 
+    @classmethod
+    def plain(cls, rows: int) -> "SamplingParams":
+        """Return the parameters of rows that want the model's own probabilities."""
+        return cls(np.ones(rows), np.zeros(rows, np.int64), np.ones(rows), np.zeros(rows, np.uint64))
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all tokens are drawn with the model's own probabilities."""
+        return not (self.top_ks.any() or (self.top_ps < 1).any() or (self.temperatures != 1).any())
+
     def of(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> "SamplingParams":
         """Return the parameters of some of the rows."""
         cut = (self.temperatures[rows], self.top_ks[rows], self.top_ps[rows], self.seeds[rows])
@@ -99,6 +109,10 @@ def distribution(logits: Logits, params: SamplingParams, sizes: Floats | None = 
     extra = (1,) * (logits.ndim - 1)
     temperatures = params.temperatures.reshape(-1, *extra)
     has_greedy = not temperatures.all()
+    if has_greedy:
+        best = np.arange(logits.shape[-1]) == logits.argmax(axis=-1)[..., None]
+        if not temperatures.any():
+            return Distribution(best.astype(float), best.astype(float))
     weights = np.subtract(logits, logits.max(axis=-1, keepdims=True) if sizes is None else logits[..., :1], dtype=float)
     if (temperatures != 1).any():
         weights /= np.where(temperatures == 0, 1.0, temperatures) if has_greedy else temperatures
@@ -114,7 +128,6 @@ def distribution(logits: Logits, params: SamplingParams, sizes: Floats | None = 
             np.put_along_axis(ranked, order, kept, axis=-1)
             kept = ranked
     if has_greedy:
-        best = np.arange(weights.shape[-1]) == logits.argmax(axis=-1)[..., None]
         kept = np.where(temperatures == 0, best, kept)
     weights *= kept
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -160,16 +173,15 @@ class Drafts(NamedTuple):
 
 
 def verified(
-    logits: Logits, drafts: Drafts, params: SamplingParams, positions: Ids, sizes: Floats | None = None
+    target: Distribution, drafts: Drafts, params: SamplingParams, positions: Ids, sizes: Floats | None = None
 ) -> Verified:
     """Return the tokens of each row, whose first has the given position, by rejection sampling (Leviathan, Chen).
 
-    `logits` are the target's: [rows, drafts + 1, columns]. After the first draft that is rejected, a token is drawn
+    `target` is of [rows, drafts + 1, columns]. After the first draft that is rejected, a token is drawn
     from what the target has more of than the draft; after the last draft, one from the target. So each token comes with
     the target's own probability.
     """
     rows, most = drafts.columns.shape
-    target = distribution(logits, params, sizes)
     every, place = np.arange(rows), np.arange(most)
     wanted = target.chances[every[:, None], place, drafts.columns]
     if sizes is not None:

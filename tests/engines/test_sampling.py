@@ -12,6 +12,7 @@ from tokenbus_engines.sampling import (
     Ids,
     Logits,
     SamplingParams,
+    Verified,
     distribution,
     drawn,
     uniforms,
@@ -26,6 +27,11 @@ _GENERATOR = np.random.default_rng(11)
 def probabilities(logits: Logits, wanted: SamplingParams) -> Floats:
     """Return the chances of columns that are one token each."""
     return distribution(logits, wanted).chances
+
+
+def _verified(logits: Logits, drafts: Drafts, wanted: SamplingParams, positions: Ids) -> Verified:
+    """Return what is made of drafts by a target with these logits."""
+    return verified(distribution(logits, wanted), drafts, wanted, positions)
 
 
 def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, rows: int = 1) -> SamplingParams:
@@ -143,13 +149,13 @@ def first_two(wanted: SamplingParams, most: int) -> Ids:
     logits = np.broadcast_to(TARGET_FIRST, (rows, most + 1, WORDS)).copy()
     for place in range(most):
         logits[:, place + 1] = TARGET_AFTER[drafts.columns[:, place]]
-    found = verified(logits, drafts, wanted, np.zeros(rows, np.int64))
+    found = _verified(logits, drafts, wanted, np.zeros(rows, np.int64))
     tokens = np.zeros((rows, 2), np.int64)
     tokens[:, : most + 1] = found.columns[:, :2]
     late = np.flatnonzero(found.counts < 2)
     none = Drafts(np.zeros((late.size, 0), np.int64), np.zeros((late.size, 0, WORDS)), 0 * late)
     ones = np.ones(late.size, np.int64)
-    tokens[late, 1] = verified(TARGET_AFTER[tokens[late, 0]][:, None], none, wanted.of(late), ones).columns[:, 0]
+    tokens[late, 1] = _verified(TARGET_AFTER[tokens[late, 0]][:, None], none, wanted.of(late), ones).columns[:, 0]
     return tokens
 
 
@@ -184,7 +190,7 @@ def test_drafts_that_agree_are_all_kept() -> None:
     wanted = params(rows=500)
     drafts = drafts_of(wanted, 2)
     logits = np.log(np.concatenate([drafts.chances, drafts.chances[:, :1]], axis=1))
-    assert (verified(logits, drafts, wanted, np.zeros(500, np.int64)).counts == 3).all()
+    assert (_verified(logits, drafts, wanted, np.zeros(500, np.int64)).counts == 3).all()
 
 
 def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
@@ -196,7 +202,7 @@ def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
     certain = np.zeros((3, 2, WORDS))
     np.put_along_axis(certain, tokens[..., None], 1, axis=-1)
     wanted = params(temperature=0.0, rows=3)
-    found = verified(logits, Drafts(tokens, certain, np.array([2, 2, 2])), wanted, np.zeros(3, np.int64))
+    found = _verified(logits, Drafts(tokens, certain, np.array([2, 2, 2])), wanted, np.zeros(3, np.int64))
     kept = [line[:count].tolist() for line, count in zip(found.columns, found.counts, strict=True)]
     assert kept == [[3, 4, 0], [3, 4], [3]]
 
@@ -208,10 +214,10 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     counts = np.arange(60) % 3
     logits = _logits((60, 3))
     positions = np.arange(60)
-    together = verified(logits, drafts._replace(counts=counts), wanted, positions)
+    together = _verified(logits, drafts._replace(counts=counts), wanted, positions)
     for row in range(60):
         most = counts[row]
-        alone = verified(
+        alone = _verified(
             logits[[row], : most + 1],
             Drafts(drafts.columns[[row], :most], drafts.chances[[row], :most], counts[[row]]),
             wanted.of(np.array([row])),

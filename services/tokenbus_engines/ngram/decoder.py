@@ -11,7 +11,17 @@ from tokenbus_engines.engine import Block, Outcome, Proposed, Scores
 from tokenbus_engines.ngram.model import ABSENT, WIDTH, Model, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 from tokenbus_engines.requests import Request, Requests
-from tokenbus_engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, mixed, verified
+from tokenbus_engines.sampling import (
+    DRAFT,
+    Distribution,
+    Drafts,
+    Ids,
+    SamplingParams,
+    distribution,
+    drawn,
+    mixed,
+    verified,
+)
 from tokenbus_engines.scheduler import Plan
 
 SALT = 2**63 - 1
@@ -168,13 +178,16 @@ def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids,
     chances = np.empty((rows, count, WIDTH + 1))
     before[:, 0] = contexts
     begins, has_given = np.arange(rows)[:, None] * (WIDTH + 1), (given != ABSENT).any()
-    numbers = params.uniforms(positions[:, None] + np.arange(count), DRAFT)
+    numbers, is_plain = params.uniforms(positions[:, None] + np.arange(count), DRAFT), params.are_plain
     for turn in range(count):
         at = before[:, turn]
         drafts = model.drafts[at]
-        mine = distribution(model.logits.take(drafts, 0), params, model.sizes).chances
-        mine[:, WIDTH] = 0  # the draft proposes no token of its tail
-        mine /= mine.sum(axis=1, keepdims=True)
+        if is_plain:
+            mine = model.offered.take(drafts, 0)
+        else:
+            mine = distribution(model.logits.take(drafts, 0), params, model.sizes).chances
+            mine[:, WIDTH] = 0  # the draft proposes no token of its tail
+            mine /= mine.sum(axis=1, keepdims=True)
         places = drawn(mine, numbers[:, turn])
         if has_given:
             has = (given[:, turn] != ABSENT).nonzero()[0]
@@ -191,7 +204,12 @@ def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids,
 def verify(model: Model, drafted: Drafted, params: SamplingParams, positions: Ids) -> Emitted:
     """Accept drafts as the target allows, and draw one token more."""
     contexts = drafted.contexts
-    found = verified(model.logits.take(contexts, 0), drafted.drafts, params, positions, model.sizes)
+    if params.are_plain:
+        chances = model.chances.take(contexts, 0)
+        target = Distribution(chances, np.broadcast_to(model.sizes, chances.shape))
+    else:
+        target = distribution(model.logits.take(contexts, 0), params, model.sizes)
+    found = verified(target, drafted.drafts, params, positions, model.sizes)
     every, last = np.arange(len(contexts)), found.counts - 1
     places = found.columns
     places[every, last] += found.within

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_engines.ngram.tokenizer import COMMITTED, Tokenizer, default_tokenizer
-from tokenbus_engines.sampling import Ids
+from tokenbus_engines.sampling import Ids, SamplingParams, distribution
 
 Logprobs = npt.NDArray[np.float32]
 
@@ -111,6 +111,12 @@ class Model:
         """The logprobs of a context's line, and the one that each token of its tail has."""
         self.sizes = np.array([1.0] * WIDTH + [self.vocabulary_size - WIDTH])
         """How many tokens each of these logprobs is for."""
+        self.chances = distribution(self.logits, SamplingParams.plain(self.contexts.count), self.sizes).chances
+        """The probabilities of the same, with no temperature and no cut; that of the tail is of all its tokens."""
+        self.offered = self.chances.copy()
+        """Those with which a draft proposes: none of its tail."""
+        self.offered[:, WIDTH] = 0
+        self.offered /= self.offered.sum(axis=1, keepdims=True)
         self.ranks = _ranks(self.logits)
         """The ranks of the same."""
         by_id = np.argsort(lines.ids, axis=1)

@@ -265,7 +265,7 @@ class PaddleDecoder:
         logits = self._runner.logits(states).reshape(slots.size, most + 1, VOCABULARY_SIZE)
         sound = np.asarray(np.isfinite(logits).all(axis=(1, 2)))
         finite = np.where(sound[:, None, None], logits, 0)
-        found = verified(finite, drafts, params, requests.positions[slots])
+        found = verified(distribution(finite, params), drafts, params, requests.positions[slots])
         return PaddleBlock(
             slots=slots,
             tokens=found.columns,
