@@ -414,8 +414,8 @@ async def test_limits_of_a_key_hold_over_all_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("gateway.processes=0", "gateway.processes: at least 1, got 0"),
-        ("gateway.processes=65", "gateway.processes: at most 64, got 65"),
+        ("gateway.processes=0", "gateway.processes: 1 to 64 processes, got 0"),
+        ("gateway.processes=65", "gateway.processes: 1 to 64 processes, got 65"),
         ("gateway.processes=many", "gateway.processes: "),
         ("gateway.tokenizer=none", "gateway.tokenizer: one of"),
         ("bus.clients_address=memory://x", "memory://x: "),
