@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
-from tokenbus_services.delivery.text import RunningText, Stopping
+from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.completion_request import Ending
 from tokenbus_services.gateway.errors import ApiError

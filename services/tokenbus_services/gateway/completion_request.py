@@ -8,7 +8,7 @@ import orjson
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.delivery.text import Stopping
+from tokenbus_services.delivery.stop_strings import Stopping
 from tokenbus_services.gateway.body_fields import invalid
 from tokenbus_services.gateway.chat_body import forced_call, tools_of
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError

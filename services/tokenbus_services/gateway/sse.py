@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from tokenbus_contracts import RowStatus
-from tokenbus_services.delivery.text import RunningText
+from tokenbus_services.delivery.stop_strings import RunningText
 from tokenbus_services.gateway.answer import Answer, ChoicesAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.choice import Choice, broken, reason_of

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import orjson
 
-from tokenbus_services.delivery.text import REPLACEMENT
+from tokenbus_services.delivery.stop_strings import REPLACEMENT
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.native import Form, Fragments
 from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, digest_of, load_tokenizer, names

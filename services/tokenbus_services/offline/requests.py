@@ -10,7 +10,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_services.client import RequestFailedError, RequestParameters
 from tokenbus_services.client.parameters import Prompt, named_as_given, request_of, set_prompt
-from tokenbus_services.delivery.text import Stopping
+from tokenbus_services.delivery.stop_strings import Stopping
 
 Parameters = RequestParameters | Sequence[RequestParameters] | None
 _SEEDS = 2**64

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenbus_services.delivery.text import RunningText, Stopping
+from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 from tokenbus_services.plugins import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

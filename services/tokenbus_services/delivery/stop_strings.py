@@ -1,4 +1,4 @@
-"""RunningText: the text of tokens as they come, with characters that are split over them, up to a stop."""
+"""Stop strings: the text of tokens as they come, with characters that are split over them, up to a stop string."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class RunningText:
     __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
 
     def __init__(self, stopping: Stopping | None = None) -> None:
-        """Take the stops, if there are any: texts that end it where they appear."""
+        """End the text where one of the stops appears, if there are any."""
         self._decoder = _UTF8("replace")
         self.is_split = False
         """Whether what comes next is not simply its own text: bytes before it may be part of a character."""
