@@ -47,7 +47,6 @@ class Stream(asyncio.Protocol):
     """One connection, and the requests that are asked on it one after the other."""
 
     def __init__(self, requests: Iterable[bytes]) -> None:
-        """Take the requests as they are written."""
         self.answers: list[Answer] = []
         self.bytes = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -48,7 +48,6 @@ class Report:
     """Prints what a benchmark measured as it comes, and keeps it for --json and the page."""
 
     def __init__(self, name: str, about: str | None, examples: str = "") -> None:
-        """Take the benchmark's name and what it does."""
         self._page = DOCS / f"{name.rpartition('.')[2].replace('_', '-')}.md"
         self._lines: list[str] = []
         self._figures: dict[str, Any] = {}

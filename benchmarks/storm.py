@@ -91,7 +91,6 @@ class _System:
     """The client that was there before, and how it fares."""
 
     def __init__(self, client: Client) -> None:
-        """Begin to ask."""
         self._client = client
         self._tokens = self._failed = 0
         self._rate = self._idle_mib = 0.0

@@ -247,7 +247,6 @@ class Deployment:
     """Our services as processes, with hosts and ports that are this machine's own."""
 
     def __init__(self, folder: Path, cleanup: contextlib.ExitStack) -> None:
-        """Begin with none."""
         self._folder = folder
         self._cleanup = cleanup
         self._ports: dict[tuple[str, str], int] = {}

@@ -44,7 +44,6 @@ class _Victim:
     """Requests that follow each other, and how long each waits for its next token."""
 
     def __init__(self, system: System) -> None:
-        """Begin to ask."""
         self._system = system
         self._waits = dict.fromkeys(range(_AT_ONCE), time.monotonic())
         self._longest, self._tokens, self._failed = 0.0, 0, 0

@@ -89,7 +89,6 @@ class Watch:
     """Notes the time of each step, and the processor time from the first one on."""
 
     def __init__(self) -> None:
-        """Begin without a step."""
         self._at = array("q")
         self._cpu_began = 0
 
@@ -140,7 +139,6 @@ class Pair:
     """A sender and a receiver, each a process on a core of its own where there are two, and a third for a client."""
 
     def __init__(self) -> None:
-        """Start both."""
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenbus-bench-"))
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []

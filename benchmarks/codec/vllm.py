@@ -58,7 +58,6 @@ class PerRequest(Peer):
     """A message of one struct a request."""
 
     def __init__(self) -> None:
-        """Start without arrays."""
         self._arrays: dict[int, tuple[Array, Array, Array]] = {}
 
     def prepare(self, steps: Sequence[Step]) -> None:

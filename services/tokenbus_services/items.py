@@ -97,7 +97,6 @@ class RecordingError(ValueError):
     """A recording is broken: its file, if it has one, the entry's offset in bytes, and the reason."""
 
     def __init__(self, offset: int, reason: str, file: str = "") -> None:
-        """Keep all three."""
         super().__init__(offset, reason, file)
         self.offset = offset
         self.reason = reason

@@ -40,7 +40,6 @@ class Outputs(dict[int, list[int]]):
     """What the requests of an engine got, step by step."""
 
     def __init__(self, engine: Engine) -> None:
-        """Begin with nothing."""
         super().__init__()
         self.engine = engine
         self.ended: dict[int, RowStatus] = {}

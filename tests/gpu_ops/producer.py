@@ -24,7 +24,6 @@ class Produced:
     """The elements of an array of numpy's, offered through DLPack under a type code and a device."""
 
     def __init__(self, values: npt.NDArray[Any], code: int, device: tuple[int, int] = (1, 0)) -> None:
-        """Take the elements as they are."""
         self.values = values
         self.streams: list[int | None] = []
         self._device = device

@@ -26,7 +26,6 @@ class Asked:
     """One request, consumed by a task of its own."""
 
     def __init__(self, tokens: Generation | RequestTokens, position: int = 0) -> None:
-        """Begin to consume."""
         self.tokens = tokens
         self.audit = Audit(tokens.request_id, position)
         self.task = asyncio.create_task(self._consume())
@@ -83,7 +82,6 @@ class Witness:
     """Requests that follow each other beside something else, and must notice nothing of it."""
 
     def __init__(self, client: Client, count: int = 4) -> None:
-        """Begin to ask."""
         self._client = client
         self._over = False
         self.audits: list[Audit] = []

@@ -39,7 +39,6 @@ class Stranger:
     """A ZeroMQ peer that sends any messages, and keeps the answers."""
 
     def __init__(self, address: str) -> None:
-        """Take an address to connect to."""
         self._address = address
         self._connection: Connection | None = None
 

@@ -13,7 +13,6 @@ class CountingTransport:
     """Another transport, with a count of a worker's items."""
 
     def __init__(self, transport: Transport) -> None:
-        """Take the transport that carries the messages."""
         self._transport = transport
         self._last = 0
         self.sent = 0

@@ -22,7 +22,6 @@ class Deployment:
     """Addresses and settings that a processor, workers and clients share."""
 
     def __init__(self, folder: Path, overrides: Overrides | None = None) -> None:
-        """Take a folder with a short path, and what differs from the settings below."""
         self.folder = folder
         self.overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",

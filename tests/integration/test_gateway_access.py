@@ -37,7 +37,6 @@ class Keys:
     """A file of keys, changed while a gateway reads it."""
 
     def __init__(self, path: Path) -> None:
-        """Begin without any key."""
         self.path = path
         write_keys(path, [])
 

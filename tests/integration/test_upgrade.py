@@ -45,7 +45,6 @@ class Load:
     """Requests that follow each other at the gateways in turn, as a load balancer sends them."""
 
     def __init__(self, cleanup: AsyncExitStack) -> None:
-        """Begin without gateways."""
         self._cleanup = cleanup
         self._gateways: dict[str, AsyncOpenAI] = {}
         self._sent: Counter[str] = Counter()

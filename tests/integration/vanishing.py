@@ -67,7 +67,6 @@ class Vanishing:
     """Clients that ask and stay, and clients that vanish, for some seconds."""
 
     def __init__(self, deployment: Deployment, seconds: float, seed: int) -> None:
-        """Take how long, and what makes it the same again."""
         self._deployment = deployment
         addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
         deployment.overrides.update(AS_DEPLOYED)

@@ -37,7 +37,6 @@ class Network:
     """The connections to one address of a processor."""
 
     def __init__(self, capacity: int) -> None:
-        """Begin without connections."""
         self._capacity = capacity
         self._ids = count(1)
         self.wires: dict[bytes, Wire] = {}

@@ -141,7 +141,6 @@ class WorkerNode(Node):
     def __init__(  # noqa: PLR0913 - what differs from world to world
         self, settings: Settings, epoch: int, network: Network, clock: ManualClock, *, parts: int, drafts: bool
     ) -> None:
-        """Start."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
         emitter = Emitter(self.publisher, self.engine.vocabulary_size)

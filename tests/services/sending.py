@@ -9,7 +9,6 @@ class Sending:
     """Sends through a function, and holds each peer's identity."""
 
     def __init__(self, send: Callable[[bytes, list[bytes]], Outcome]) -> None:
-        """Take the function that sends."""
         self.send = send
         self.identities: dict[bytes, Identity] = {}
         self.admitted: set[bytes] = set()

@@ -53,7 +53,6 @@ class Site:
     """One address: a processor that dies, stands still, and comes back, and the connections to it."""
 
     def __init__(self, place: int, world: "SeveralWorld") -> None:
-        """Start a processor."""
         self.place = place
         self._world = world
         self.worker_network, self.client_network = Network(_CAPACITY), Network(_CAPACITY)
@@ -137,7 +136,6 @@ class HeldHandoffs:
     """A prefill worker's hand-offs on their way to decode workers: they wait until the test carries them."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.waiting: deque[tuple[Generate, bytes]] = deque()
 
     def send(self, generate: Generate, state: bytes) -> None:
@@ -151,7 +149,6 @@ class MovingWorker(Node):
     """A worker that goes from one processor to the next; what a Link does in an event loop, the test does by hand."""
 
     def __init__(self, place: int, world: "SeveralWorld", role: str, *, parts: int, drafts: bool) -> None:
-        """Begin at the first processor of its own order."""
         addresses = [f"memory://{site.place}" for site in world.sites]
         point = HandoffPoint(f"memory://handoff-{place}", b"ticket") if role == "decode" else HandoffPoint()
         overrides: dict[str, object] = {"worker.id": f"worker-{place}", "bus.workers_address": ",".join(addresses)}
@@ -323,7 +320,6 @@ class SeveralWorld:
         parts: int = 1,
         drafts: bool = False,
     ) -> None:
-        """Start everything, without a message having been carried."""
         self.clock = ManualClock()
         self._overrides, self._drafts = overrides, drafts
         self.lives = count(1)

@@ -30,7 +30,6 @@ class Script:
     """A session that says what the test puts there."""
 
     def __init__(self) -> None:
-        """Begin with nothing to say."""
         self.state = SessionState.GREETING
         self.processor_id = "p"
         self.handshakes = 0
@@ -92,7 +91,6 @@ class Line:
     """A link between a script and a listener."""
 
     def __init__(self, high_water_mark: int = 4) -> None:
-        """Begin without running."""
         self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
         session: Any = self.script
         self.link = Link(session, self.lock, self.clock, "worker")

@@ -32,7 +32,6 @@ class Heard:
     """What a deduplicated log logged."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def __call__(self, event: str, **values: object) -> None:

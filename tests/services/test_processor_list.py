@@ -17,7 +17,6 @@ class Announced(ProcessorList):
     """A list whose processors have announced how many workers they have."""
 
     def __init__(self, workers: Mapping[str, int]) -> None:
-        """Take those."""
         super().__init__(worker_id="w")
         self.announced = workers
 

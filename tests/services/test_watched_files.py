@@ -13,7 +13,6 @@ class _File:
     """A file and what was read of it, while reading may fail as it does where too many files are open."""
 
     def __init__(self, path: Path) -> None:
-        """Begin with a file that can be read."""
         self.path = path
         self.fails = False
         self.tries = 0

@@ -49,7 +49,6 @@ class World:
     """Nothing happens here unless it is asked for, so that every run can be had again."""
 
     def __init__(self, shape: Shape) -> None:
-        """Start everything, without a message having been carried."""
         self.shape = shape
         self.clock = ManualClock()
         self.settings = settings_of({"dead_letters.max_bytes": 1} | shape.settings)

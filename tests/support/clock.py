@@ -7,7 +7,6 @@ class ManualClock:
     """A `Clock` whose seconds pass when the test says so; coroutines that wait on it wake when it moves."""
 
     def __init__(self, start: float = 1000.0) -> None:
-        """Begin at some time that is not zero, as a machine's clock does."""
         self._now = start
         self._moved = asyncio.Event()
         self.waits = 0

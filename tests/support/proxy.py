@@ -11,7 +11,6 @@ class Proxy:
     """Passes bytes on between each peer that connects and one address."""
 
     def __init__(self, target: str) -> None:
-        """Take the address to connect to."""
         self._target = urlsplit(target)
         self._flows = asyncio.Event()
         self._flows.set()

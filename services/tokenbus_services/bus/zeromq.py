@@ -159,7 +159,6 @@ class ZeroMQListener:
         settings: BusSettings,
         context: SharedContext,
     ) -> None:
-        """Take a socket that is bound and monitored."""
         self.address = binding.address
         self.server_key = server_key
         self._socket = socket
@@ -248,7 +247,6 @@ class ZeroMQConnection:
     def __init__(
         self, socket: LoopSocket, reconnector: "Reconnector", settings: BusSettings, context: SharedContext
     ) -> None:
-        """Take a socket that is about to connect."""
         self._socket = socket
         self._reconnector = reconnector
         self._max_part_bytes = settings.max_part_bytes

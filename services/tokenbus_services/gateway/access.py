@@ -54,7 +54,6 @@ class Access:
     """Middleware before the application; refuses a request before its body is read."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, callers: Callers, counts: Counts) -> None:
-        """Take the application, the settings, the callers, and the counters."""
         self._app = app
         self._callers = callers
         self._counts = counts

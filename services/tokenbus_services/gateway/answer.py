@@ -81,7 +81,6 @@ class ChoicesAnswer(Answer, ABC):
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
-        """Take the request, the form, the bounds, and the sum over all clients."""
         super().__init__(settings.stream_buffer_bytes, buffers)
         self._envelope = envelope
         stopping = request.stopping
@@ -113,7 +112,6 @@ class WholeAnswer(ChoicesAnswer):
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
-        """Take the request, the form, the bounds, and the sum over all clients."""
         super().__init__(request, envelope, settings, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]

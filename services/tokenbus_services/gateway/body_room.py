@@ -19,7 +19,6 @@ class BodyRoom:
     """Counts bodies by client. Where they are too many, the newest of the client that holds the most is refused."""
 
     def __init__(self, largest_body: int, retry_after_ms: int) -> None:
-        """Take the size of the largest body, and what a client is told whose body is refused."""
         self.most = _BODIES * largest_body
         self.retry_after_ms = retry_after_ms
         self.size = 0
@@ -56,7 +55,6 @@ class HeldBody:
     """One body, from its first byte until its text is encoded, in one task."""
 
     def __init__(self, room: BodyRoom, who: Hashable) -> None:
-        """Take the room, and the client whose body it is."""
         self.who = who
         self.size = 0
         """The bytes that are counted."""

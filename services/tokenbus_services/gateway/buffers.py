@@ -256,7 +256,6 @@ class Backlog:
     """Steps and ends that came from the bus and were not handed out yet; first in, first out."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._entries: deque[_Entry] = deque()
         self.size = 0
         """How many bytes wait."""

@@ -66,7 +66,6 @@ class Choice:
     )
 
     def __init__(self, index: int, stopping: Stopping, parts: Sequence[Part], sink: Sink) -> None:
-        """Take its number, what stops it, the parts beside the text, and the answer that it belongs to."""
         self.index = index
         self.parts = parts
         self.tokens = 0

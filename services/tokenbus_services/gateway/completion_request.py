@@ -118,7 +118,6 @@ class Reader:
     """Turns JSON bodies into CompletionRequests; every method raises an ApiError that names the field."""
 
     def __init__(self, settings: Settings, vocabulary: Vocabulary) -> None:
-        """Take the bounds, and the vocabulary that encodes texts."""
         self._settings = settings.gateway
         self._vocabulary = vocabulary
         self.encoder = PromptEncoder(settings.gateway, vocabulary)

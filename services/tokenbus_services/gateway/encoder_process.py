@@ -127,7 +127,6 @@ class ForkServer:
     """Forks encoders and ends them as the gateway orders, and tells it which have ended; one thread, so it may fork."""
 
     def __init__(self, control: socket.socket, reader: Reader) -> None:
-        """Take the socket to the gateway, and what reads bodies."""
         self._control = control
         self._reader = reader
         self._numbers: dict[int, int] = {}

@@ -58,7 +58,6 @@ class SummedMetrics(Collector):
     """The metrics of several processes as those of one; what processes counted that have ended still counts."""
 
     def __init__(self) -> None:
-        """Begin with no process."""
         self._pages: dict[int, list[Metric]] = {}
         self._kinds: dict[str, Metric] = {}
         self._ended: defaultdict[_Key, float] = defaultdict(float)

@@ -36,7 +36,6 @@ class Nothing:
     is_empty = True
 
     def __init__(self, name: bytes) -> None:
-        """Take the member's name."""
         self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
@@ -54,7 +53,6 @@ class Drafted:
     is_empty = False
 
     def __init__(self, part: "Part") -> None:
-        """Take the member."""
         self.name = part.name
         self._part = part
 
@@ -96,7 +94,6 @@ class Lists:
     def __init__(
         self, name: bytes = b'"logprobs":', *, has_alternatives: bool = True, shows_special: bool = False
     ) -> None:
-        """Take the member's name, whether alternatives are wanted, and whether the text has special tokens' names."""
         self.name = name
         self._shows_special = shows_special
         self._has_alternatives = has_alternatives
@@ -163,7 +160,6 @@ class Entries:
     is_empty = False
 
     def __init__(self, name: bytes = b'"logprobs":') -> None:
-        """Take the member's name."""
         self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
@@ -194,7 +190,6 @@ class Columns:
     is_empty = False
 
     def __init__(self, name: bytes = b'"columns":') -> None:
-        """Take the member's name."""
         self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:

@@ -19,7 +19,6 @@ class Envelope:
     """Writes one answer; what is the same in all of its chunks is encoded once."""
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
-        """Take the request, and the id of its first request on the bus, which names the answer."""
         self._request = request
         kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
         name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{key:016x}"

@@ -17,7 +17,6 @@ class PromptEncoder:
     """Encodes prompts; every method raises an ApiError that names the field."""
 
     def __init__(self, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
-        """Take the bounds, and the vocabulary that encodes texts."""
         self._most = settings.max_prompt_tokens
         self._most_bytes = settings.max_text_bytes
         self._template = settings.chat_template

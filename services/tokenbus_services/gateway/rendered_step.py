@@ -20,7 +20,6 @@ class RenderedStep:
     """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
 
     def __init__(self, batch: LogprobBatch, vocabulary: Vocabulary, draft: LogprobBatch | None = None) -> None:
-        """Take the batch, its vocabulary, and the batch of draft proposals, if there is one."""
         self.batch = batch
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)

@@ -38,7 +38,6 @@ class AnswerResponse(Response):
     """Sends one answer to its client."""
 
     def __init__(self, answer: Answer, name: str, close: Callable[[], None], gateway: Gateway) -> None:
-        """Take the answer and its id, what aborts its requests, and the gateway."""
         super().__init__()
         self._answer = answer
         self._name = (b"x-request-id", name.encode())

@@ -266,7 +266,6 @@ class AdmissionLimiter:
     """
 
     def __init__(self, per_tick: int) -> None:
-        """Take how many are admitted a tick."""
         self._per_tick = per_tick
         self._left = per_tick
         self._is_counting = False

@@ -35,7 +35,6 @@ class StreamedAnswer(ChoicesAnswer):
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
-        """Take the request, the form, the bounds, and the sum over all clients."""
         self.emit_json = self._emit_json if request.forced is None else None
         super().__init__(request, envelope, settings, buffers)
 
@@ -76,7 +75,6 @@ class InspectedAnswer(Answer):
     has_begun = True
 
     def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
-        """Take the request and its id, the bounds, and the sum over all clients."""
         super().__init__(settings.stream_buffer_bytes, buffers)
         self.tokens = 0
         self.listeners = (self,)

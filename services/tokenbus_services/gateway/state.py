@@ -29,7 +29,6 @@ class Gateway:
     def __init__(
         self, settings: Settings, client: Client, encoders: EncoderPool, tallies: SharedTallies | None = None
     ) -> None:
-        """Take the settings, a client of the bus, connected or not, the processes that encode, and all tallies."""
         tally_of: Callable[[bytes], Tally] = (lambda _: Tally()) if tallies is None else tallies.of
         self.settings = settings
         self.client = client

@@ -9,7 +9,6 @@ class Counts:
     """Counters of answers, changed on the event loop and read by a scrape in any thread."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.requests: Counter[tuple[str, str]] = Counter()
         """By route and status."""
         self.refusals: Counter[str] = Counter()

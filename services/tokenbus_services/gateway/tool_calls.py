@@ -55,7 +55,6 @@ class CallWriter:
     """Writes a choice's output as calls, as its text comes, or at once."""
 
     def __init__(self, forced: ForcedCall) -> None:
-        """Take what is called."""
         self._name = forced.name
         self._has_begun = False
         self._calls = _CallScanner()

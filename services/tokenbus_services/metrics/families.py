@@ -28,7 +28,6 @@ class Histogram:
     """Counts values by their upper bounds. One thread counts; any other may read."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        """Take the buckets' upper bounds, in order."""
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
@@ -104,7 +103,6 @@ class FamilyCollector(Collector, Generic[Subject]):
     """Reads a service's plain counters when it is scraped, on the thread that scrapes."""
 
     def __init__(self, service: str, families: Sequence[Family[Subject]], subject: Callable[[], Subject]) -> None:
-        """Take the service's name, its metrics, and what returns the subject that they are read from."""
         self._service = service
         self._families = families
         self._subject = subject

@@ -41,7 +41,6 @@ class ProcessorView:
     """
 
     def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch) -> None:
-        """Take the processor, the times of its steps, and the watch of its loop."""
         self.processor = processor
         self.times = times
         self.watch = watch

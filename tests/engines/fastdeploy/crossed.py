@@ -20,7 +20,6 @@ class Packed:
     op, rank = "FastDeploy's save", 0
 
     def __init__(self, message: Message) -> None:
-        """Take the message."""
         self.kind = message.kind
         self._message = message
 

@@ -13,7 +13,6 @@ class Tensor:
     """An array that lies elsewhere, as a framework's does: it is copied to be read, and changed by its own methods."""
 
     def __init__(self, array: Array) -> None:
-        """Take a copy."""
         self._array = array.copy()
 
     def numpy(self) -> Array:
@@ -53,7 +52,6 @@ class Steps:
     """Draws steps as the engine computes them."""
 
     def __init__(self, seed: int) -> None:
-        """Draw from a seed."""
         self._random = np.random.default_rng(seed)
 
     def drawn(self, op: str, slots: int, columns: int) -> dict[str, Any]:

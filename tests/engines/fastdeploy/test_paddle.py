@@ -20,7 +20,6 @@ class OldTensor:
     """A tensor as paddle 2.6 has it: without `__dlpack__`; it lies elsewhere, `numpy` and `set_value` copy it."""
 
     def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - paddle's
-        """Take a tensor of paddle's."""
         self._tensor = tensor
         self.shape, self.dtype = tensor.shape, tensor.dtype
 

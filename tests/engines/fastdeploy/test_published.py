@@ -55,7 +55,6 @@ class Shown:
     """The steps of messages, and the pairs in them."""
 
     def __init__(self) -> None:
-        """Begin."""
         self.steps = Steps(Options())
         self.computed = 9
 

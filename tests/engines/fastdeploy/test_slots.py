@@ -20,7 +20,6 @@ class Told:
     """What a book of slots says of one message after the other, all of which are published."""
 
     def __init__(self) -> None:
-        """Begin."""
         self.clock = ManualClock()
         self.registry = SlotRegistry(self.clock.now)
         self.open: dict[int, int] = {}

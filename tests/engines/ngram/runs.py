@@ -55,7 +55,6 @@ class Run:
     """An engine, and what its requests got. Every batch is encoded and read back, so that it keeps the contract."""
 
     def __init__(self, options: NgramOptions | None = None, requests: Iterable[Generate] = ()) -> None:
-        """Start an engine with some requests."""
         self.engine = NgramEngine(options)
         self.got: dict[int, Got] = {}
         self.drafts: dict[int, Got] = {}

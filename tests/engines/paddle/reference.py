@@ -18,7 +18,6 @@ class Reference:
     """The committed weights, and what follows from them by the book."""
 
     def __init__(self) -> None:
-        """Read the weights."""
         weights = load(COMMITTED)
         self._shape = weights.shape
         self._arrays = {name: array.astype(np.float64) for name, array in weights.arrays.items()}

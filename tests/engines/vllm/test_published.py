@@ -71,7 +71,6 @@ class Core:
     """A scheduler whose steps a test makes up, and what vLLM's core does with it."""
 
     def __init__(self) -> None:
-        """Begin without requests."""
         self.requests: dict[str, Any] = {}
         self.given: list[Any] = []
         """What the model was given of each new request, in the last step."""
@@ -150,7 +149,6 @@ class Bus:
     """A folder's bus, and a scheduler's steps on it."""
 
     def __init__(self, folder: str, **overrides: object) -> None:
-        """Begin to publish."""
         usual: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",

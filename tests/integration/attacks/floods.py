@@ -45,7 +45,6 @@ class Flood:
     """Floods a listener from a thread, until it is left."""
 
     def __init__(self, port: int, user: str, roles: str, listener: str, kind: str) -> None:
-        """Take the server's port, the user, whose password is its name, and a kind of BEFORE or AFTER."""
         self._port, self._user, self._kind = port, user, kind
         self._up = f"tokenbus.{listener}.up.{roles}.{user}."
         self._down = f"tokenbus.{listener}.down.{user}."

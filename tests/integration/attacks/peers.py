@@ -285,7 +285,6 @@ class WorkerPeer(Peer):
     """A worker that claims to be any, and publishes what it likes."""
 
     def __init__(self, address: str, worker_id: str, epoch: int, *, prove: Prove = no_key, **fields: object) -> None:
-        """Take what its hello says."""
         super().__init__(address, prove)
         self.epoch = epoch
         said: dict[str, object] = {"first_sequence": 1, "next_sequence": 1, "proof": RANDOM.randbytes(16), **fields}

@@ -41,7 +41,6 @@ class Victim:
     """A client whose requests follow each other, some at once; each must get every token of its own, and its end."""
 
     def __init__(self, client: Client, seed: int, tokens: int = 60, model: str = "", at_once: int = 4) -> None:
-        """Begin to ask."""
         self._client = client
         self._random = random.Random(seed)  # noqa: S311 - a test can be run again
         self._tokens = tokens

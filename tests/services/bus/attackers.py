@@ -149,7 +149,6 @@ class Victim:
     """A process that listens, admits each peer that says hello, sends everything back, and prints whom it refused."""
 
     def __init__(self, settings: BusSettings, address: str = "tcp://127.0.0.1:0", open_files: int = 0) -> None:
-        """Take how it listens."""
         self._arguments = [address, json.dumps(asdict(settings)), str(open_files)]
         self.address = ""
         self.refusals: list[str] = []

@@ -29,7 +29,6 @@ class Good:
     """A peer that has introduced itself, on the one connection that it ever had, and talks all the time."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the connection."""
         self._connection = connection
         self.talks = 0
 
@@ -137,7 +136,6 @@ class LookedAtClock(ManualClock):
     """A clock whose user can wait until another thread has looked at it, and so has acted on its time."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
         super().__init__()
         self._looks = 0
         self._looked = threading.Condition()
@@ -303,7 +301,6 @@ class SeenTooEarly(dict[int, object]):
     """A listener's connections: the guard sees none, and the first is there before it has begun to sleep."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         super().__init__()
         self.seen, self.has_one = threading.Event(), threading.Event()
 

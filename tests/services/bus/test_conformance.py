@@ -440,7 +440,6 @@ class Side:
     """Sends in one task and receives in another; each message that comes lets one more go, and nothing else does."""
 
     def __init__(self, end: Listener | Connection, peer: bytes | None) -> None:
-        """Take one end, and the peer it talks to."""
         self._end = end
         self._peer = peer
         self._credit = asyncio.Semaphore(WINDOW)

@@ -33,7 +33,6 @@ class Meeting:
     """A listener that asks for keys, beside a peer that it lets in and that must notice nothing."""
 
     def __init__(self, keyring: Keyring, make: Make) -> None:
-        """Take what makes transports."""
         self.keyring = keyring
         self.make = make
         self.reasons: list[str] = []

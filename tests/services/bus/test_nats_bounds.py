@@ -94,7 +94,6 @@ class FakeLoop:
     """An event loop's clock that the test sets, and what it is to call later."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
         self.now = 0.0
         self.later: list[tuple[float, object]] = []
 

@@ -26,7 +26,6 @@ class Attacker:
     """A client of the server that speaks whatever it likes."""
 
     def __init__(self, client: Client, name: str) -> None:
-        """Take a client, and the name of a listener."""
         self.client = client
         self.base = f"tokenbus.{name}"
         self.own = f"all.-.{secrets.token_hex(16)}"

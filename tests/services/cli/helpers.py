@@ -118,7 +118,6 @@ class Service(Guarded):
     """A subcommand whose log can be waited for."""
 
     def __init__(self, *arguments: str) -> None:
-        """Start it."""
         super().__init__([str(COMMAND), *arguments], MOST)
 
     def logged(self, event: str) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class Command(Guarded):
     """`tokenbus` with some arguments; its children end with it."""
 
     def __init__(self, arguments: list[str], variables: Mapping[str, str], program: list[str] | None = None) -> None:
-        """Start it."""
         super().__init__([*(program or [str(COMMAND)]), *arguments], _LONGEST, variables)
         self.lines: list[str] = []
 

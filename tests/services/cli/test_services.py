@@ -156,7 +156,6 @@ class Closing(SyntheticEngine):
     """An engine without requests that notes that its loop runs, and that it was closed."""
 
     def __init__(self) -> None:
-        """Begin open."""
         super().__init__()
         self.asked = threading.Event()
         self.is_closed = False

@@ -28,7 +28,6 @@ class Announced(ProcessorList):
     is_fixed = False
 
     def __init__(self, *addresses: str) -> None:
-        """Begin with those."""
         super().__init__()
         self._announced = dict.fromkeys(addresses, 0)
         self._report: Callable[[], None] = lambda: None

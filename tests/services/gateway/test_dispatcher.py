@@ -158,7 +158,6 @@ class _Holder:
     """An answer that holds nothing, and counts how often it was evicted."""
 
     def __init__(self, listener: _Listener, buffers: Buffers) -> None:
-        """Take the listener that gets its rows, and the sum of what waits."""
         self.listeners = [listener]
         self.outbox = Outbox(1000, lambda: None, buffers)
         self.evictions = 0

@@ -15,7 +15,6 @@ class Asking:
     """Requests of clients for one turn at a time; `order` has those that had it."""
 
     def __init__(self) -> None:
-        """Take the turn, so that all others wait."""
         self.turns = FairTurns(1, 7)
         self.order: list[str] = []
         self.stack = AsyncExitStack()
@@ -74,7 +73,6 @@ class Bodies:
     """Bodies that are held until they are let go."""
 
     def __init__(self, largest: int) -> None:
-        """Begin with none."""
         self.room = BodyRoom(largest, 7)
         self.let_go = asyncio.Event()
 

@@ -179,7 +179,6 @@ class Spelling:
     """A tokenizer whose tokens are the pieces of one text."""
 
     def __init__(self, pieces: dict[int, str]) -> None:
-        """Take the tokens' texts by their ids."""
         self._pieces = pieces
         self.vocabulary_size = max(pieces) + 1
 

@@ -29,7 +29,6 @@ class Stream:
     """One request's answer, which the test writes."""
 
     def __init__(self, body: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Take what the page asked for, and the loop that answers it."""
         self.body = body
         self.parts: asyncio.Queue[bytes] = asyncio.Queue()
         self._loop = loop
@@ -60,7 +59,6 @@ class ScriptedGateway:
     """Serves the page's own files; what the page asks for, the test answers."""
 
     def __init__(self) -> None:
-        """Take a port that is free."""
         self.bus: dict[str, Any] = {"workers": [], "processor": {}, "clients": 0, "at": 0}
         self.bus_status = 200
         self.refusal: Response | None = None

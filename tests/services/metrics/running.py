@@ -89,7 +89,6 @@ class Scrape:
     """What a scrape says, as Prometheus' own parser reads it."""
 
     def __init__(self, text: str) -> None:
-        """Read the text format."""
         self.families: dict[str, Metric] = {}
         for family in text_string_to_metric_families(text):
             assert family.name not in self.families

@@ -29,7 +29,6 @@ class SlowLoop:
     """An event loop that answers when the test says so."""
 
     def __init__(self) -> None:
-        """Begin with nothing asked."""
         self.asked: list[Callable[[], None]] = []
         self.is_closed = False
 

@@ -28,7 +28,6 @@ class Hearing(SyntheticEngine):
     """An engine that keeps the prompts that it is given."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         super().__init__()
         self.prompts: list[list[int]] = []
 

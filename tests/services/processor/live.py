@@ -25,7 +25,6 @@ class Worker:
     """A worker, played by the test over a connection in memory."""
 
     def __init__(self, connection: Connection, epoch: int = 7) -> None:
-        """Take the connection."""
         self.connection = connection
         self.epoch = epoch
         self.sequence = 0
@@ -55,7 +54,6 @@ class Running:
     """A processor that runs, its clock, and a worker that said hello."""
 
     def __init__(self, processor: Processor, clock: ManualClock, worker: Worker, transport: MemoryTransport) -> None:
-        """Take them."""
         self.processor = processor
         self.clock = clock
         self.worker = worker

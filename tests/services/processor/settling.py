@@ -43,7 +43,6 @@ class Recorder:
     keeps_up = looks_elsewhere = False
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.rows: list[tuple[Any, ...]] = []
         self.drafts: list[tuple[Any, ...]] = []
         self.finished: dict[int, RowStatus] = {}

@@ -283,7 +283,6 @@ class OnDevice:
     """An array as a GPU framework has it: it becomes numpy's only after it was brought to the host."""
 
     def __init__(self, values: Any, *, is_here: bool = False) -> None:  # noqa: ANN401 - anything that numpy takes
-        """Take the values, and whether they are on the host."""
         self.values = np.asarray(values)
         self.is_here = is_here
 
@@ -308,7 +307,6 @@ class Cupy:
     device = "cuda"
 
     def __init__(self, values: Any) -> None:  # noqa: ANN401 - anything that numpy takes
-        """Take the values."""
         self.values = np.asarray(values)
 
     def get(self) -> np.ndarray:

@@ -23,7 +23,6 @@ class Worker:
     """A worker without a link, and thus without a processor, in time that stands still."""
 
     def __init__(self) -> None:
-        """Begin."""
         self.clock = ManualClock()
         self.engine = SyntheticEngine()
         self.publisher: Publisher = running(items=10_000)

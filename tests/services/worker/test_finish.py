@@ -20,7 +20,6 @@ class Outlet:
     """A stand-in for a publisher that records the calls it gets."""
 
     def __init__(self, *arriving: Generate | Abort) -> None:
-        """Take what arrives, one thing after each step."""
         self.settings = settings()
         self.arriving = deque(arriving)
         self.published = 0
@@ -55,7 +54,6 @@ class Countdown:
     vocabulary_size = 8
 
     def __init__(self, steps: int, clock: ManualClock) -> None:
-        """Take how many, and the clock."""
         self.left = steps
         self.aborted: list[int] = []
         self.clock = clock

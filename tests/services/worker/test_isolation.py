@@ -59,7 +59,6 @@ class Worker:
     """An engine's loop over a publisher without a link, one turn at a time."""
 
     def __init__(self, engine: PoisonedEngine) -> None:
-        """Begin."""
         self.engine = engine
         self.publisher: Publisher = running(items=10_000)
         self.loop = EngineLoop(engine, Emitter(self.publisher, engine.vocabulary_size))

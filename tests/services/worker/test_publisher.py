@@ -152,7 +152,6 @@ class Watched(threading.Condition):
     """A lock that calls back each time it is free again: at that moment a hello may be sent."""
 
     def __init__(self, look: Callable[[], None]) -> None:
-        """Take what looks."""
         super().__init__()
         self._look = look
 

@@ -45,7 +45,6 @@ class Audit:
     """What a reader of all steps has seen of each request."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.answers: dict[int, Answer] = {}
 
     async def read(self, steps: AsyncIterator[Step]) -> None:
@@ -171,7 +170,6 @@ class Http:
     """Asks vLLM's server for completions."""
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
-        """Take the connection and the model's name."""
         self.client = client
         self._asked = {"model": model, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
