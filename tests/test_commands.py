@@ -137,7 +137,6 @@ SCENARIOS = {
 """How the lines begin that the tests below run, by page; tests/test_kubernetes.py runs those of docs/scaling.md."""
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
-    "docs/api.md": "tests/tokenbus/test_api.py",
     "docs/contract.md": "tests/test_readme.py",
     "docs/extending.md": "tests/test_extending.py",
     "docs/gateway.md": "tests/test_commands.py",

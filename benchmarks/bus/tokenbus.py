@@ -33,7 +33,7 @@ _PATIENT = (
 _DRAIN_EVERY = 8
 _LOOK_SECONDS = 0.01
 _WAIT_SECONDS = 0.1
-_MANY = {"clients__send_queue_frames": 1 << 20, "clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
+_MANY = {"clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
 """With a remote client: one that is slower than the worker makes it wait, and ends nothing."""
 
 

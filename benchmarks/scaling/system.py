@@ -26,7 +26,6 @@ _MOST_TOKENS = 100_000_000
 _GATEWAY_TOKENS = 1_000_000
 _SETTINGS = {
     # A reader that is a little slower than another is not to lose its requests for that while it is measured.
-    "clients__send_queue_frames": 1 << 20,
     "clients__send_queue_bytes": 1 << 31,
     "clients__buffer_bytes": 1 << 32,
     "processor__pending_items": 1 << 20,
