@@ -55,10 +55,10 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
     """500 streams that are not read end, by their own bound or that of all, and one that is read has every token."""
     sockets: list[socket.socket] = []
     with served(gateway__tokenizer="numbers", **bounds) as system:
-        system.start_worker("worker-0", *STEPS)
+        system.start_worker("worker-0", "--steps-per-second", "25")  # as many as a busy machine writes
         try:
             async with asking(system.url) as client, plainly(system.url) as plain:
-                given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 1500, "logprobs": 0}
+                given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 900, "logprobs": 0}
                 stream = await client.completions.create(**given, stream=True)
                 opening = asyncio.create_task(_opened(system, sockets))
                 chunks = [chunk async for chunk in stream]
@@ -69,7 +69,7 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
                     for name in ("tokens", "token_logprobs"):
                         getattr(whole.choices[0].logprobs, name).extend(getattr(chunk.choices[0].logprobs, name))
                 assert is_true(whole)
-                assert len(whole.choices[0].logprobs.tokens) == 1500
+                assert len(whole.choices[0].logprobs.tokens) == 900
 
                 async def have_ended() -> bool:
                     """Return whether all others have ended, and nothing waits for them any more."""
