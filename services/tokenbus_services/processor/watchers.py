@@ -5,6 +5,7 @@ from zlib import crc32
 
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_services.items import public_hello
 from tokenbus_services.processor.client_frames import Frame
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived
@@ -66,8 +67,5 @@ class Watchers:
 
 
 def _announce(session: Session, worker: Worker) -> None:
-    watched = WatchedStream(epoch=worker.stream.epoch)
-    watched.hello.CopyFrom(worker.stream.hello)
-    for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
-        watched.hello.ClearField(name)
+    watched = WatchedStream(epoch=worker.stream.epoch, hello=public_hello(worker.stream.hello))
     session.put(Frame(ServerFrame(watched_stream=watched)))
