@@ -55,7 +55,7 @@ async def test_client_that_stands_still_loses_its_own_requests_alone(deployment:
     deployment.start_worker()
     slow = deployment.start_module("client_program", str(LONG), "16", **SHORT)
     async with Client(deployment.settings()) as client:
-        await asyncio.to_thread(slow.wait_for, "token", 32)
+        await until(lambda: len(last_positions(slow.lines("token "))) == 16)  # each request has begun
         slow.stop()
         await all_exact(ask(client, 4, 1800, top_logprobs=0), 1800)
         slow.go_on()
