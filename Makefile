@@ -141,7 +141,7 @@ check: setup ## Lint, format, types, docstrings, and the schema against its gene
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary --python-version 3.10 --disable-error-code no-any-return $(RUNS_ON_3_10)
 	@echo "==> interrogate"
-	@$(BIN)/interrogate --quiet $(PACKAGES) tests || { $(BIN)/interrogate -v $(PACKAGES) tests; exit 1; }
+	@$(BIN)/interrogate --quiet $(PACKAGES) || { $(BIN)/interrogate -v $(PACKAGES); exit 1; }
 	@echo "==> schema"
 	@$(BIN)/python -m schema_tools check
 

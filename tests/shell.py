@@ -80,13 +80,11 @@ class Shell:
         self._guard.start()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all of it that has not ended."""
         self._guard.cancel()
         self._kill()
         if self.process.stdout is not None:

@@ -56,7 +56,6 @@ def test_wheel_has_the_compiled_check_for_its_platform(wheel: Path) -> None:
 
 
 def test_wheel_without_a_compiler_is_pure(tmp_path: Path) -> None:
-    """Without a compiler the wheel is for every platform, and has no library."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     nowhere = os.environ | {"CC": str(tmp_path / "no-compiler")}
     run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=nowhere)

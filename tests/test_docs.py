@@ -23,7 +23,6 @@ def _text(page: Path) -> str:
 
 @pytest.mark.parametrize(("page", "files"), [("one-batch", 15), ("extending", 6)])
 def test_page_names_files_that_exist(page: str, files: int) -> None:
-    """Every file that a page names is there."""
     text = _text(ROOT / "docs" / f"{page}.md")
     named_files = {name for name in re.findall(r"`([\w/]+\.py)`", text) if not name.startswith("tests/")}
     assert len(named_files) >= files

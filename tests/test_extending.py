@@ -31,7 +31,6 @@ ADDRESSES = {"bus.workers_address": "memory://workers", "bus.clients_address": "
 
 
 def asked(key: int, words: list[int], max_tokens: int, **rest: Any) -> Generate:  # noqa: ANN401 - fields of any type
-    """Return a request."""
     prompt, sampling = TokenPrompt(token_ids=words), SamplingParameters(max_tokens=max_tokens)
     return Generate(request_key=key, tokens=prompt, sampling=sampling, **rest)
 

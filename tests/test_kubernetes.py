@@ -47,7 +47,6 @@ def of_kind(objects: list[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def workloads(objects: list[Manifest]) -> list[Manifest]:
-    """Return what makes pods."""
     return of_kind(objects, "StatefulSet", "Deployment")
 
 
@@ -118,7 +117,6 @@ def loaded(objects: list[Manifest], workload: Manifest, folder: Path) -> Setting
 
 @pytest.fixture(params=OVERLAYS)
 def objects(request: pytest.FixtureRequest) -> list[Manifest]:
-    """Return the objects of each kustomization."""
     return rendered(request.param)
 
 
@@ -358,7 +356,6 @@ class Cluster:
         assert run.returncode == 0, run.stderr
 
     def start(self, workload: Manifest) -> None:
-        """Start the pods of a workload."""
         for place in range(workload["spec"]["replicas"]):
             name = f"{workload['metadata']['name']}-{place}"
             at = self.folder / name

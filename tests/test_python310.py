@@ -176,7 +176,6 @@ def test_workers_and_the_bus_pass_their_tests(python: str) -> None:
 
 @pytest.fixture
 async def processor() -> AsyncIterator[tokenbus.Processor]:
-    """A processor of this Python."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",

@@ -68,7 +68,6 @@ The command line and the metrics look at all of them.
 
 
 def test_packages_of_the_services_import_what_they_may() -> None:
-    """Each package of the services imports no other one than its row says."""
     folders = {path.name for path in _SERVICES.iterdir() if (path / "__init__.py").is_file()}
     assert set(_MAY_IMPORT) | {"cli", "metrics"} == folders
     for name, others in _MAY_IMPORT.items():

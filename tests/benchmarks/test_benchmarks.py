@@ -45,7 +45,6 @@ def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    """A benchmark that is not there is refused with those that are."""
     with pytest.raises(SystemExit, match="2"):
         main(["steam"])
     assert "NAME: one of attacks, bus, " in capsys.readouterr().err

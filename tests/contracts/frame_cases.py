@@ -32,7 +32,6 @@ class Case:
 
     @property
     def message(self) -> Message:
-        """The frame."""
         return with_field(cast("Descriptor", self.frame.DESCRIPTOR), self.path, self.put)
 
     @property
@@ -70,7 +69,6 @@ def with_field(message: Descriptor, path: tuple[str, ...], put: Callable[[Any], 
 
 
 def put_nothing(message: Any) -> None:  # noqa: ANN401
-    """Leave a message as it is."""
     del message
 
 

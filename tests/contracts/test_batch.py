@@ -97,7 +97,6 @@ def test_keys_on_both_sides_of_the_sign_bit() -> None:
 
 
 def test_masked_array_is_refused() -> None:
-    """What a mask hides is not sent."""
     masked = np.ma.MaskedArray([-0.5, -1.5, 0.0], [False, True, False])
     with pytest.raises(ContractError, match=r"^logprobs: a value for every element, got a masked array$"):
         batch(logprobs=masked)

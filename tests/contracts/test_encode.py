@@ -154,7 +154,6 @@ def test_header_value_of_another_type_is_refused(name: str, value: object) -> No
 
 
 def test_header_of_another_type_is_refused() -> None:
-    """A header that is none is refused when the batch is made."""
     with pytest.raises(ContractError, match=r"^header: a BatchHeader, got dict"):
         LogprobBatch({"epoch": 1})  # type: ignore[arg-type]
 

@@ -153,7 +153,6 @@ class Words:
     vocabulary_size = 4
 
     def encode(self, text: str) -> list[int]:
-        """Unused."""
         raise NotImplementedError
 
     def token_bytes(self, token_id: int) -> bytes:

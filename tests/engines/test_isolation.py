@@ -60,7 +60,6 @@ class Outputs(dict[int, list[int]]):
         self.states |= arrays.states
 
     def to_the_end(self) -> "Outputs":
-        """Compute until nothing is left to do."""
         while self.engine.has_work:
             self.step()
         return self

@@ -24,11 +24,9 @@ class Scheduled:
             self.scheduler.add(self.requests.add(made))
 
     def slots(self, *keys: int) -> Ids:
-        """Return the slots of requests."""
         return np.array([self.requests.slot(key) for key in keys], np.int64)
 
     def keys(self, slots: Ids) -> list[int]:
-        """Return the keys of requests."""
         found: list[int] = self.requests.keys[slots].tolist()
         return found
 

@@ -26,7 +26,6 @@ def run(engine: SyntheticEngine, steps: int) -> list[list[LogprobBatch]]:
 
 
 def step_of(engine: SyntheticEngine, assembler: StepAssembler) -> list[LogprobBatch]:
-    """Return the batches of one step."""
     return [made for arrays in engine.step() for made in assembler.assemble(arrays)]
 
 
@@ -154,7 +153,6 @@ def test_drafts_are_about_the_targets_rows() -> None:
 
 
 def test_step_whose_rows_are_all_aborted_has_a_draft_without_tokens() -> None:
-    """A draft that was announced comes also where there is nothing to draft for."""
     engine = SyntheticEngine(drafts=True, parts=2)
     engine.admit(generate_of(5, 60))
     engine.abort(5)

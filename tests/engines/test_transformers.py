@@ -27,7 +27,6 @@ def test_options_are_checked(options: dict[str, Any], line: str) -> None:
 
 
 def test_model_is_a_folder(tmp_path: Path) -> None:
-    """A model that is no folder, or a folder without a model, is one line."""
     for folder, what in ((tmp_path / "none", "no folder"), (tmp_path, "a folder without config.json")):
         with pytest.raises(ValueError, match=f"--model: the folder of a model, got {what}: "):
             TransformersEngine(TransformersOptions(model=folder))

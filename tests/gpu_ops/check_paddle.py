@@ -45,7 +45,6 @@ def _there(paddle: Any, values: Any) -> Any:  # noqa: ANN401
 
 
 def checks(paddle: Any) -> Iterator[Check]:  # noqa: ANN401
-    """Yield what is checked, by name."""
     for dtype in _TYPES:
         for rows, vocabulary in _SIZES:
             yield f"token_logprobs {dtype} {rows} x {vocabulary}", _logprobs(paddle, dtype, rows, vocabulary)

@@ -35,11 +35,9 @@ class Produced:
         self._managed = _Managed(tensor, None, _Deleter())
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the device that the elements are said to be on."""
         return self._device
 
     def __dlpack__(self, stream: int | None = None) -> object:
-        """Return the capsule."""
         self.streams.append(stream)
         return _new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
 

@@ -13,7 +13,6 @@ from tokenbus_gpu_ops import token_logprobs
 
 @pytest.fixture(scope="module")
 def paddle() -> Any:  # noqa: ANN401 - a module
-    """Return Paddle, where it is installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of compilers that no test needs
         return pytest.importorskip("paddle", reason="not run: Paddle is not installed here")

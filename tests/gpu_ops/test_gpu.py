@@ -39,7 +39,6 @@ def on_card(torch: Any, logits: Floats, dtype: str) -> Any:  # noqa: ANN401
 
 
 def ids_on_card(torch: Any, ids: npt.ArrayLike) -> Any:  # noqa: ANN401
-    """Return ids as a tensor on the card."""
     return torch.as_tensor(np.asarray(ids), device="cuda")
 
 
@@ -164,7 +163,6 @@ def test_requests_with_several_tokens(torch: Any, layout: str, ids_on_gpu: bool)
 
 
 def test_requests_of_which_none_is_scored(torch: Any) -> None:  # noqa: ANN401
-    """Where no request wants more than ids, the ids are all there is."""
     tensor = on_card(torch, random(np.random.default_rng(17), 5, 300), "float32")
     result = token_logprobs(tensor, ids_on_card(torch, np.arange(5)), 3, scored=[False] * 5)
     assert result.token_ids.tolist() == list(range(5))

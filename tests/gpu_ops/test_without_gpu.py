@@ -55,7 +55,6 @@ def test_the_cpu_computes_only_where_it_was_asked_to() -> None:
 
 
 def test_ids_on_a_gpu_do_for_logits_on_the_cpu() -> None:
-    """Ids come to where the logits are."""
     values = random(np.random.default_rng(3), 2, 50)
     ids = np.array([1, 2])
     assert_right(token_logprobs(values, as_if_on_gpu(ids), 3), values, ids, 3)

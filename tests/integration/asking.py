@@ -44,12 +44,10 @@ class Asked:
         assert not self.task.done(), self.audit
 
     async def ended(self) -> Audit:
-        """Return what is to be said of it at its end."""
         return await soon(self.task)
 
 
 def ask(client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
-    """Ask for some requests."""
     return [Asked(client.generate(wanted(tokens, model, top_logprobs=top_logprobs))) for _ in range(count)]
 
 

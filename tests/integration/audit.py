@@ -40,7 +40,6 @@ class Audit:
 
     @property
     def delivered(self) -> str:
-        """The checksum of what came."""
         return self._delivered.hexdigest()
 
     @property

@@ -43,12 +43,10 @@ class Stranger:
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect."""
         self._connection = await ZeroMQTransport(BusSettings(linger_ms=0)).connect(self._address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave."""
         if self._connection is not None:
             await self._connection.close()
 

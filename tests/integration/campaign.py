@@ -90,7 +90,6 @@ class Campaign:
         self.figures = Figures(seed)
 
     async def run(self) -> Figures:
-        """Run it to its end."""
         begin = time.monotonic()
         processor = await asyncio.to_thread(self._deployment.start_processor)
         worker = self._deployment.start_module("counting_worker")

@@ -19,13 +19,11 @@ class CountingTransport:
         self.sent_again = 0
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
-        """Listen, without counting."""
         return await self._transport.listen(address, refused)
 
     async def connect(
         self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
     ) -> Connection:
-        """Connect, and count what is sent."""
         return _CountingConnection(await self._transport.connect(address, server_key, lost), self)
 
     def count(self, parts: Parts) -> None:

@@ -65,7 +65,6 @@ class Deployment:
         return program
 
     def start_module(self, module: str, *arguments: str, **overrides: object) -> Program:
-        """Start a module beside this one."""
         return self.start(module, [sys.executable, "-m", f"tests.integration.{module}", *arguments], **overrides)
 
     def start(self, name: str, command: Sequence[str], **overrides: object) -> Program:
@@ -75,7 +74,6 @@ class Deployment:
         return program
 
     def close(self) -> None:
-        """End all that still runs."""
         for program in self._programs:
             program.kill()
 

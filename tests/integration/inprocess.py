@@ -72,7 +72,6 @@ async def met(processor: Processor) -> None:
 
 @asynccontextmanager
 async def trio(deployment: Deployment, **overrides: object) -> AsyncIterator[Trio]:
-    """Run all three."""
     async with (
         processing(deployment, **overrides) as (processor, addresses),
         working(deployment, SyntheticEngine(), **addresses, **overrides) as publisher,

@@ -20,7 +20,6 @@ class TwoHosts:
     """Two namespaces, as two machines would be; both end with it."""
 
     def __init__(self) -> None:
-        """Make them when they are entered."""
         self._holders: list[subprocess.Popen[str]] = []
         self.address = _FIRST
         """Where the first is reached by the second."""
@@ -30,7 +29,6 @@ class TwoHosts:
         """What runs a command in the second."""
 
     def __enter__(self) -> Self:
-        """Make both, and plug the cable in."""
         try:
             self.first = self._enter(self._hold(["unshare", "-rn"]))
             second = self._hold([*self.first, "unshare", "-n"])
@@ -47,7 +45,6 @@ class TwoHosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End both."""
         for holder in self._holders:
             holder.kill()
             holder.wait(MOST)
@@ -55,11 +52,9 @@ class TwoHosts:
                 holder.stdout.close()
 
     def pull(self) -> None:
-        """Pull the cable out."""
         _run([*self.first, "ip", "link", "set", "va", "down"])
 
     def plug(self) -> None:
-        """Plug it in again."""
         _run([*self.first, "ip", "link", "set", "va", "up"])
 
     def _hold(self, before: Sequence[str]) -> int:

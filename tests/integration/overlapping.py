@@ -149,7 +149,6 @@ class Overlapping:
                 program.go_on()
 
     async def _ask_on(self, client: Client) -> None:
-        """Have one request after the other."""
         while not self._over.is_set():
             asked = _Watched(client.generate(wanted(self._random.randrange(1, 900))))
             self._asked.append(asked)

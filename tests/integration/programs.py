@@ -33,7 +33,6 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
@@ -67,7 +66,6 @@ class Program:
         self.wait()
 
     def stop(self) -> None:
-        """Let it stand still."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

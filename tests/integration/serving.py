@@ -41,7 +41,6 @@ class Served:
         return program, f"http://{address}"
 
     def start_worker(self, name: str = "worker-0", *arguments: str) -> Program:
-        """Start a worker."""
         return self.deployment.start_worker(name, *arguments, **self.overrides)
 
 

@@ -50,7 +50,6 @@ class Several:
         self.processors: dict[int, Program] = {}
 
     def start(self, place: int, *, is_awaited: bool = True) -> Program:
-        """Start a processor at its place."""
         workers, clients = self._places[place]
         at = self._all if self._is_found else {"bus__workers_address": workers, "bus__clients_address": clients}
         program = self._deployment.start_processor(
@@ -60,7 +59,6 @@ class Several:
         return program
 
     def start_all(self) -> None:
-        """Start all of them."""
         for place in range(len(self._places)):
             self.start(place)
 
@@ -87,7 +85,6 @@ class Several:
         return self._deployment.start("tap", [COMMAND, "tap", *arguments], **self._all, **SHORT)
 
     def settings(self, **overrides: object) -> Settings:
-        """Return the settings of a client of all of them."""
         return self._deployment.settings(**self._all, **SHORT, **overrides)
 
     async def connected(self, client: Client) -> list[ClientSession]:

@@ -32,7 +32,6 @@ def server(deployment: Deployment) -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def workers(deployment: Deployment, count: int) -> AsyncIterator[None]:
-    """Run some workers."""
     async with AsyncExitStack() as stack:
         for number in range(count):
             await stack.enter_async_context(working(deployment, SyntheticEngine(), worker__id=f"w{number}"))

@@ -213,7 +213,6 @@ async def test_bus_tells_of_workers(text: Served) -> None:
         await client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 30})
 
         async def told() -> dict[str, Any]:
-            """Ask."""
             bus: dict[str, Any] = (await client.get("/bus")).json()
             return bus
 
@@ -332,7 +331,6 @@ async def test_without_a_worker_it_is_not_ready() -> None:
             system.start_worker()
 
             async def is_ready() -> bool:
-                """Ask."""
                 return (await plain.get("/readyz")).status_code == 200
 
             await until(is_ready)

@@ -47,7 +47,6 @@ class Keys:
         return {"authorization": f"Bearer {clear}"}
 
     def keep(self, *ids: str) -> None:
-        """Revoke all others."""
         write_keys(self.path, [key for key in read_keys(self.path) if key.id in ids])
 
 
@@ -164,7 +163,6 @@ async def test_file_that_cannot_be_read_keeps_what_was_known(deployment: Deploym
         keys.path.unlink()
 
         async def is_refused() -> bool:
-            """Ask with the key."""
             return (await plain.get("/v1/models", headers=known)).status_code == 401
 
         await until(is_refused)
@@ -177,7 +175,6 @@ async def test_file_whose_reading_fails_in_an_unexpected_way_is_read_again(
     async with alone(deployment, gateway__keys_file=str(keys.path)) as served, plainly(served.url) as plain:
 
         def failing(_keys: object) -> None:
-            """Fail as nothing should."""
             raise ZeroDivisionError("a defect")
 
         with monkeypatch.context() as patched:

@@ -188,7 +188,6 @@ async def test_models_are_those_of_the_workers() -> None:
             system.start_worker("worker-1", "--model", "org/llama")
 
             async def are_known() -> bool:
-                """Ask."""
                 return await _models(client) == ["org/llama", "qwen"]
 
             await until(are_known)

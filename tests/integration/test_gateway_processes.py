@@ -279,7 +279,6 @@ async def test_processor_that_hangs_makes_it_not_ready(passing: Served) -> None:
             return answer.is_success
 
         async def is_not_ready() -> bool:
-            """Tell whether it says so."""
             return not await is_ready()
 
         await until(is_ready)
@@ -324,7 +323,6 @@ async def test_stuck_supervisor_is_seen() -> None:
 
 
 def _problems(supervisor: Supervisor) -> Sequence[str]:
-    """Wait for problems in a thread."""
     while not (problems := supervisor.health().problems):
         time.sleep(0.05)
     return problems
@@ -371,7 +369,6 @@ async def test_who_connects_while_all_drain_is_refused_at_once() -> None:
             leaving = asyncio.create_task(asyncio.to_thread(system.gateway.terminate))
 
             async def is_refused() -> bool:
-                """Try to connect."""
                 try:
                     async with plainly(system.url) as client:
                         await client.get("/healthz")

@@ -34,7 +34,6 @@ def listening(keyring: Keyring) -> dict[str, Any]:
 
 
 def secrets_in(keyring: Keyring) -> list[str]:
-    """Return every secret key there is."""
     return [file.read_text().split('secret-key = "')[1].split('"')[0] for file in keyring.folder.glob("*.key_secret")]
 
 

@@ -43,7 +43,6 @@ async def test_requests_go_on_at_decode_workers(deployment: Deployment) -> None:
 
 
 async def test_request_that_ends_with_its_first_token_is_not_handed_off(deployment: Deployment) -> None:
-    """A request of one token is done where it began."""
     async with Processor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
         for name in ("decode-0", "prefill-0"):
             await asyncio.to_thread(start, deployment, name)

@@ -149,7 +149,6 @@ async def test_campaign_over_two_processors_loses_and_repeats_nothing(several: S
     audits = []
 
     async def ask_on(client: Client) -> None:
-        """Ask for one request after another."""
         while not over.is_set():
             audits.append(await Asked(client.generate(wanted(chance.randrange(1, 900)))).task)
 

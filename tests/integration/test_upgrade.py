@@ -119,7 +119,6 @@ class Fleet:
         self.workers: dict[str, Program] = {}
 
     async def processor(self, *, is_old: bool = False, **overrides: Any) -> Program:  # noqa: ANN401 - any setting's value
-        """Start a processor."""
         return await asyncio.to_thread(self._deployment.start_processor, before=self._before[is_old], **overrides)
 
     async def worker(self, name: str, *, is_old: bool = False, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
@@ -150,7 +149,6 @@ class Fleet:
             assert await asyncio.to_thread(oldest.terminate) == 0
 
     async def start(self, *, is_old: bool = False, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
-        """Start workers and gateways."""
         for name in NAMES:
             await self.worker(name, is_old=is_old, **overrides)
             await self.gateway(is_old=is_old, replaces=False, **overrides)

@@ -79,7 +79,6 @@ class Vanishing:
         self.figures = Figures(seed)
 
     async def run(self) -> Figures:
-        """Run it to its end."""
         begin = time.monotonic()
         start, deployment = asyncio.to_thread, self._deployment
         processor = await start(deployment.start_processor)

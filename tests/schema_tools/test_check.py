@@ -105,7 +105,6 @@ def test_stale_generated_code_is_found(copy: Copy) -> None:
 
 
 def test_edited_generated_code_is_found(copy: Copy) -> None:
-    """Generated code that was edited by hand is found."""
     copy.replace("contracts/tokenbus_contracts/generated/enums.py", "TARGET = 1", "TARGET = 7")
     (fault,) = copy.faults()
     assert fault.startswith("generated: ")
@@ -245,7 +244,6 @@ def test_missing_bound_is_found(copy: Copy) -> None:
 
 
 def test_field_without_comment_is_found(copy: Copy) -> None:
-    """A field without a comment does not pass the linter."""
     copy.replace(CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;")
     assert any(fault.startswith("lint: ") and "comment" in fault for fault in copy.faults())
 

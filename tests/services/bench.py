@@ -53,7 +53,6 @@ class Bench:
             call()
 
     def run_soon(self) -> None:
-        """Run what was deferred."""
         while self._soon:
             self._soon.popleft()()
 
@@ -72,13 +71,11 @@ class Bench:
             self.core.tick(self.clock.now())
 
     def worker(self, worker_id: str = "worker-0", epoch: int = 7, **hello: Any) -> "BenchWorker":  # noqa: ANN401
-        """Return a worker that said hello."""
         worker = BenchWorker(self, worker_id, epoch)
         worker.say_hello(**hello)
         return worker
 
     def client(self, session: int = 5, **hello: Any) -> "BenchClient":  # noqa: ANN401 - as the message has them
-        """Return a client that said hello."""
         client = BenchClient(self, session)
         client.say_hello(**hello)
         return client
@@ -88,7 +85,6 @@ class BenchWorker:
     """A worker, played by the test."""
 
     def __init__(self, bench: Bench, worker_id: str, epoch: int) -> None:
-        """Have a connection of its own."""
         self.bench = bench
         self.worker_id = worker_id
         self.epoch = epoch
@@ -102,12 +98,10 @@ class BenchWorker:
         return self.bench.core.workers.by_id[self.worker_id]
 
     def say(self, frame: WorkerFrame, *parts: bytes, epoch: int | None = None) -> None:
-        """Send a frame."""
         frame.epoch = self.epoch if epoch is None else epoch
         self.bench.core.worker_connections.receive(self.peer, [write_frame(frame), *parts], self.bench.clock.now())
 
     def say_hello(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Send a hello."""
         self.sequence = fields.get("next_sequence", 1) - 1
         self.say(WorkerFrame(hello=hello_of(self.worker_id, **fields)))
 
@@ -117,7 +111,6 @@ class BenchWorker:
         self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, takes_no_more=takes_no_more)))
 
     def item(self, payload: bytes, sequence: int, kind: int = BATCH, checksum: int | None = None) -> None:
-        """Send an item."""
         self.sequence = max(self.sequence, sequence)
         self.say(WorkerFrame(item=item_of(payload, sequence, kind, checksum=checksum)), payload)
 
@@ -166,7 +159,6 @@ class Heard(NamedTuple):
 
     @property
     def body(self) -> str | None:
-        """What kind of frame it is."""
         body: str | None = self.frame.WhichOneof("body")
         return body
 
@@ -175,7 +167,6 @@ class BenchClient:
     """A client, played by the test."""
 
     def __init__(self, bench: Bench, session: int) -> None:
-        """Have a connection of its own."""
         self.bench = bench
         self.session = session
         self._connections = 0
@@ -184,22 +175,18 @@ class BenchClient:
         """The highest frame number that came."""
 
     def say(self, frame: ClientFrame) -> None:
-        """Send a frame."""
         self.bench.core.clients.receive(self.peer, [write_frame(frame)], self.bench.clock.now())
 
     def say_hello(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Send a hello."""
         self.number = 0
         self.say(ClientFrame(hello=client_hello(self.session, **fields)))
 
     def reconnect(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Reconnect with a new identity."""
         self._connections += 1
         self.peer = b"client-%d-%d" % (self.session, self._connections)
         self.say_hello(**fields)
 
     def beat(self) -> None:
-        """Send a heartbeat."""
         self.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
 
     def heard(self) -> list[Heard]:
@@ -215,7 +202,6 @@ class BenchClient:
         return found
 
     def ask(self, generate: Generate) -> None:
-        """Send a request."""
         self.say(ClientFrame(generate=generate))
 
     def errors(self) -> dict[int, int]:

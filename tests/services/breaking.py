@@ -11,7 +11,6 @@ class Breaking(MemoryConnection):
     """A connection that fails when something is sent."""
 
     def send(self, parts: object) -> bool:
-        """Fail."""
         raise RuntimeError(parts)
 
 
@@ -21,7 +20,6 @@ class BreakingTransport(MemoryTransport):
     async def connect(
         self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
     ) -> MemoryConnection:
-        """Connect."""
         del server_key
         return Breaking(self._meeting(address), self._settings, lost)
 
@@ -32,6 +30,5 @@ class UselessTransport(MemoryTransport):
     async def connect(
         self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
     ) -> MemoryConnection:
-        """Refuse."""
         del server_key, lost
         raise AddressError(address, "of no use")

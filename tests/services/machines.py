@@ -61,7 +61,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule(place=_PLACES)
     def abort(self, place: int) -> None:
-        """Abort an open request."""
         if found := self.world.open_requests():
             client, asked = found[place % len(found)]
             client.abort(asked)
@@ -80,7 +79,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.7, 2.5]))
     def stand_still(self, seconds: float) -> None:
-        """Let the processor stand still."""
         self.world.stand_still(seconds)
 
     @rule(turns=st.integers(1, 3))
@@ -90,7 +88,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule()
     def carry_all(self) -> None:
-        """Carry everything."""
         self.world.flush()
 
     @rule(node=_PLACES, messages=st.integers(1, 4))
@@ -112,7 +109,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule(client=_PLACES)
     def read(self, client: int) -> None:
-        """Take tokens."""
         self.world.clients[client % len(self.world.clients)].read()
 
     @rule(seconds=st.sampled_from([0.3, 1.1]))
@@ -132,7 +128,6 @@ class FaultlessBus(Bus):
 
     @initialize(shape=faultless_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
         self.world = World(shape)
         self.world.flush()
         self.ask(wishes)
@@ -151,7 +146,6 @@ class LosslessBus(Bus):
 
     @initialize(shape=lossless_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
         self.world = World(shape)
         self.ask(wishes)
         self.world.work(2)
@@ -181,7 +175,6 @@ class LosslessBus(Bus):
 
     @rule(client=_PLACES)
     def restart_client(self, client: int) -> None:
-        """Kill a client."""
         self.world.restart_client(client % len(self.world.clients))
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
@@ -192,7 +185,6 @@ class LosslessBus(Bus):
             self.world.pass_time(seconds, carries=False)
 
     def check_at_end(self) -> None:
-        """Assert that nothing was lost."""
         assert_no_errors(self.world)
 
 
@@ -201,7 +193,6 @@ class HealingBus(LosslessBus):
 
     @initialize(shape=healing_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
         self.world = World(shape)
         self.ask(wishes)
         self.world.work(2)
@@ -215,7 +206,6 @@ class HealingBus(LosslessBus):
 
     @rule(worker=_PLACES, place=_PLACES)
     def lose(self, worker: int, place: int) -> None:
-        """Lose one message."""
         if queue := self.sent(worker):
             del queue[place % len(queue)]
 
@@ -246,7 +236,6 @@ class FaultyBus(LosslessBus):
 
     @initialize(shape=faulty_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
         self.world = World(shape)
         self.ask(wishes)
         self.world.work(2)
@@ -267,7 +256,6 @@ class FaultyBus(LosslessBus):
 
     @rule(worker=_PLACES, up=st.booleans(), place=_PLACES)
     def drop(self, worker: int, place: int, *, up: bool) -> None:
-        """Lose one message."""
         queue = self.worker_queue(worker, up=up)
         if queue and not _is_generate(queue[place % len(queue)]):
             del queue[place % len(queue)]
@@ -319,7 +307,6 @@ class FaultyBus(LosslessBus):
 
     @rule(node=_PLACES)
     def go_on(self, node: int) -> None:
-        """Let it go on."""
         self.node(node).is_paused = False
         self.node(node).pump()
 
@@ -349,7 +336,6 @@ class FaultyBus(LosslessBus):
 
     @rule(worker=_PLACES)
     def restart_worker(self, worker: int) -> None:
-        """Kill a worker."""
         self.world.restart_worker(worker % len(self.world.workers))
 
     @precondition(lambda self: len(self.world.clients) > 1)

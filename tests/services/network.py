@@ -56,7 +56,6 @@ class Network:
         return wire
 
     def send(self, peer: bytes, parts: Message) -> Outcome:
-        """Send to a peer, as a Listener does."""
         wire = self.wires.get(peer)
         if wire is None:
             return Outcome.GONE

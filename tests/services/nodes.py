@@ -76,7 +76,6 @@ class Node:
         return True
 
     def reconnect(self, *, keeps_unsent: bool) -> None:
-        """Lose the connection, and have another."""
         self.wire = self.network.reconnect(self.wire, keeps_unsent=keeps_unsent)
         with self.lock:
             self.session.disconnected(self.clock.now())
@@ -86,7 +85,6 @@ class DrivenPublisher(Publisher):
     """A Publisher without a thread: the test carries its messages, and its engine never waits in earnest."""
 
     def __init__(self, settings: Settings, epoch: int, handoff: HandoffPoint = _NOWHERE) -> None:
-        """Be running from the start."""
         super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch, handoff=handoff)
         self.begin()
         self.turn_over = threading.Event()
@@ -186,7 +184,6 @@ class Asked:
 
     @property
     def key(self) -> int:
-        """The request's key."""
         return self.generate.request_key
 
     @property
@@ -196,7 +193,6 @@ class Asked:
 
 
 def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, drafts: bool) -> Generate:
-    """Return a request."""
     return Generate(
         request_key=key,
         tokens=TokenPrompt(token_ids=[1, 2, 3]),
@@ -240,7 +236,6 @@ class ClientNode(Node):
         super().__init__(self.client, network, clock)
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a request."""
         self.asked[asked.key] = asked
         asked.source = self.requests.open(asked.generate)
         self.pump()
@@ -306,7 +301,6 @@ class ClientNode(Node):
 
 
 def take(asked: Asked) -> None:
-    """Take tokens until there are no more just now."""
     source = asked.source
     assert source is not None
     while len(source) or source.has_ended or source._tokens:

@@ -64,7 +64,6 @@ class Site:
 
     @property
     def runs(self) -> bool:
-        """Whether it is there, and does something."""
         return self.core is not None and self.stopped_at is None
 
     def start(self) -> None:
@@ -81,12 +80,10 @@ class Site:
         self._world.reconnect(self)
 
     def kill(self) -> None:
-        """End it at once."""
         self.core, self.stopped_at = None, None
         self._world.reconnect(self)
 
     def stop(self) -> None:
-        """Let it stand still."""
         if self.runs:
             self.stopped_at = self._world.clock.now()
 
@@ -122,7 +119,6 @@ class Site:
         return True
 
     def tick(self) -> None:
-        """Do what time demands."""
         if self.core is not None and self.stopped_at is None:
             self.core.tick(self._world.clock.now())
 
@@ -229,7 +225,6 @@ class SeveralClient:
     """A client of all processors, and what it took of each of its requests."""
 
     def __init__(self, world: "SeveralWorld", *, by_columns: bool) -> None:
-        """Connect to each."""
         settings = world.settings({})
         client, bus = settings.client, settings.bus
         self.requests = OpenRequests(client.request_buffer_rows, client.resume_timeout_ms / 1000)
@@ -264,7 +259,6 @@ class SeveralClient:
         self.ends: set[int] = set()
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a request."""
         self.asked[asked.key] = asked
         asked.source = self.requests.open(asked.generate)
         self.pump()
@@ -340,7 +334,6 @@ class SeveralWorld:
         self.pump()
 
     def settings(self, more: dict[str, object]) -> Settings:
-        """Return the settings of a part."""
         return settings_of(_OVERRIDES | self._overrides | more)
 
     def connections(self, site: Site) -> Iterator[Node]:

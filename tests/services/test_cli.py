@@ -90,7 +90,6 @@ def test_every_vector_row_by_row() -> None:
 
 
 def test_json() -> None:
-    """With --json one document says the same for machines."""
     run = tokenbus("check", "--json", "--rows", GOOD, BAD)
     report: dict[str, Any] = json.loads(run.stdout)
     assert run.returncode == 1

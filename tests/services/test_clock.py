@@ -22,7 +22,6 @@ async def test_wait_ends_with_the_event(clock: Clock) -> None:
 
 
 async def test_wait_ends_with_its_time() -> None:
-    """A wait whose event is not set ends when its time is over, and says so."""
     assert not await soon(SystemClock().wait(asyncio.Event(), 0.0))
     assert not await soon(SystemClock().wait(asyncio.Event(), 0.001))
 
@@ -48,7 +47,6 @@ async def test_tests_clock_stands_until_it_is_moved() -> None:
 
 
 async def test_cancelled_wait_is_over() -> None:
-    """A wait that is cancelled ends at once."""
     for clock in (SystemClock(), ManualClock()):
         waiting = asyncio.create_task(clock.wait(asyncio.Event(), 3600))
         await turns()

@@ -38,14 +38,12 @@ class Failover(RuleBasedStateMachine):
         drafts=st.booleans(),
     )
     def begin(self, credit: int, window: int, **world: Any) -> None:  # noqa: ANN401 - as SeveralWorld has it
-        """Start everything."""
         overrides: dict[str, object] = {"processor.credit_items": credit, "client.window_frames": window}
         self.world = SeveralWorld(overrides=overrides, **world)
         self.world.flush()
         self.ask(0, [30, 20, 10])
 
     def site(self, place: int) -> Site:
-        """Return one of the processors."""
         return self.world.sites[place % len(self.world.sites)]
 
     @rule(client=_PLACES, tokens=st.lists(st.integers(1, 60), min_size=1, max_size=3))
@@ -57,7 +55,6 @@ class Failover(RuleBasedStateMachine):
 
     @rule(place=_PLACES)
     def abort(self, place: int) -> None:
-        """Abort an open request."""
         if found := self.world.open_requests():
             client, asked = found[place % len(found)]
             client.abort(asked)
@@ -85,7 +82,6 @@ class Failover(RuleBasedStateMachine):
 
     @rule()
     def carry_all(self) -> None:
-        """Carry everything."""
         self.world.flush()
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 3.5, 6.0]))
@@ -95,27 +91,22 @@ class Failover(RuleBasedStateMachine):
 
     @rule(place=_PLACES)
     def kill(self, place: int) -> None:
-        """Kill a processor."""
         self.site(place).kill()
 
     @rule(place=_PLACES)
     def start(self, place: int) -> None:
-        """Start one that is dead, or restart it."""
         self.site(place).start()
 
     @rule(place=_PLACES)
     def stop(self, place: int) -> None:
-        """Let one stand still."""
         self.site(place).stop()
 
     @rule(place=_PLACES)
     def go_on(self, place: int) -> None:
-        """Let one that stands still go on."""
         self.site(place).go_on()
 
     @rule(place=_PLACES, is_slow=st.booleans())
     def drain(self, place: int, *, is_slow: bool) -> None:
-        """Ask one to end."""
         if is_slow:
             self.site(place).drain()
         else:
@@ -189,7 +180,6 @@ class FaultyFailover(Failover):
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
     def pass_time_in_silence(self, seconds: float) -> None:
-        """Let time pass, and carry nothing."""
         self.world.pass_time(seconds, carries=False)
 
     @rule(worker=_PLACES, is_paused=st.booleans())
@@ -293,7 +283,6 @@ RUNS: dict[str, list[tuple[str, dict[str, object]]]] = {
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_runs_that_lost_a_request_once(run: list[tuple[str, dict[str, object]]]) -> None:
-    """Each of them keeps every request."""
     machine = Failover()
     machine.begin(sites=2, workers=1, clients=1, credit=64, window=8, by_columns=True)
     for name, arguments in run:

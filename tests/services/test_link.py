@@ -79,7 +79,6 @@ class Script:
         return self.wait
 
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave."""
         del message
         return [b"goodbye %d" % reason]
 
@@ -100,7 +99,6 @@ class Line:
         self.peer = b""
 
     async def start(self) -> "Line":
-        """Run it."""
         self.listener = await self.transport.listen(ADDRESS)
         self.task = await self.link.start(self.transport, ProcessorList(ADDRESS))
         await turns()
@@ -118,7 +116,6 @@ class Line:
             self.link.wake()
 
     async def stop(self, seconds: float = 0.0) -> None:
-        """Stop it, and wait until it has ended."""
         self.link.stop(seconds)
         await soon(self.task)
 
@@ -202,7 +199,6 @@ async def test_address_that_cannot_be_used_ends_the_search() -> None:
         is_closed = False
 
         async def close(self) -> None:
-            """Be closed."""
             self.is_closed = True
 
     line, processors = Line(), Watched(ADDRESS)

@@ -24,7 +24,6 @@ class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
         return True
 
 
@@ -40,7 +39,6 @@ class Heard:
 
     @property
     def names(self) -> list[str]:
-        """The events without their values."""
         return [event for event, _ in self.events]
 
 
@@ -277,7 +275,6 @@ def test_episode_is_logged_once() -> None:
 
 
 def test_kinds_and_keys_are_apart() -> None:
-    """Another event of the key, and the same event of another key, is news."""
     heard = Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=ManualClock().now)
     for key, event in [("w0", "slow"), ("w0", "gap"), ("w1", "slow"), ("w0", "slow"), ("w0", "gap")]:

@@ -22,7 +22,6 @@ class Announced(ProcessorList):
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """How many workers each has."""
         return self.announced
 
 

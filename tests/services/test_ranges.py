@@ -28,7 +28,6 @@ TIMES = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
 
 
 def welcome(resume_from: int = 1, through: int = 9, size: int = 9, **times: int) -> Welcome:
-    """Return a welcome to a worker."""
     credit = Credit(through_sequence=through, bytes=size)
     return Welcome(processor_id="other", resume_from=resume_from, credit=credit, **TIMES | times)
 

@@ -29,7 +29,6 @@ class Pieces(RawIOBase):
         self._pieces = pieces
 
     def readable(self) -> bool:
-        """Return that it can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - any buffer
@@ -52,7 +51,6 @@ def recorded(items: Iterable[StreamItem]) -> bytes:
 
 
 def item(sequence: int, payload: bytes = b"x", kind: PayloadKind = EVENT) -> StreamItem:
-    """Return an item."""
     return StreamItem(hello(), EPOCH, sequence, kind, payload)
 
 
@@ -196,7 +194,6 @@ def test_what_is_no_recording(data: bytes, offset: int, reason: str) -> None:
 
 
 def test_gap_that_ends_before_it_begins() -> None:
-    """A gap's end is at or after its beginning."""
     data = BEGIN + ITEM + gap_entry(EPOCH, 2, 1)
     assert fault(data).reason == "a gap from 2 to 2 or later, got 1"
 

@@ -179,7 +179,6 @@ def test_value_out_of_range(variable: str, value: object, valid: str) -> None:
     ],
 )
 def test_value_at_the_edge(variable: str, value: str) -> None:
-    """What is only just valid is taken."""
     settings = load(**{f"TOKENBUS_{variable}": value})
     entry = next(entry for entry in ENTRIES.values() if entry.variable == f"TOKENBUS_{variable}")
     assert entry.value_in(settings) == (float(value) if "SHARE" in variable else value)
@@ -310,7 +309,6 @@ def test_error_is_one_printable_line() -> None:
 
 
 def test_error_can_cross_processes() -> None:
-    """An error survives pickling with all that it says."""
     with pytest.raises(SettingsError) as refused:
         load(TOKENBUS_PROCESSOR_MAX_WORKERS="soon")
     copy = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own

@@ -19,7 +19,6 @@ class _File:
         self.found = ""
 
     def read(self) -> None:
-        """Read it, or fail."""
         self.tries += 1
         if self.fails:
             raise OSError(errno.EMFILE, "too many open files")

@@ -267,7 +267,6 @@ class World:
         return left
 
     def check_bounds(self) -> None:
-        """Assert that nothing is larger than it may be."""
         for worker in self.workers:
             retention, settings = worker.publisher.retention, worker.settings.worker
             assert len(retention) <= settings.retention_items
@@ -293,7 +292,6 @@ class World:
         assert len(core.registry.table) <= processor.max_requests
 
     def check_ends(self) -> None:
-        """Assert that each request that ended did so as it may."""
         for asked in self.asked:
             if asked.status is RowStatus.FINISHED_LENGTH:
                 assert len(asked.tokens) == asked.generate.sampling.max_tokens

@@ -28,7 +28,6 @@ def _start() -> None:
 
 
 def test_worker_is_killed() -> None:
-    """The process that runs the tests is killed."""
     _start()
     os.kill(os.getpid(), signal.SIGKILL)
 

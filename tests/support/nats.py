@@ -43,11 +43,9 @@ class NatsServer:
         return f"{self._host}:{self.port}"
 
     def address(self, name: str, scheme: str = "nats") -> str:
-        """Return the address of a listener there."""
         return f"{scheme}://{self.server}/{name}"
 
     def start(self) -> None:
-        """Start it, and return when it listens."""
         path = self.folder / "nats.conf"
         ports = f"listen: '{self._host}:{self.port}'\nports_file_dir: '{self.folder}'\n"
         path.write_text(ports + self._config)
@@ -78,7 +76,6 @@ class NatsServer:
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it go on."""
         self.process.send_signal(signal.SIGCONT)
 
     def announce_end(self) -> None:
@@ -86,7 +83,6 @@ class NatsServer:
         self.process.send_signal(signal.SIGUSR2)
 
     def kill(self) -> None:
-        """Kill it."""
         self.process.kill()
         self.process.wait()
 

@@ -15,7 +15,6 @@ class Nkey:
     """A key of an operator, an account or a user."""
 
     def __init__(self, kind: str) -> None:
-        """Make a new one."""
         self.kind = kind
         self._key = Ed25519PrivateKey.generate()
         prefix = _PREFIXES[kind]
@@ -23,7 +22,6 @@ class Nkey:
         self.public = _encoded(bytes([prefix]) + self._key.public_key().public_bytes_raw())
 
     def jwt(self, subject: "Nkey", **claims: object) -> str:
-        """Return what this key says of another."""
         body = {
             "jti": subject.public,
             "iat": 1,

@@ -29,7 +29,6 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -43,7 +42,6 @@ class Proxy:
         self._drop()
 
     def stall(self) -> None:
-        """Pass nothing on, and close nothing."""
         self._flows.clear()
 
     def restore(self) -> None:

@@ -18,7 +18,6 @@ class SmallDisk:
     """A file system of some bytes at a folder, which processes see that are started with `before`."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        """Mount it when it is entered."""
         self._folder = folder
         self._size = size
         self.before: list[str] = []
@@ -39,11 +38,9 @@ class SmallDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, with all that is in it."""
         self._holder.communicate("")
 
     def fill(self) -> None:
-        """Leave no room."""
         with self._ballast.open("wb", buffering=0) as file:
             try:
                 while file.write(b"x" * 65_536):

@@ -29,7 +29,6 @@ def test_unit_test_is_refused_a_process(way: str, refused: list[str]) -> None:
 
 @pytest.mark.process
 def test_marked_test_may_start_one() -> None:
-    """A test that is marked starts what it likes."""
     assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
 
 

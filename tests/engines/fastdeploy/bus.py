@@ -78,7 +78,6 @@ KINDS = {
 
 
 def wait_for(op: str) -> None:
-    """Wait until a message is there for an op."""
     assert PROCESS.receiver(KINDS[op]).peek(MOST_SECONDS) is not None, "no message came"
 
 
@@ -91,7 +90,6 @@ class Getter:
     """Gets message after message into the same tensors, as the engine's token processor does."""
 
     def __init__(self, op: str, *, tensors: bool = False, k: int = 20) -> None:
-        """Make the tensors."""
         self.op = op
         self.k = k
         made = stained(op)
@@ -114,7 +112,6 @@ class Beside:
     """The drop-in and FastDeploy's ops over the kernel's queue: the same calls to both, and the same tensors out."""
 
     def __init__(self, kernel: KernelQueue, *, tensors: bool = False, k: int = 20) -> None:
-        """Make the tensors of both."""
         self.kernel = kernel
         self._tensors = tensors
         self._getters = {op: Getter(op, tensors=tensors, k=k) for op in set(GETS.values())}
@@ -134,7 +131,6 @@ class Beside:
         return getter
 
     def get_nothing(self, op: str) -> None:
-        """Get on both sides where nothing is."""
         self._getters[op].get(wait=False)
         assert self.kernel.ops.get(op, self._expected[op], self._getters[op].k) == -errno.ENOMSG
         self.compare(op, [])

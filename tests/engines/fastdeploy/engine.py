@@ -16,7 +16,6 @@ class Tensor:
         self._array = array.copy()
 
     def numpy(self) -> Array:
-        """Return a copy."""
         return self._array.copy()
 
     def set_value(self, array: Array) -> None:

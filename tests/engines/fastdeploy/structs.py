@@ -61,7 +61,6 @@ def message_of(kind: Kind, struct: Array, *, packs: bool) -> Message:
 
 
 def struct_of(message: Message, *, packs: bool) -> Array:
-    """Return the struct that says what a message says."""
     struct = np.zeros((), STRUCTS[message.kind])
     struct["mtype"] = 1
     slots, columns = message.slots, message.tokens.shape[1]

@@ -21,7 +21,6 @@ from tokenbus_services.settings import SettingsError
 
 @pytest.fixture
 def own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder / f"tokenbus-{os.getuid()}"
 
@@ -84,7 +83,6 @@ def test_path_that_no_socket_can_have(own_folder: Path, monkeypatch: pytest.Monk
 
 
 def test_file_in_the_folders_place_is_refused(own_folder: Path) -> None:
-    """What is there under the folder's name and is no folder is named."""
     own_folder.touch(mode=0o600)
     with pytest.raises(SettingsError) as refused:
         queue_path(settings_for({}), 1)
@@ -93,7 +91,6 @@ def test_file_in_the_folders_place_is_refused(own_folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "99999999999", "²", " 5", "5\n"])
 def test_queue_that_is_no_number(text: str) -> None:
-    """A queue that is no whole number is named, with what it may be."""
     with pytest.raises(SettingsError) as refused:
         queue_id({"INFERENCE_MSG_QUEUE_ID": text})
     assert str(refused.value) == f"INFERENCE_MSG_QUEUE_ID: a whole number from 0 to 2147483647, got {text!r}"

@@ -334,7 +334,6 @@ def test_get_that_a_signal_interrupts_leaves_the_next_one_as_it_was() -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_get_that_does_not_wait_returns_while_another_thread_waits() -> None:
-    """A thread that waits for a message keeps no other one."""
     (waiting,), (tokens,) = outputs("get_output"), outputs("get_output")
     begun = threading.Event()
 
@@ -379,7 +378,6 @@ def test_get_under_data_parallelism(rank: int, beside: Beside) -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_keys_and_slots_are_checked() -> None:
-    """A slot or a key that there cannot be is named."""
     with pytest.raises(ContractError, match="slot: 0 to 511, got 512"):
         fastdeploy.assign(512, 1)
     with pytest.raises(ContractError, match="request_key: 1 to 18446744073709551615, got 0"):

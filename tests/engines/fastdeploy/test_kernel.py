@@ -130,7 +130,6 @@ def test_message_that_is_larger_than_a_gets_struct_stays() -> None:
 
 @pytest.mark.parametrize("op", GETS)
 def test_structs_have_the_sizes_that_are_sent(op: str) -> None:
-    """A struct is sent whole, whatever is in it."""
     sizes = {"speculate_get_output_topk": 530_448, "get_output_topk": 88_072, "speculate_get_output": 7176}
     with kernel.queue() as queue:
         queue.save(op, Steps(1).drawn(op, 1, 21))

@@ -24,7 +24,6 @@ class OldTensor:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
     def numpy(self) -> Any:  # noqa: ANN401 - an array
-        """Return a copy."""
         return self._tensor.numpy()
 
     def set_value(self, array: Any) -> None:  # noqa: ANN401 - an array

@@ -60,7 +60,6 @@ class Told:
 
 
 def statuses(rows: StepArrays) -> list[RowStatus]:
-    """Return what is said of each row."""
     return [RowStatus(status) for status in np.asarray(rows.statuses).tolist()]
 
 
@@ -153,7 +152,6 @@ def test_request_that_cannot_be_recovered_is_over() -> None:
 
 
 def test_nothing_left_to_do_ends_every_request() -> None:
-    """All requests have ended then."""
     told = Told()
     told.step(1, 1, 0)
     assert statuses(told.step(1, 0, -9, is_running=False)) == [FINISHED, FINISHED, PREEMPTED]
@@ -206,7 +204,6 @@ def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
 
 
 def test_lives_that_the_bus_has_ended_need_no_row() -> None:
-    """What a gap in the stream named has ended by that."""
     told = Told()
     before = told.step(1, 1).request_keys.tolist()
     told.registry.lose()

@@ -39,7 +39,6 @@ class Machine:
 
     @property
     def python(self) -> str:
-        """The environment's Python."""
         return str(self.bin / "python")
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
@@ -58,7 +57,6 @@ class Machine:
         )
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
         with self.start(*command, **variables) as process:
             out, errors = process.communicate(timeout=MOST)
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
@@ -99,14 +97,12 @@ def make_environment(folder: Path, *, with_switch: bool = True) -> Path:
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Path]:
-    """An environment with Tokenbus."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as made:
         yield make_environment(Path(made))
 
 
 @pytest.fixture
 def machine(programs: Path, folder: Path) -> Machine:
-    """That environment, with a FastDeploy."""
     stand_in.install(folder)
     return Machine(programs, folder)
 

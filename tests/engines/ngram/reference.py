@@ -78,7 +78,6 @@ def logprobs_after(tokens: Sequence[int], longest: int = LONGEST) -> Logprobs:
 
 
 def draft_logprobs_after(tokens: Sequence[int]) -> Logprobs:
-    """Return the same of the draft."""
     return logprobs_after(tokens, DRAFT_LENGTH)
 
 

@@ -30,17 +30,14 @@ class Got:
 
     @property
     def text(self) -> str:
-        """The text of its tokens."""
         return default_tokenizer().decode(self.tokens)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes."""
         return bool(self.statuses) and self.statuses[-1] in ENDED
 
 
 def asked(key: int, prompt: str | list[int] = PROMPT, top_logprobs: int | None = None, **sampling: Any) -> Generate:  # noqa: ANN401 - any parameter
-    """Return a request."""
     generate = Generate(request_key=key, sampling=SamplingParameters(**sampling))
     if isinstance(prompt, str):
         generate.text.CopyFrom(TextPrompt(text=prompt))
@@ -83,7 +80,6 @@ class Run:
         return batches
 
     def to_the_end(self) -> "Run":
-        """Compute until nothing is left to do."""
         while self.engine.has_work:
             self.step()
         return self

@@ -83,7 +83,6 @@ def test_a_draft_of_another_choice_changes_nothing(text: str, name: str, draft: 
 
 @pytest.mark.parametrize("name", ["plain", "both", "top-p within the tail"])
 def test_second_token_after_an_accepted_draft_has_the_targets_distribution(name: str) -> None:
-    """What follows an accepted draft is distributed as the target says after that draft."""
     text, choice = "The old man said", CHOICES[name]
     found = emitted(text, choice, 3)
     longer = found.counts > 1

@@ -40,7 +40,6 @@ def test_token_zero_is_a_frequent_token() -> None:
 
 
 def test_end_token_has_no_bytes() -> None:
-    """The token that ends a text adds nothing to it, and no text has it."""
     tokenizer = default_tokenizer()
     assert tokenizer.end_token == tokenizer.vocabulary_size - 1
     assert tokenizer.token_bytes(tokenizer.end_token) == b""

@@ -30,12 +30,10 @@ class Got:
 
     @property
     def text(self) -> str:
-        """Return its tokens as text."""
         return ByteTokenizer().decode(self.tokens)
 
     @property
     def statuses(self) -> list[RowStatus]:
-        """Return what was said of it, step by step."""
         return [row.status for row in self.rows]
 
 

@@ -66,7 +66,6 @@ class TestWithPaddle:
         assert _printed(code) == "told to stop\n"
 
     def test_unknown_device_is_named(self) -> None:
-        """A device that is not there is reported in one line."""
         before = signal.getsignal(signal.SIGTERM)
         for device in ("gpu:77", "abacus"):
             with pytest.raises(DeviceError, match=f"^device {device}: .+") as error:

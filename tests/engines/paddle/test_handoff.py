@@ -28,7 +28,6 @@ REQUESTS = [
 
 
 def engine(role: str, **options: Any) -> PaddleEngine:  # noqa: ANN401 - each option's own
-    """Return an engine in a role."""
     usual: dict[str, Any] = {"role": role, "context": 512, "max_running": 8}
     return PaddleEngine(PaddleOptions(**usual | options))
 
@@ -41,7 +40,6 @@ def fields_of(state: bytes) -> dict[str, Any]:
 
 
 def state_of(fields: dict[str, Any]) -> bytes:
-    """Return a state as it travels."""
     others = {name: value for name, value in fields.items() if name != "carried"}
     carried: bytes = fields["carried"]
     return json.dumps(others).encode() + b"\n" + carried

@@ -18,7 +18,6 @@ def request_of(generate: Generate) -> Request:
 
 
 def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as the message has them
-    """Return the request for a text."""
     return request_of(text_request(7, text, **fields))
 
 
@@ -59,7 +58,6 @@ def test_stop_text_ends_a_request_with_its_last_byte() -> None:
 
 
 def test_token_that_is_no_byte_does_not_part_a_stop_text() -> None:
-    """A token that stands for no byte is nothing within a text."""
     stops = of_text(stop=["ab"]).stops
     assert stops is not None
     assert [stops.take([token]) for token in (97, END, 98)] == [None, None, 0]

@@ -131,7 +131,6 @@ def test_member_that_an_object_lacks_is_named() -> None:
 
 
 def test_vllm_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without vLLM, the line says what to install."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match=r"^vLLM is not installed: pip install 'tokenbus\[vllm\]'$"):
         load_vllm()

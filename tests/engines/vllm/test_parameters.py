@@ -39,7 +39,6 @@ def test_every_field_has_its_place() -> None:
 
 
 def test_no_field_is_forgotten() -> None:
-    """Each field of the schema has its place."""
     assert set(SamplingParameters.DESCRIPTOR.fields_by_name) == set(_PARAMETERS) | BESIDE
 
 

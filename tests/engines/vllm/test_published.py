@@ -79,7 +79,6 @@ class Core:
         self._outputs: list[Any] = []
 
     def add(self, name: str, **given: object) -> None:
-        """Add a request."""
         self.requests[name] = SimpleNamespace(request_id=name, sampling_params=sampling(**given))
         self._new.append(name)
 
@@ -296,7 +295,6 @@ async def test_without_a_processor_vllm_goes_on(folder: str) -> None:
         steps = processor.steps()  # before anything can come
 
         async def read() -> None:
-            """Take every step."""
             async for step in steps:
                 seen.extend((row.key, row.position) for row in step.rows.rows())
 

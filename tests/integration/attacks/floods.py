@@ -55,7 +55,6 @@ class Flood:
         """Set once hundreds of messages have been sent."""
 
     def __enter__(self) -> Self:
-        """Begin."""
         self._thread.start()
         assert self.began.wait(MOST)
         return self
@@ -63,7 +62,6 @@ class Flood:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
         self._is_over = True
         self._thread.join(MOST)
 

@@ -97,7 +97,6 @@ class Dealer:
         self._socket.connect(address)
 
     def close(self) -> None:
-        """Vanish, without a word."""
         self._socket.close()
         self._context.term()
 
@@ -116,7 +115,6 @@ class NatsLine:
     """A connection over NATS, on an event loop and a thread of its own; tests/services/bus has attacks on those."""
 
     def __init__(self, address: str) -> None:
-        """Connect."""
         self._came: queue.Queue[list[bytes]] = queue.Queue()
         self._over = asyncio.Event()
         self._thread, (self._loop, self._connection) = start_loop_thread("attacker", partial(self._run, address))
@@ -135,7 +133,6 @@ class NatsLine:
             self._came.put(await connection.receive())
 
     def close(self) -> None:
-        """Vanish."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
@@ -158,13 +155,11 @@ class Peer:
         self._line: Line = NatsLine(address) if is_nats(address) else Dealer(address, prove)
 
     def __enter__(self) -> Self:
-        """Attack."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Vanish, without a word."""
         self._line.close()
 
     def say(self, *parts: bytes) -> None:
@@ -263,11 +258,9 @@ class ClientPeer(Peer):
             self.resume(key)
 
     def acknowledge(self, number: int) -> None:
-        """Acknowledge everything up to a number."""
         self.tell(ClientFrame(confirm=Confirm(through_number=number)))
 
     def beat(self) -> None:
-        """Be alive."""
         self.tell(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
 
     def watched(self, worker_id: str = "") -> Hello:
@@ -330,7 +323,6 @@ class WorkerPeer(Peer):
         self.tell(frame)
 
     def leave(self) -> None:
-        """Say goodbye."""
         self.tell(WorkerFrame(epoch=self.epoch, goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
 
     def publish(
@@ -422,13 +414,11 @@ class Tcp:
         self._socket = socket.create_connection((url.hostname or "", url.port or 0), timeout=patience)
 
     def __enter__(self) -> Self:
-        """Attack."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Vanish."""
         self._socket.close()
 
     def shake_hands(self) -> bool:
@@ -479,7 +469,6 @@ def pour(address: str, data: bytes, seconds: float, at_once: int = 8) -> None:
     ends = time.monotonic() + seconds
 
     def attack() -> None:
-        """Send until the time is over."""
         while time.monotonic() < ends:
             with contextlib.suppress(OSError), Tcp(address, 0.5) as peer:
                 if peer.shake_hands():
@@ -499,7 +488,6 @@ def part(body: bytes, *, more: bool = False) -> bytes:
 
 @contextlib.contextmanager
 def many(made: Callable[[], Tcp], count: int) -> Iterator[list[Tcp]]:
-    """Return many connections, or as many as could be made."""
     with contextlib.ExitStack() as stack:
         peers = []
         for _ in range(count):

@@ -88,7 +88,6 @@ class Victim:
             assert audit.position == self._tokens
 
     def leave(self) -> None:
-        """Ask for nothing more."""
         for task in [*self._tasks, *(asked.task for asked in self.asked.values())]:
             task.cancel()
 

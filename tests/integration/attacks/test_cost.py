@@ -106,7 +106,6 @@ def _numbers(at: Scene, number: str, places: int) -> None:
             _say(peer, number, place)
 
         def beat() -> None:
-            """Be alive."""
             for peer in peers:
                 peer.beat(_LARGEST if number == "heartbeat" else 0)
 
@@ -145,7 +144,6 @@ async def test_clients_numbers_at_their_ends_harm_no_other(deployment: Deploymen
     async with scene(deployment) as at:
 
         def attack() -> None:
-            """Say each of them, in range and out of it."""
             for window in (1, 65_536, (1 << 32) - 1):
                 with ClientPeer(at.clients, window_frames=window) as peer:
                     peer._hello.window_bytes = _WIDEST
@@ -211,7 +209,6 @@ async def test_dead_letters_of_an_attack_harm_no_other(deployment: Deployment) -
     async with scene(deployment) as at:
 
         def attack() -> None:
-            """Say nothing that can be read."""
             with ExitStack() as stack:
                 addresses = [at.clients, at.workers_address] * 5
                 peers = [stack.enter_context(Peer(address)) for address in addresses]

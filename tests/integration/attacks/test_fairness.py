@@ -40,7 +40,6 @@ async def test_clients_that_acknowledge_nothing_stall_nobody_else(deployment: De
                 peers: list[ClientPeer] = []
 
                 def one() -> None:
-                    """Come one more."""
                     peer = stack.enter_context(ClientPeer(at.clients, window_frames=65_536))
                     peers.append(peer)
                     peer.greet()
@@ -71,7 +70,6 @@ async def test_ten_clients_that_acknowledge_nothing_lose_their_own_requests(depl
                     peer.hello()
 
                 def ask() -> None:
-                    """Ask for more, and be alive."""
                     for peer in peers:
                         peer.ask(tokens=100_000, top_logprobs=20)
                         peer.beat()
@@ -93,7 +91,6 @@ async def test_client_that_crashes_and_comes_back_stalls_nobody_else(deployment:
     async with scene(deployment, steps_per_second=FAST) as at:
 
         def attack() -> None:
-            """Live for a moment."""
             with ClientPeer(at.clients, name="crashing") as life:
                 life.hello()
                 life.ask(tokens=300)
@@ -221,7 +218,6 @@ async def test_resumes_of_invented_keys_fill_no_table(deployment: Deployment, cl
     async with scene(deployment) as at:
 
         def attack() -> None:
-            """Resume what never was."""
             with ExitStack() as stack:
                 peers = [stack.enter_context(ClientPeer(at.clients)) for _ in range(clients)]
                 for peer in peers:

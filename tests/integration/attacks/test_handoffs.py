@@ -116,7 +116,6 @@ async def test_ten_forgers_at_a_high_rate_harm_no_request(deployment: Deployment
                 forgers = [stack.enter_context(Peer(address)) for _ in range(10)]
 
                 def one_each() -> None:
-                    """Hand one off from each."""
                     for forger in forgers:
                         keys = [asked.tokens.request_id for asked in list(at.victim.asked.values())]
                         forger.say(*handoff(request(RANDOM.choice([0, *keys]), TOKENS), b"\xff" * 8))
@@ -146,7 +145,6 @@ async def test_hand_off_message_that_never_ends_is_not_held(deployment: Deployme
         address = await asyncio.to_thread(_decode_address, at)
 
         def attack() -> None:
-            """Send parts."""
             with Tcp(address) as forger:
                 assert forger.shake_hands()
                 for _ in range(768):
@@ -201,7 +199,6 @@ async def test_ticket_is_for_one_request_and_one_prefill_worker(deployment: Depl
         addresses: dict[str, Any] = dict(found)
 
         async def started(name: str) -> Program:
-            """Start a worker with a key."""
             chosen = {**addresses, **keys_of(keyring, name), **HANDOFFS, "worker__role": name.partition("-")[0]}
             return await asyncio.to_thread(deployment.start_worker, name, **chosen)
 

@@ -130,7 +130,6 @@ async def test_silent_connections_use_up_no_descriptors(
             peers = await asyncio.to_thread(stack.enter_context, many(lambda: Tcp(getattr(at, address)), 600))
 
             def attack() -> None:
-                """Say what is to be said before the silence."""
                 for peer in peers[:300] if manner is _greet else peers:
                     manner(peer)
 
@@ -170,7 +169,6 @@ async def test_random_bytes_at_a_high_rate_harm_no_client(deployment: Deployment
     async with scene(deployment) as at:
 
         def attack() -> None:
-            """Come and go."""
             for number in range(1000):
                 with Tcp((at.clients, at.workers_address)[number % 2]) as peer:
                     peer.send(noise)

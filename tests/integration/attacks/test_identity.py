@@ -70,7 +70,6 @@ async def test_forged_hello_ends_no_request(deployment: Deployment, order: str) 
         epoch = await asyncio.to_thread(_epoch, at)
 
         def attack() -> None:
-            """Say it all at once."""
             with WorkerPeer(at.workers_address, "worker-0", epoch, **fields) as forger:
                 forger.greet()
                 if order == "gap":

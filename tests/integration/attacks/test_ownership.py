@@ -48,14 +48,12 @@ async def test_resumes_at_a_high_rate_take_nothing(deployment: Deployment) -> No
     async with scene(deployment, steps_per_second=100) as at:
 
         def attack() -> None:
-            """Resume all that is open."""
             with ExitStack() as stack:
                 thieves = [stack.enter_context(ClientPeer(at.clients, name=f"thief-{place}")) for place in range(10)]
                 for thief in thieves:
                     thief.hello()
 
                 def resume_all() -> None:
-                    """Resume all of it from each side."""
                     for thief in thieves:
                         thief.resume_all(_keys(at))
 
@@ -76,7 +74,6 @@ async def test_request_of_a_live_client_cannot_be_aborted(deployment: Deployment
                 thief.hello()
 
                 def end_all() -> None:
-                    """End each in both ways."""
                     for key in _keys(at):
                         thief.tell(ClientFrame(abort=Abort(request_key=key)))
                         thief.resume(key, 3)

@@ -88,7 +88,6 @@ async def _encoder_at_work(system: Served) -> int:
     found: list[int] = []
 
     def find() -> bool:
-        """Look for it."""
         found[:] = [each for each in _encoders(system) if _seconds_of(each) > 1]
         return bool(found)
 
@@ -176,7 +175,6 @@ async def _until_told(client: httpx.AsyncClient, name: str, value: float, **labe
     """Wait until a gateway's metrics say so."""
 
     async def is_told() -> bool:
-        """Tell whether they do."""
         return await _told(client, name, **labels) == value
 
     await until(is_told)

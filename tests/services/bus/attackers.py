@@ -72,7 +72,6 @@ class RawPeer:
         return data
 
     def part(self, body: bytes, *, more: bool = False) -> None:
-        """Send a part of a message."""
         self.socket.sendall(struct.pack(">BQ", _LARGE | (_MORE if more else 0), len(body)) + body)
 
     def wait_for_end(self) -> None:
@@ -154,7 +153,6 @@ class Victim:
         self.refusals: list[str] = []
 
     async def __aenter__(self) -> "Victim":
-        """Start it."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -171,7 +169,6 @@ class Victim:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End it."""
         self._process.kill()
         await self._process.wait()
         await self._reading
@@ -203,7 +200,6 @@ class Victim:
 
     @property
     def open_files(self) -> int:
-        """How many files it has open."""
         return sum(1 for _ in Path(f"/proc/{self._process.pid}/fd").iterdir())
 
     def _status(self, key: str) -> int:

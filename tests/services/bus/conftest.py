@@ -17,7 +17,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[Bus] = []
 
     def bus(kind: str, settings: BusSettings = SETTINGS) -> Bus:
-        """Make one."""
         made.append(Bus(kind, tmp_path, settings))
         return made[-1]
 

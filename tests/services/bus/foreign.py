@@ -16,7 +16,6 @@ def sending(data: bytes) -> Callable[[Listener], socket.socket]:
     """Return what connects and sends some bytes."""
 
     def connect(listener: Listener) -> socket.socket:
-        """Connect and send."""
         stranger = call(listener)
         stranger.sendall(data)
         return stranger

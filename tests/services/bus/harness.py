@@ -26,7 +26,6 @@ class Bus:
     """A transport of one kind."""
 
     def __init__(self, kind: str, folder: Path, settings: BusSettings = SETTINGS) -> None:
-        """Make the transport."""
         self.kind = kind
         self.settings = settings
         self.transport = self.make(settings)
@@ -69,7 +68,6 @@ class Bus:
         return listener
 
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
-        """Connect."""
         connection = await soon(self.transport.connect(address, lost=lost))
         self._cleanup.push_async_callback(connection.close)
         return connection
@@ -87,7 +85,6 @@ class Bus:
         return task
 
     async def close(self) -> None:
-        """Close all that was opened."""
         await soon(self._cleanup.aclose())
 
 

@@ -23,7 +23,6 @@ class Ends:
     """Makes listeners and connections, and closes them after the test."""
 
     def __init__(self) -> None:
-        """Have none yet."""
         self.cleanup = AsyncExitStack()
         self.reasons: list[str] = []
 
@@ -34,7 +33,6 @@ class Ends:
         return listener
 
     async def connect(self, address: str, settings: BusSettings = QUICK) -> Connection:
-        """Connect."""
         connection = await soon(NatsTransport(settings).connect(address))
         self.cleanup.push_async_callback(connection.close)
         return connection
@@ -57,7 +55,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     made: list[NatsServer] = []
 
     def server(config: str = "") -> NatsServer:
-        """Start one."""
         folder = tmp_path / f"server-{len(made)}"
         folder.mkdir()
         made.append(NatsServer(folder, config))

@@ -28,7 +28,6 @@ def path_of(address: str) -> Path:
 
 
 async def test_stale_socket_file(ipc: Bus) -> None:
-    """A socket file that has no listener any more is no obstacle."""
     address = ipc.address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path_of(address)))

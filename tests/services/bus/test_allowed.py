@@ -137,12 +137,10 @@ def test_writers_take_turns_and_readers_see_whole_files(tmp_path: Path) -> None:
     write_keys(file, [])
 
     def add(number: int) -> None:
-        """Add one key, under the lock."""
         with locked(file):
             write_keys(file, [*read_keys(file), new_key(f"w{number}", public(), ["worker"], ["*"])])
 
     def look(_number: int) -> list[AllowedKey]:
-        """Read without the lock."""
         return read_keys(file)
 
     with ThreadPoolExecutor(8) as pool:

@@ -40,7 +40,6 @@ class Good:
         self.talks += 1
 
     async def goes_on(self) -> None:
-        """Wait until more was said and heard."""
         before = self.talks
         await until(lambda: self.talks > before + 1)
 
@@ -123,7 +122,6 @@ class TimedBus(Bus):
             self.listener.send(peer, parts)
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all."""
         await self.close()
 
     async def good_goes_on(self) -> None:
@@ -254,7 +252,6 @@ async def test_what_is_left_of_a_peer_that_was_cut_off_is_not_received(make: Mak
     listener = await bus.listen(refused=reasons.append)
 
     def attack() -> RawPeer:
-        """Send more than may wait."""
         peer = RawPeer(listener.address)
         for _ in range(40):
             peer.part(bytes(65_536))
@@ -313,7 +310,6 @@ class SeenTooEarly(dict[int, object]):
         return False
 
     def __setitem__(self, descriptor: int, connection: object) -> None:
-        """Take a connection."""
         super().__setitem__(descriptor, connection)
         self.has_one.set()
 

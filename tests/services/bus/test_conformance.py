@@ -30,7 +30,6 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 
 def numbered(number: int, size: int = 0) -> list[bytes]:
-    """Return a message that says which it is."""
     return [b"%d" % number, bytes(size)]
 
 
@@ -84,7 +83,6 @@ async def test_parts_stay_together(bus: Bus) -> None:
 
 @pytest.mark.parametrize("parts", [[b""], [b"", b""], [b"", b"x", b""], [b"x", b""]])
 async def test_empty_parts(bus: Bus, parts: list[bytes]) -> None:
-    """An empty part is a part, wherever it stands."""
     listener, connection, peer = await bus.pair()
     assert connection.send(parts)
     assert await soon(listener.receive()) == (peer, parts)
@@ -313,7 +311,6 @@ async def test_quiet_peer_beside_a_busy_one(bus: Bus) -> None:
     quiet = await small.connect(listener.address)
 
     async def shout() -> None:
-        """Send without end."""
         while True:
             while busy.send([b"again"]):
                 pass
@@ -337,7 +334,6 @@ async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
     turns = 0
 
     async def count() -> None:
-        """Count turns."""
         nonlocal turns
         while True:
             turns += 1
@@ -350,7 +346,6 @@ async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
 
 
 async def test_cancelled_receive(bus: Bus) -> None:
-    """A receive that is cancelled takes no message with it."""
     listener, connection, peer = await bus.pair()
     for number in range(20):
         receiving = [asyncio.create_task(connection.receive()), asyncio.create_task(listener.receive())]
@@ -376,7 +371,6 @@ async def test_peer_that_leaves_with_much_unread(bus: Bus) -> None:
     seen: list[tuple[bytes, list[bytes]]] = []
 
     async def drain() -> None:
-        """Receive."""
         while True:
             seen.append(await listener.receive())
 
@@ -478,22 +472,18 @@ async def test_two_full_sides(bus: Bus) -> None:
     listener, connection, peer = await small.pair()
 
     async def from_connection() -> None:
-        """Send one way."""
         for number in range(COUNT):
             await until(lambda number=number: connection.send(numbered(number)))  # type: ignore[misc]
 
     async def from_listener() -> None:
-        """Send the other way."""
         for number in range(COUNT):
             await until(lambda number=number: listener.send(peer, numbered(number)) is Outcome.SENT)  # type: ignore[misc]
 
     async def to_connection() -> None:
-        """Receive one way."""
         for number in range(COUNT):
             assert await connection.receive() == numbered(number)
 
     async def to_listener() -> None:
-        """Receive the other way."""
         for number in range(COUNT):
             assert await listener.receive() == (peer, numbered(number))
 

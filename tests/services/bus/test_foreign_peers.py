@@ -71,7 +71,6 @@ async def test_peer_that_leaves_at_once(tcp: Bus) -> None:
     """A peer that connects and leaves, as a port scan does, is reported as that."""
 
     def knock(listener: Listener) -> socket.socket:
-        """Connect and leave."""
         stranger = call(listener)
         stranger.close()
         return stranger
@@ -93,7 +92,6 @@ class Foreign:
             self.socket.send_multipart(parts)
 
     def close(self) -> None:
-        """Leave."""
         self.socket.close(linger=0)
         self._context.term()
 
@@ -209,7 +207,6 @@ async def test_callback_that_fails(tcp: Bus) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     def fail(reason: str) -> None:
-        """Fail."""
         raise ValueError(reason)
 
     listener = await tcp.listen(refused=fail)

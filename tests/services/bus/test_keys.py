@@ -158,7 +158,6 @@ async def gate_of(keyring: Keyring) -> AsyncIterator[Callable[..., Awaitable[byt
     asking._socket.connect("inproc://zeromq.zap.01")
 
     async def ask(domain: bytes, mechanism: bytes, *credentials: bytes) -> bytes:
-        """Ask once."""
         asking.send([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
         return (await soon(asking.receive()))[2]
 

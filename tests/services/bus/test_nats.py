@@ -185,7 +185,6 @@ async def test_use_of_a_connection_that_fails(start: Start, ends: Ends, caplog: 
     look_after_peers = listener._look_after_peers  # type: ignore[attr-defined]
 
     def fail() -> None:
-        """Fail once."""
         listener._look_after_peers = look_after_peers  # type: ignore[attr-defined]
         raise RuntimeError("no peers today")
 
@@ -310,7 +309,6 @@ async def test_without_nats_py(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_scheme_chooses_the_transport(start: Start) -> None:
-    """One transport has listeners at addresses of each scheme."""
     server = start()
     transport = transport_for(QUICK)
     for address in (server.address("workers"), "tcp://127.0.0.1:0"):
@@ -384,7 +382,6 @@ async def test_task_that_swallows_cancellations_is_ended() -> None:
     swallowed = 0
 
     async def swallow() -> None:
-        """Go on twice."""
         nonlocal swallowed
         for _ in range(2):
             try:

@@ -43,7 +43,6 @@ class Heard:
         self.count += not nobody
 
     def end(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001
-        """Note the last one."""
         del subject, payload, nobody
         self.is_over = True
 
@@ -98,11 +97,9 @@ class FakeLoop:
         self.later: list[tuple[float, object]] = []
 
     def time(self) -> float:
-        """Return the time."""
         return self.now
 
     def call_later(self, seconds: float, call: object) -> None:
-        """Keep a call."""
         self.later.append((seconds, call))
 
 
@@ -119,7 +116,6 @@ def test_pause_for_one_name_grows_while_it_floods(loop: FakeLoop) -> None:
     inlets: list[Inlet] = []
 
     def subscribe(_subject: str, receive: Receive, most: int = 0) -> Inlet:
-        """Keep a subscription."""
         inlets.append(Inlet(len(inlets), receive, most))
         return inlets[-1]
 

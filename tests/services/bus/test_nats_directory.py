@@ -63,7 +63,6 @@ async def test_listener_that_leaves_is_forgotten_at_once(start: Start, ends: End
 
 
 async def test_listener_that_dies_is_forgotten(start: Start, ends: Ends) -> None:
-    """One that says nothing any more is forgotten after a while."""
     server = start()
     directory = look(ends, server.address("workers.*"))
     listener = await ends.listen(server.address("workers.p0"))

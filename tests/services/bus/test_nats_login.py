@@ -280,7 +280,6 @@ async def test_no_secret_in_the_clear(tmp_path: Path, text: str) -> None:
     heard = bytearray()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be a server without TLS."""
         writer.write(b'INFO {"server_id":"x","version":"2.11.0","auth_required":true,"max_payload":1048576}\r\n')
         while data := await reader.read(65_536):
             heard.extend(data)

@@ -35,7 +35,6 @@ class Attacker:
         """Hear the listener: without that the server would say that this peer has left."""
 
         async def take(message: Msg) -> None:
-            """Take an answer."""
             if message.data == Frame(Kind.WELCOME, 0, 0).packed():
                 self.welcomes.set()
 
@@ -209,7 +208,6 @@ async def test_other_frames(ends: Ends, attacker: Attacker, name: str, said: Fra
 
 
 async def test_subjects_that_are_no_peers(ends: Ends, attacker: Attacker, name: str) -> None:
-    """A peer whose subject has another form is not there."""
     listener = await ends.listen(shared().address(name))
     for own in (f"ALL.-.{'0' * 32}", f"all.a$b.{'0' * 32}", "all.-.0", f"all.{'a' * 65}.{'0' * 32}"):
         attacker.own = own

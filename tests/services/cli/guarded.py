@@ -21,19 +21,16 @@ class Guarded:
         self._guard.start()
 
     def __enter__(self: _Self) -> _Self:  # noqa: PYI019 Self is not in Python 3.10
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it, if it has not ended."""
         self._guard.cancel()
         self.process.kill()
         self.process.communicate()
 
     def signal(self, number: Signals) -> None:
-        """Send it a signal."""
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str, str]:

@@ -103,7 +103,6 @@ def recording(
 
 
 async def take_all(processor: Processor) -> None:
-    """Take every step, so that all is acknowledged."""
     async for _ in processor.steps():
         pass
 

@@ -65,7 +65,6 @@ def test_screen_is_silent_after_its_reader_went_away(monkeypatch: pytest.MonkeyP
     tried: list[str] = []
 
     def refuse(text: str, **_: object) -> None:
-        """Print nothing."""
         tried.append(text)
         raise BrokenPipeError
 
@@ -220,7 +219,6 @@ async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch:
     """Where the machine gives no process a line says whose and why, and not that the output is at fault."""
 
     async def refuse(*_: object, **__: object) -> None:
-        """Start nothing."""
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)

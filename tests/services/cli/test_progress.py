@@ -15,7 +15,6 @@ class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
-        """Return that it is."""
         return True
 
 
@@ -32,7 +31,6 @@ def test_terminal_shows_progress_now_and_then() -> None:
 
 
 def test_shorter_line_leaves_nothing_of_the_longer() -> None:
-    """What a shorter line does not cover is blanked."""
     stream, time = Terminal(), [0.0]
     progress = Progress(stream, lambda: time[0])
     for text in ("long line", "short"):

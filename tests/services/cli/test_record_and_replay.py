@@ -123,7 +123,6 @@ async def test_outdated_epoch_is_one_clear_line() -> None:
 
 
 async def test_replay_without_a_processor_ends() -> None:
-    """Where no processor answers, replay ends when its patience does."""
     settings = memory_settings(worker__block_timeout_ms=1)
     with pytest.raises(ReplayError, match="no processor answered for 1 ms"):
         await replayed(recording(), settings, MemoryTransport(settings.bus))
@@ -180,7 +179,6 @@ def test_each_life_has_a_file(tmp_path: Path) -> None:
 
 
 def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
-    """Without placeholders the first stream has the file, and another one a file beside it."""
     files = Files(str(tmp_path / "steps"))
     for worker_id, epoch in (("a", 1), ("b", 1), ("a", 1), ("a", 2)):
         files.write(seen(worker_id, epoch, sequence=len(files.recordings) + 1))

@@ -105,7 +105,6 @@ class Failing(SyntheticEngine):
     """An engine that cannot compute a step."""
 
     def step(self) -> list[StepArrays]:
-        """Raise."""
         raise OSError("out of everything")
 
 
@@ -167,7 +166,6 @@ class Closing(SyntheticEngine):
         return False
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 

@@ -144,7 +144,6 @@ async def test_nothing_is_missing_without_being_said(window: int) -> None:
 
 
 def test_json_is_a_line_for_each_item(capsys: pytest.CaptureFixture[str]) -> None:
-    """For machines, each item is one line with one object."""
     for _ in range(2):
         tap_module._print_json(values_of(first_batch(), rows=True))
     printed = capsys.readouterr().out.splitlines()

@@ -279,7 +279,6 @@ def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
     """Ctrl-Z stops every service before the command itself; when that goes on they do, and a signal ends all."""
 
     def state_of_process(pid: int) -> str:
-        """Return what a process does, as one letter."""
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     with Command(["up", *FEW, "--json"], environment(folder)) as command:

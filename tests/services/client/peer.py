@@ -36,7 +36,6 @@ class Peer:
         return self.session.state
 
     def hear(self, *parts: bytes, number: int = 0, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
-        """Take a frame."""
         self.session.receive([write_frame(ServerFrame(number=number, **body)), *parts], self.now)
 
     def numbered(self, *parts: bytes, **body: Any) -> None:  # noqa: ANN401 - as the frame has it

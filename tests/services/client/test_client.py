@@ -52,7 +52,6 @@ class Processor:
         self.listener.send(self.peer, [write_frame(frame), *parts])
 
     def rows(self, *wanted: Wanted) -> None:
-        """Send rows."""
         self.number += 1
         outputs = ServerFrame(number=self.number, outputs=Outputs())
         self.say(outputs, encode(batch(wanted, selection=True)))
@@ -267,7 +266,6 @@ async def test_closed_steps_keep_nothing_back() -> None:
 
 
 def row_ids(output: StepRows | RequestEnd) -> list[int]:
-    """Return whose rows a step has."""
     assert isinstance(output, StepRows)
     found: list[int] = output.target.request_keys.tolist()
     return found

@@ -35,19 +35,15 @@ class Announced(ProcessorList):
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """How many workers each has."""
         return self._announced
 
     async def open(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Report changes."""
         self._report, self.is_looked_for = changed, True
 
     async def close(self) -> None:
-        """Report nothing more."""
         self.is_looked_for = False
 
     def goes(self, address: str) -> None:
-        """Announce one no more."""
         del self._announced[address]
         self._report()
 
@@ -65,7 +61,6 @@ class Line:
         return ClientSession(client_hello(), self.requests, settings().limits, interval=1.0, timeout=3.0)
 
     async def open(self) -> "Line":
-        """Connect."""
         transport = MemoryTransport(settings().bus)
         self.listeners = [await transport.listen(address) for address in self.processors.workers]
         await self.connections.open(transport, 1.0, PATIENCE)

@@ -307,7 +307,6 @@ async def test_generation_that_is_iterated_where_it_is_made_ends_when_the_loop_i
         await processor.welcome()
 
         async def first_token() -> int:
-            """Leave the loop after one token."""
             async for token in client.generate(generate_of(5)):
                 return token.id
             raise AssertionError

@@ -24,7 +24,6 @@ def progress_of(*keys: int, position: int = 5) -> Progress:
 
 
 def next_of(progress: Progress, *wanted: Wanted, sender: int = HERE) -> list[bool]:
-    """Return which rows are next."""
     found: list[bool] = progress.advance(sender, batch(wanted))[1].tolist()
     return found
 

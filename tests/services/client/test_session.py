@@ -191,7 +191,6 @@ def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
 
 
 def test_frame_that_comes_again_is_dropped() -> None:
-    """A frame whose number was there before changes nothing."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     peer.rows(Wanted(5, 0, 1))

@@ -12,7 +12,6 @@ from tokenbus_services.link import SessionState
 
 
 def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
-    """A hello that is not answered is said again after an interval, and not a moment before."""
     peer = Peer()
     frame = peer.says()
     assert frame is not None

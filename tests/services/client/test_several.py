@@ -26,7 +26,6 @@ class Two:
     """A client of two processors, `a` and `b`, which the test plays."""
 
     def __init__(self, *, are_open: bool = True) -> None:
-        """Connect to both."""
         self.a = Peer()
         self.requests = self.a.requests
         self.b = Peer(requests=self.requests)

@@ -34,7 +34,6 @@ def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -
 
 
 def test_request_that_was_taken_up_while_it_was_aborted_is_let_go_too() -> None:
-    """An abort that was on its way changes nothing of that."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     peer.requests.abort(5)

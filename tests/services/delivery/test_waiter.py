@@ -94,7 +94,6 @@ def test_task_that_waits_can_be_cancelled(new_loop: Callable[[], asyncio.Abstrac
     """Cancelling ends the wait with the message that was given, also where a wake-up is on its way; others go on."""
 
     async def run() -> None:
-        """Cancel one before its wake-up and one after."""
         made, seen = waiters(3), list[int]()
         tasks = [asyncio.create_task(rounds(waiter, seen, number, 1)) for number, waiter in enumerate(made)]
         await turns()
@@ -149,7 +148,6 @@ def test_task_that_exits_the_process_holds_no_other_back() -> None:
         raise SystemExit(3)
 
     async def wake() -> None:
-        """Wake all, and wait for the others."""
         await turns()
         for waiter in made:
             waiter.wake()

@@ -58,7 +58,6 @@ def firing(before: Scrape, now: Scrape) -> set[str]:
 
 
 def test_every_alert_about_the_log_fires_here() -> None:
-    """No alert about the log is without a fault below, and none is named that there is not."""
     assert RULES.keys() == OF_ONE_SERVER | OF_A_CLUSTER | AFTERWARDS
 
 

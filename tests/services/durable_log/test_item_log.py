@@ -173,7 +173,6 @@ async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
 
 
 async def test_processor_without_a_log_has_none_of_its_metrics() -> None:
-    """Without a log nothing is said of one."""
     bus = Bus()
     async with bus.running():
         assert told(bus.processor)("log_waiting_items") is None

@@ -30,7 +30,6 @@ JETSTREAM = "jetstream {{ store_dir: '{folder}/js' }}\n"
 
 
 def told(processor: Processor) -> Scrape:
-    """Scrape a processor."""
     clock = processor.clock.now
     return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
 
@@ -61,7 +60,6 @@ def restarted(server: NatsServer, config: str) -> Callable[[], None]:
     server.start()
 
     def bring_back() -> None:
-        """Start it as it was."""
         server._config = own
         server.kill()
         server.start()
@@ -70,7 +68,6 @@ def restarted(server: NatsServer, config: str) -> Callable[[], None]:
 
 
 def no_jetstream(server: NatsServer) -> Callable[[], None]:
-    """Take JetStream away."""
     return restarted(server, "")
 
 
@@ -80,7 +77,6 @@ def other_credentials(server: NatsServer) -> Callable[[], None]:
 
 
 def no_room(server: NatsServer) -> Callable[[], None]:
-    """Leave no room for the stream."""
     return restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 1MB }"))
 
 
@@ -189,7 +185,6 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     file = tmp_path / "credentials"
 
     def use(user: str) -> None:
-        """Write the file."""
         file.write_text(user)
         file.chmod(0o600)
 

@@ -141,7 +141,6 @@ def test_what_is_missing_is_counted_once() -> None:
 
 
 async def collected(items: AsyncIterator[StreamItem]) -> list[StreamItem]:
-    """Return all items."""
     return [item async for item in items]
 
 

@@ -26,7 +26,6 @@ def folder() -> Iterator[Path]:
 
 
 def replay(server: NatsServer, folder: Path, *more: str) -> CompletedProcess[str]:
-    """Run the command."""
     own = [*addresses(folder)[:2], "--log-format", "json", "--speed", "max"]
     command = [str(COMMAND), "replay", "--from", f"nats://{server.server}", *own, *more]
     return run(command, text=True, timeout=2 * MOST)

@@ -14,7 +14,6 @@ from tokenbus_engines.synthetic import true_tokens
 
 
 def tap(*arguments: str) -> CompletedProcess[str]:
-    """Run the command."""
     return run([COMMAND, "tap", *arguments], text=True, timeout=MOST)
 
 

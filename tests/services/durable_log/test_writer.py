@@ -269,7 +269,6 @@ def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) ->
 
 
 async def test_server_without_jetstream_is_one_line(server: NatsServer) -> None:
-    """A server without JetStream has another error than one that is not there."""
     server.kill()
     server._config = ""
     server.start()

@@ -24,7 +24,6 @@ class Life(NamedTuple):
     hello: Hello
 
     def item(self, sequence: int, kind: PayloadKind = BATCH, payload: bytes = b"x" * 100) -> StreamItem:
-        """Return an item that it published."""
         return StreamItem(self.hello, self.epoch, sequence, kind, payload)
 
 
@@ -32,7 +31,6 @@ STREAM = Life(EPOCH, hello())
 
 
 def log_settings(server: NatsServer, **overrides: object) -> Settings:
-    """Return settings with a log at a server."""
     common = {
         "durable_log__address": f"nats://{server.server}",
         "bus__reconnect_ms": 10,
@@ -82,7 +80,6 @@ async def full(settings: Settings) -> AsyncIterator[None]:
 
 
 async def kept(settings: Settings) -> StreamConfig:
-    """Return how a log is kept."""
     stream = LogStream(settings)
     connection = await stream.connect()
     info = await stream.info(connection, make=False)
@@ -95,5 +92,4 @@ async def _read(settings: Settings, **how: object) -> list[StreamItem]:
 
 
 def sequences(items: Iterable[StreamItem]) -> list[int]:
-    """Return the items' sequences."""
     return [item.sequence for item in items]

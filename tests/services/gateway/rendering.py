@@ -46,7 +46,6 @@ def chunks(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def array(text: str, kind: str) -> npt.NDArray[Any]:
-    """Return a column."""
     return np.frombuffer(base64.b64decode(text), kind)
 
 

@@ -37,7 +37,6 @@ def _acceptor(places: int, *, connections: int = 0) -> Acceptor:
 
 
 async def _ended(end: socket.socket) -> None:
-    """Wait until the other end is closed."""
     assert not await soon(asyncio.get_running_loop().sock_recv(end, 1))
 
 

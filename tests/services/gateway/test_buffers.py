@@ -52,7 +52,6 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
     room = True
 
     def write(chunk: bytes, *_produced_at_ns: int) -> bool:
-        """Write, while there is room."""
         if room:
             written.append(chunk)
         return room
@@ -79,7 +78,6 @@ async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # n
     written: list[tuple[bytes, tuple[int, ...]]] = []
 
     def write(chunk: bytes, *produced_at_ns: int) -> bool:
-        """Write, if there is room."""
         if has_room:
             written.append((chunk, produced_at_ns))
         return has_room
@@ -124,7 +122,6 @@ class _Answer:
         self.outbox.hold(held)
 
     def evict(self, size: int) -> None:
-        """End."""
         self.is_evicted, self.size_said = True, size
         self.outbox.drop()
 

@@ -38,7 +38,6 @@ class _Listener:
         return True
 
     def end(self, error: ApiError) -> None:
-        """Keep the error."""
         self.seen.append(error.message)
 
 
@@ -114,7 +113,6 @@ class _Published(Tally):
     count = 0
 
     def publish(self, count: int) -> None:
-        """Keep it."""
         self.count = count
 
 
@@ -163,5 +161,4 @@ class _Holder:
         self.evictions = 0
 
     def evict(self, _size: int) -> None:
-        """Count."""
         self.evictions += 1

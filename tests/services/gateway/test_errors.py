@@ -39,7 +39,6 @@ def refused(reason: str) -> ApiError:
 
 
 def test_every_code_has_a_status() -> None:
-    """No code of the contract is without its status."""
     assert {f"ERROR_CODE_{name}" for name in STATUSES} == set(ErrorCode.keys()) - {"ERROR_CODE_UNSPECIFIED"}
 
 

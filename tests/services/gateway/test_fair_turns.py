@@ -20,7 +20,6 @@ class Asking:
         self.stack = AsyncExitStack()
 
     async def ask(self, who: str) -> None:
-        """Have a turn once."""
         async with self.turns.of(who):
             self.order.append(who)
             await asyncio.sleep(0)

@@ -30,7 +30,6 @@ class _Words:
         return [1] * len(text)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes."""
         return self._PIECES[token_id] if token_id < len(self._PIECES) else b" word%d" % token_id
 
 

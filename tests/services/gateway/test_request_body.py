@@ -326,7 +326,6 @@ def test_adapter_is_asked_for_as_a_model() -> None:
 
 
 def test_adapters_are_those_of_the_models_that_may_be_named() -> None:
-    """Where the settings name models, an adapter of another one is none."""
     reader = Reader(settings({"gateway.models": "n"}), vocabulary_of("bytes"))
     reader.learn_models([WorkerStatus(model="m", lora_adapters=["x"]), WorkerStatus(model="n", lora_adapters=["y"])])
     assert reader.models.keys() == {"n", "y"}

@@ -183,7 +183,6 @@ class Spelling:
         self.vocabulary_size = max(pieces) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Encode nothing: no prompt is a text."""
         raise NotImplementedError(text)
 
     def token_bytes(self, token_id: int) -> bytes:

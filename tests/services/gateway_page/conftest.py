@@ -33,7 +33,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def gateway() -> Iterator[ScriptedGateway]:
-    """Return a gateway that runs."""
     with ScriptedGateway().running() as gateway:
         yield gateway
 
@@ -53,7 +52,6 @@ def open_page(browser: Browser, gateway: ScriptedGateway) -> Iterator[Open]:
         page = context.new_page()
 
         def heard(message: ConsoleMessage) -> None:
-            """Keep what is wrong and was not to be."""
             is_refused = message.text.startswith("Failed to load resource") and message.location["url"] in {
                 f"{url}/{path}" for path in refused
             }

@@ -22,7 +22,6 @@ def ask(page: Page, gateway: ScriptedGateway, prompt: str = "Why does bread rise
 
 
 def tell(stream: Stream, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Send rows."""
     for each in rows:
         stream.send("row", each)
 
@@ -43,17 +42,14 @@ def ended(page: Page, stream: Stream, reason: str = "stop", count: int = STORY_T
 
 
 def wait_for(page: Page, state: str) -> None:
-    """Wait until the page is in a state."""
     expect(page.locator("body")).to_have_attribute("data-state", state)
 
 
 def tokens(page: Page) -> Locator:
-    """Return the tokens on the page."""
     return page.locator("#tokens .t")
 
 
 def token_at(page: Page, index: int) -> Locator:
-    """Return one token."""
     return page.locator(f'#tokens [data-i="{index}"]')
 
 

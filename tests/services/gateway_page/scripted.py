@@ -35,7 +35,6 @@ class Stream:
         self._closed = threading.Event()
 
     def send(self, event: str, data: Mapping[str, Any]) -> None:
-        """Send an event."""
         self.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
 
     def write(self, part: bytes) -> None:

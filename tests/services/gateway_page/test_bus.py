@@ -18,7 +18,6 @@ def card(page: Page, name: str) -> Locator:
 
 
 def number(page: Page, name: str, figure: str) -> Locator:
-    """Return one number of a worker."""
     return card(page, name).locator("dl div", has=page.get_by_text(figure, exact=True)).locator("dd")
 
 

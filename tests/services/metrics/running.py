@@ -49,7 +49,6 @@ class Bus:
     """A processor and a worker that have the same transport."""
 
     def __init__(self, chosen: Settings | None = None, *, drafts: bool = False) -> None:
-        """Make both, without starting either."""
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts)
         self._keys = count(1)
         self.settings = chosen or settings()
@@ -105,5 +104,4 @@ class Scrape:
 
 
 def scrape(collector: Collector) -> Scrape:
-    """Scrape a collector."""
     return Scrape(generate_latest(collector).decode())

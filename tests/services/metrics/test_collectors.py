@@ -82,7 +82,6 @@ class Watched:
     """A bus whose processor and publisher are collected from."""
 
     def __init__(self, bus: Bus) -> None:
-        """Measure its steps."""
         processor = bus.processor
         self.bus = bus
         self.times = StepTimes(processor.clock.now)
@@ -92,17 +91,14 @@ class Watched:
         self._publisher = publisher_collector(bus.publisher, watch)
 
     def processor(self) -> Scrape:
-        """Scrape the processor."""
         return scrape(self._processor)
 
     def publisher(self) -> Scrape:
-        """Scrape the publisher."""
         return scrape(self._publisher)
 
 
 @pytest.fixture
 def watched() -> Watched:
-    """Return a bus that is watched."""
     return Watched(Bus(drafts=True))
 
 
@@ -354,7 +350,6 @@ async def test_a_scrape_reads_while_everything_changes(watched: Watched) -> None
     seen = []
 
     def scrape_on() -> None:
-        """Scrape until told to stop."""
         while not done:
             seen.append(watched.processor()("stream_tokens_total", worker=W) or 0)
 

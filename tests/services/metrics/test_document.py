@@ -34,7 +34,6 @@ def test_every_metric_is_on_the_page() -> None:
 
 
 def test_queries_on_the_page_name_metrics_that_are_told() -> None:
-    """What the page says to query is exported."""
     named = names_in("\n".join(re.findall(r"`[^`]*rate\([^`]*`", PAGE)))
     assert len(named) > 4
     assert named <= BY_NAME.keys()

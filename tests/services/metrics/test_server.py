@@ -49,7 +49,6 @@ class Broken(Collector):
     """A collector that cannot be read."""
 
     def collect(self) -> Iterator[Metric]:
-        """Raise."""
         raise RuntimeError("a defect")
 
 
@@ -194,7 +193,6 @@ async def test_a_taken_address_is_one_line() -> None:
 
 
 async def test_a_bad_address_is_one_line() -> None:
-    """An address that is none of this machine's, or no address at all, says so."""
     for address, reason in (("192.0.2.1:0", "no address of this machine"), ("a b:1", "expected HOST:PORT")):
         bus = Bus(settings(metrics__address=address))
         with pytest.raises(AddressError) as raised:
@@ -216,7 +214,6 @@ def test_other_paths_and_methods_are_answered(served: MetricsServer) -> None:
 
 
 def test_head_has_no_body(served: MetricsServer) -> None:
-    """HEAD is answered as GET is, without the body."""
     head, _, body = say(served, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
     full, _, text = say(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
     assert (head, body) == (full, b"")

@@ -27,7 +27,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(min_size=1, max_size=40))
 def test_bytes_of_the_tokens_are_the_text(folder: Path, text: str) -> None:
-    """The bytes of a text's tokens, joined, are the text."""
     tokenizer = loaded(folder)
     ids = tokenizer.encode(f"a{text}")
     assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" ") == f"a{text}"
@@ -131,6 +130,5 @@ def test_folder_with_sentencepieces_file_alone(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_none(tmp_path: Path) -> None:
-    """A path without a folder is refused."""
     with pytest.raises(ModelFilesError, match=r"nowhere: no such folder$"):
         ModelTokenizer(tmp_path / "nowhere")

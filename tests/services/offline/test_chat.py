@@ -32,7 +32,6 @@ class Hearing(SyntheticEngine):
         self.prompts: list[list[int]] = []
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Keep the prompt."""
         self.prompts.append(list(generate.tokens.token_ids))
         return super().admit(generate, state)
 
@@ -55,14 +54,12 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    """Return an LLM of that model."""
     settings = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1})
     with LLM(folder, engine="hears", settings=settings) as made:
         yield made
 
 
 def test_template_reads_the_keywords_of_a_call(llm: LLM, folder: Path) -> None:
-    """Each chat of a call is written with its keywords, and one without them is not."""
     ENGINE.prompts.clear()
     llm.chat([CHAT, CHAT], max_tokens=1, chat_template_kwargs={"enable_thinking": True, "budget": {"most": 7}})
     llm.chat(CHAT, max_tokens=1)

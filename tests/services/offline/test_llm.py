@@ -250,7 +250,6 @@ class Terminal(io.StringIO):
     """What looks like a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
         return True
 
 

@@ -25,18 +25,15 @@ class Breaking(SyntheticEngine):
     _breaks = False
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Note the prompt."""
         self._breaks |= generate.tokens.token_ids[0] == 13
         return super().admit(generate, state)
 
     def step(self) -> Sequence[StepArrays]:
-        """Break, or compute."""
         if self._breaks:
             raise EngineBrokenError("a card fell off the bus")
         return super().step()
 
     def close(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 
@@ -117,7 +114,6 @@ def test_interrupt_as_the_thread_starts_ends_it(go: threading.Event, monkeypatch
         """One whose starter is interrupted."""
 
         def start(self) -> None:
-            """Start it, and be interrupted."""
             super().start()
             if self.name == "tokenbus-llm":
                 begun.wait(MOST)

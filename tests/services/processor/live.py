@@ -30,7 +30,6 @@ class Worker:
         self.sequence = 0
 
     def say(self, frame: WorkerFrame, *parts: bytes) -> None:
-        """Send a frame."""
         frame.epoch = self.epoch
         assert self.connection.send([write_frame(frame), *parts])
 

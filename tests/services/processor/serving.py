@@ -23,7 +23,6 @@ def places(client: BenchClient) -> list[tuple[int, int, int]]:
 
 
 def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False, deadline_unix_ms: int = 0) -> None:
-    """Take up a request."""
     frame = Resume(
         request_key=key,
         next_position=position,

@@ -64,7 +64,6 @@ class Recorder:
         """There is nowhere else."""
 
     def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
-        """Return none: it holds nothing."""
         return set()
 
     def finish(self, request: Request, status: RowStatus) -> None:
@@ -100,7 +99,6 @@ class Table:
         return step
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return every row that was handed out."""
         return [row for recorder in self.recorders.values() for row in recorder.rows]
 
     def drafts(self) -> list[tuple[Any, ...]]:
@@ -144,7 +142,6 @@ class Model:
         self.requests = {key: Plain(stream) for key, stream in requests.items()}
 
     def arrive(self, arrival: Arrival) -> None:
-        """Settle one row."""
         request, row = self.requests[arrival.row.key], arrival.row
         end = row.position + row.tokens
         if request.end is not None or (row.position < request.next and end <= request.next):

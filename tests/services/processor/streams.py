@@ -34,5 +34,4 @@ def come(to: Stream) -> list[int | tuple[int, int]]:
 
 
 def order(to: Stream) -> list[Arrived | Lost]:
-    """Return what is in order as it is."""
     return list(to.in_order())

@@ -22,7 +22,6 @@ WAIT = 2.0
 
 
 def assembler(**processor: object) -> Assembler:
-    """Return an assembler without steps."""
     usual: dict[str, object] = {"step_timeout_ms": int(WAIT * 1000), "draft_lag_steps": 1, "max_open_steps": 4}
     chosen = settings({f"processor.{name}": value for name, value in (usual | processor).items()})
     return Assembler(WORKER, EPOCH, chosen.processor)
@@ -153,7 +152,6 @@ def test_draft_of_other_rows_is_an_error(drafted: list[Wanted], field: str) -> N
 
 
 def test_draft_for_a_step_without_rows_is_an_error() -> None:
-    """A draft of some rows does not fit a step that has none."""
     made = assembler()
     made.add(batch([], draft_follows=True), 0.0)
     made.add(batch(rows([1]), kind=DRAFT), 0.0)
@@ -192,7 +190,6 @@ def test_sixty_four_parts() -> None:
 
 
 def test_steps_come_out_in_order() -> None:
-    """A step that is whole waits for those before it."""
     made = assembler()
     first = parts_of(rows([1, 2]), [0, 1], [1], step=1)
     made.add(first[0], 0.0)

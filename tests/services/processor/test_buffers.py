@@ -19,7 +19,6 @@ class Fixture:
     """Buffers of some requests, each open at the table."""
 
     def __init__(self, *keys: int, most: int = 3) -> None:
-        """Open the requests."""
         self.table = RequestTable(100, 100)
         self.buffers = RequestBuffers(self.table, most)
         self.tokens = {key: self.open(key) for key in keys}
@@ -29,7 +28,6 @@ class Fixture:
         return self.buffers.open(self.table.open(key, 0, 0, Event.DISPATCH, Deadline(1.0)))
 
     def request(self, key: int) -> Request:
-        """Return an open request."""
         request = self.table.get(key)
         assert request is not None
         return request

@@ -100,7 +100,6 @@ def test_letters_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_every_refusal_is_counted_by_its_rule(tmp_path: Path) -> None:
-    """What is kept and what is not are counted, and all of them by rule."""
     letters = opened(settings(tmp_path, max_bytes=1000))
     letters.keep(b"", ERROR, "w/1")
     letters.keep(b"x", ERROR, "w/1")

@@ -269,7 +269,6 @@ def test_adapter_decides_which_worker_a_request_goes_to() -> None:
     second = bench.worker("c", model="m", lora_adapters=["y", "z"])
 
     def ask(key: int, adapter: str, model: str = "") -> RequestError | None:
-        """Ask for a request with an adapter."""
         return submit(bench, generate_of(key, model=model, sampling=SamplingParameters(lora_adapter=adapter)))
 
     for key, adapter in enumerate(["x", "x", "z", ""], 1):
@@ -407,7 +406,6 @@ def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> N
         """Counts how often all are looked at."""
 
         def values(self) -> Any:  # noqa: ANN401 - a view of a dict
-            """Return the workers."""
             nonlocal looks
             looks += 1
             return super().values()

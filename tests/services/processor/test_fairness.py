@@ -257,7 +257,6 @@ def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.
     decoded = []
 
     def counted(data: bytes, limits: Limits) -> LogprobBatch:
-        """Decode, and count."""
         decoded.append(len(data))
         return decode(data, limits)
 

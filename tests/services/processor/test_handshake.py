@@ -222,7 +222,6 @@ def test_sequence_that_leaves_no_room_is_refused(first: int) -> None:
 
 
 def test_connection_is_one_worker() -> None:
-    """A connection that is one worker cannot be another one as well."""
     bench = Bench()
     worker = bench.worker("a")
     worker.worker_id = "b"

@@ -246,7 +246,6 @@ def test_worker_tells_of_its_requests() -> None:
 
 
 def test_worker_tells_nothing_of_others_requests() -> None:
-    """What a worker says of another's request changes nothing."""
     bench, worker, client = asked(1)
     other = bench.worker("other")
     other.admit(1)

@@ -95,7 +95,6 @@ def test_key_proves_whose_a_request_is() -> None:
 
 
 def test_request_of_another_cannot_be_aborted() -> None:
-    """An abort of another client's request does nothing."""
     bench, worker, _ = serving(1)
     thief = bench.client(6)
     worker.heard()
@@ -192,7 +191,6 @@ def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
 
 
 def test_request_whose_owner_no_worker_names_is_ended_by_no_client() -> None:
-    """A decode worker says that it goes on with a request, and not whose it is."""
     bench = Bench()
     thief = bench.client(6, name="thief")
     thief.say(ClientFrame(ended=Ended(request_keys=[1])))
@@ -203,7 +201,6 @@ def test_request_whose_owner_no_worker_names_is_ended_by_no_client() -> None:
 
 
 def test_observer_says_of_no_request_that_it_has_ended() -> None:
-    """That is for clients that may ask."""
     bench = Bench()
     observer = client_of(bench, 5, "eye", roles=frozenset({Role.OBSERVER}))
     worker = bench.worker(next_sequence=2)
@@ -295,7 +292,6 @@ def test_session_number_is_no_credential(proof: bytes) -> None:
 
 
 def test_roles_are_asked_for() -> None:
-    """A key that may only watch asks for nothing, and one that may only ask does not watch."""
     bench = Bench()
     worker = bench.worker()
     observer = client_of(bench, 5, "grafana", roles=frozenset({Role.OBSERVER}))

@@ -159,7 +159,6 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
     async with running() as made:
 
         def fail(*_: object) -> None:
-            """Fail, as a defect does."""
             raise ZeroDivisionError
 
         with monkeypatch.context() as patched:

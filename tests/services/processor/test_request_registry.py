@@ -336,7 +336,6 @@ def test_ends_are_counted_by_their_name() -> None:
 
 
 def test_early_rows_are_let_go_when_their_request_ends() -> None:
-    """However a request ends, its early rows let go of their steps."""
     table = Table({1: 0, 2: 0})
     (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
     table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)

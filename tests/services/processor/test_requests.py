@@ -10,17 +10,14 @@ from tokenbus_services.processor.requests import NO_STREAM, Deadline, Event, Req
 
 
 def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
-    """Return a table without requests."""
     return RequestTable(requests, ended)
 
 
 def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:
-    """Open a request."""
     return to.open(key, position, owner, Event.DISPATCH, Deadline(deadline))
 
 
 def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return keys as a column."""
     return np.array(keys, np.uint64)
 
 
@@ -50,7 +47,6 @@ def test_slots_that_are_remembered_are_never_stale() -> None:
 
 
 def test_slot_is_clean_for_the_next_request() -> None:
-    """A slot that is used again has nothing of the request that had it before."""
     made = table()
     first = opened(made, 1, position=9)
     made.contexts[first.slot], made.route[first.slot], made.wants_draft[first.slot] = "old", 5, False

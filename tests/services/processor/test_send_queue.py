@@ -35,7 +35,6 @@ def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64,
 
 
 def read(made: Frame) -> ServerFrame:
-    """Return what a frame says."""
     return read_frame(ServerFrame, made.body)
 
 

@@ -9,7 +9,6 @@ from tokenbus_services.processor.buffers import StepQueue
 
 
 def steps(count: int) -> list[Step]:
-    """Return some steps."""
     return [step_of(batch(rows([1], position=number), step=number)) for number in range(1, count + 1)]
 
 

@@ -132,7 +132,6 @@ async def test_steps_end_when_the_processor_closes() -> None:
     found: list[Step] = []
 
     async def consume(processor: Processor) -> None:
-        """Take every step."""
         async for step in processor.steps():
             found.append(step)  # noqa: PERF401 - one after the other
 

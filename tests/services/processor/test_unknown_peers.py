@@ -24,7 +24,6 @@ def test_unknown_peer_is_asked_once_an_interval() -> None:
 
 
 def test_peer_that_is_unknown_again_is_asked_at_once() -> None:
-    """A peer that said hello, and is not known any more, is asked again at once."""
     unknown = UnknownPeers(1.0)
     unknown.is_due(b"a", 0.0)
     unknown.forget(b"a")

@@ -45,7 +45,6 @@ class Peer:
         self.on_room()
 
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
-        """Take a frame."""
         self.session.receive([write_frame(ProcessorFrame(**body))], self.now)
 
     def welcome(self, through: int = 100, size: int = 1000, *, resume_from: int = 1, **more: Any) -> None:  # noqa: ANN401

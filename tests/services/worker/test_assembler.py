@@ -115,7 +115,6 @@ def test_logprobs_may_be_of_scored_rows_alone() -> None:
 
 
 def test_nobody_wants_logprobs() -> None:
-    """Logprobs that no row wants are left out."""
     assert assembled(replace(SCORED, scored=[False, False])) == assembled(SMALL)
 
 
@@ -134,7 +133,6 @@ def test_stop_inside_an_accepted_block_trims_everything(lines: bool) -> None:  #
 
 
 def test_stops_are_those_of_the_rows_that_ended_by_one() -> None:
-    """Of rows that did not end by a stop nothing is said, and nothing at all where none of its own ended any."""
     ended = replace(SMALL, statuses=[RowStatus.ACTIVE, RowStatus.FINISHED_STOP], stops=[9, 1])
     made = assembled(ended)
     assert (made.stops.tolist(), [row.stop for row in made.rows()]) == ([1], [0, 1])
@@ -287,15 +285,12 @@ class OnDevice:
         self.is_here = is_here
 
     def detach(self) -> "OnDevice":
-        """Track no gradients."""
         return self
 
     def cpu(self) -> "OnDevice":
-        """Come to the host."""
         return OnDevice(self.values, is_here=True)
 
     def numpy(self) -> np.ndarray:
-        """Become numpy's."""
         if not self.is_here:
             raise TypeError("on a device")
         return self.values
@@ -310,7 +305,6 @@ class Cupy:
         self.values = np.asarray(values)
 
     def get(self) -> np.ndarray:
-        """Come to the host."""
         return self.values
 
 
@@ -323,7 +317,6 @@ def test_arrays_of_any_framework_are_taken(kind: Any) -> None:  # noqa: ANN401 -
 
 
 def test_what_is_no_array_is_refused() -> None:
-    """What cannot become an array is named."""
     with pytest.raises(ContractError, match="token_ids: an array"):
         StepAssembler(Limits.default()).assemble(replace(SMALL, token_ids=[[1, 2], [3]]))
 

@@ -126,7 +126,6 @@ class Counted(dict[int, float]):
     looks = 0
 
     def items(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - as a dictionary's
-        """Count, and return the items."""
         self.looks += 1
         return super().items()
 

@@ -19,7 +19,6 @@ class Noting(SyntheticEngine):
     """An engine that notes the threads that made, stepped and closed it."""
 
     def __init__(self) -> None:
-        """Note the thread."""
         super().__init__()
         self.threads = [threading.current_thread()]
 
@@ -29,7 +28,6 @@ class Noting(SyntheticEngine):
         return list(super().step())
 
     def close(self) -> None:
-        """Note the thread."""
         self.threads.append(threading.current_thread())
 
 
@@ -39,7 +37,6 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
 
     def make() -> Noting:
-        """Make it."""
         made.append(Noting())
         return made[0]
 
@@ -97,7 +94,6 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
     go, engine = threading.Event(), Noting()
 
     def make() -> Noting:
-        """Make it, once it may be."""
         go.wait(MOST)
         return engine
 

@@ -31,7 +31,6 @@ class Outlet:
         return [self.arriving.popleft()] if self.arriving else []
 
     def take_handoffs(self) -> list[ReceivedHandoff]:
-        """Return none."""
         return []
 
     def publish(self, batch: LogprobBatch) -> None:
@@ -68,7 +67,6 @@ class Countdown:
         raise AssertionError(generate, state)
 
     def abort(self, key: int) -> None:
-        """Write it down."""
         self.aborted.append(key)
 
     def step(self) -> Sequence[StepArrays]:
@@ -104,13 +102,11 @@ def test_nothing_new_is_taken() -> None:
 
 
 def test_time_is_bounded() -> None:
-    """When the time is over, the rest is left."""
     assert finished(Outlet(), 5, seconds=3).left == 2
     assert finished(Outlet(), 5, seconds=0).left == 5
 
 
 def test_closed_publisher_ends_it() -> None:
-    """A publisher that was closed in the meantime is the end, and no error."""
     outlet = Outlet()
     outlet.error = NotRunningError("closed")
     assert finished(outlet, 5).left == 4

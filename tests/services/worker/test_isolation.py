@@ -72,7 +72,6 @@ class Worker:
             self.loop.compute()
 
     def finish(self) -> None:
-        """Compute until nothing is left."""
         while self.engine.has_work:
             self.turn()
 

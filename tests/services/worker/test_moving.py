@@ -37,7 +37,6 @@ def move(peer: Peer) -> WorkerFrame:
 
 
 def hello(peer: Peer) -> WorkerFrame:
-    """Return its hello."""
     frame = peer.says()
     assert frame is not None
     return frame

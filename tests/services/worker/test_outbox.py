@@ -40,7 +40,6 @@ class Gated:
     """An emitter that waits until it may go on, and may fail."""
 
     def __init__(self) -> None:
-        """Be shut."""
         self.gate = threading.Event()
         self.began = threading.Event()
         self.emitted: list[list[int]] = []
@@ -55,7 +54,6 @@ class Gated:
         self.emitted.append(np.asarray(arrays.token_ids).tolist())
 
     def outbox(self, most: int = 8) -> Outbox:
-        """Return an outbox before it."""
         return Outbox(cast("Emitter", self), most)
 
 
@@ -93,7 +91,6 @@ def test_engine_waits_when_too_much_is_not_published() -> None:
     gated, passed, handed = Gated(), threading.Event(), list[int]()
 
     def engine() -> None:
-        """Hand over more than fits."""
         assert gated.began.wait(MOST)
         for number in range(1, 4):
             outbox.emit(step(number))

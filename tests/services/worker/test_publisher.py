@@ -29,7 +29,6 @@ class Bare(Publisher):
     """A publisher that runs without a link: the test is its processor."""
 
     def __init__(self, **worker: object) -> None:
-        """Be running from the start."""
         overrides = {f"worker.{name}": value for name, value in worker.items()}
         super().__init__(settings(overrides), epoch=EPOCH)
         self.begin()
@@ -40,7 +39,6 @@ class Bare(Publisher):
             self.session.receive([write_frame(ProcessorFrame(**body))], 0.0)
 
     def connect(self) -> None:
-        """Do the handshake."""
         self.session.next_message(0.0)
         credit = Credit(through_sequence=1000, bytes=2**30)
         welcome = Welcome(

@@ -49,7 +49,6 @@ class Processor:
         return frame
 
     def say(self, frame: ProcessorFrame) -> None:
-        """Send a frame."""
         self.listener.send(self.peer, [write_frame(frame)])
 
     async def welcome(self) -> None:

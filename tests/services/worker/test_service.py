@@ -64,7 +64,6 @@ class Once(threading.Event):
         self.turns = turns
 
     def is_set(self) -> bool:
-        """Count a turn."""
         self.turns -= 1
         return self.turns < 0
 
@@ -85,7 +84,6 @@ def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate |
 
 
 def events(publisher: Publisher) -> list[RequestEvent]:
-    """Return the events that are retained."""
     kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [read_frame(RequestEvent, entry.payload) for entry in kept if entry.kind == 2]
 
@@ -96,7 +94,6 @@ def keys(publisher: Publisher) -> list[list[int]]:
 
 
 def batches(publisher: Publisher) -> list[LogprobBatch]:
-    """Return the batches that are retained."""
     kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [decode(entry.payload) for entry in kept if entry.kind == 1]
 
@@ -297,7 +294,6 @@ def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
 
 
 def test_publisher_that_ended_by_itself_ends_the_loop() -> None:
-    """A loop whose publisher has ended does not go on without it."""
     publisher = running()
     publisher.end()
     serve(publisher, Engine(), threading.Event())

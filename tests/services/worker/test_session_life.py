@@ -191,7 +191,6 @@ def test_waiting_is_never_longer_than_an_interval() -> None:
 
 
 def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
-    """A hello that is not answered is said again after an interval, and not a moment before."""
     peer = Peer()
     assert peer.says() is not None
     peer.now = FIRST + INTERVAL - 0.01

@@ -71,7 +71,6 @@ class Worker:
     answers: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin."""
         self.publisher = running(items=100_000)
         self.loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 
@@ -90,7 +89,6 @@ class Worker:
             self.loop.compute()
 
     def finish(self) -> None:
-        """Compute until nothing is left."""
         for _ in range(5000):
             if not self.engine.has_work:
                 return

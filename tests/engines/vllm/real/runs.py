@@ -51,7 +51,6 @@ class Case:
     """The folder of the LoRA adapter that it asks for, by the folder's name."""
 
     def generate(self, key: int) -> Generate:
-        """Return it as a message."""
         prompt = (
             {"text": TextPrompt(text=self.prompt)}
             if isinstance(self.prompt, str)

@@ -116,7 +116,6 @@ def answers(server: Server, api: Api, **given: Any) -> Answer:  # noqa: ANN401 -
 
 
 def streams(server: Server, api: Api, **given: Any) -> Answer:  # noqa: ANN401
-    """Ask once for a stream."""
     stream = api(server.openai).create(**given, stream=True, stream_options={"include_usage": True})
     chunks = [chunk.model_dump() for chunk in stream]
     *others, last = chunks

@@ -13,7 +13,6 @@ from tests.integration.serving import error_of
 
 @pytest.fixture(scope="module")
 def servers(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:  # noqa: ARG001 - first
-    """Run both servers for all tests."""
     model = make(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT, template=TEMPLATE)
     with running(model) as both:
         yield both
@@ -25,7 +24,6 @@ def completions(client: openai.OpenAI) -> Any:  # noqa: ANN401 - OpenAI's
 
 
 def chats(client: openai.OpenAI) -> Any:  # noqa: ANN401
-    """Return the API of chats."""
     return client.chat.completions
 
 

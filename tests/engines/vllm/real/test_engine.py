@@ -58,7 +58,6 @@ def in_this_process() -> Iterator[None]:
 
 
 def started(model: Path, options: Mapping[str, Any]) -> VllmEngine:
-    """Start the engine."""
     gc.collect()
     return VllmEngine(model, arguments(options))
 
@@ -152,7 +151,6 @@ def survives(engine: VllmEngine) -> None:
 
 
 def raises(*_: object, **__: object) -> None:
-    """Fail as a device would."""
     raise OSError("out of everything")
 
 
@@ -250,7 +248,6 @@ def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(
     core_shutdown = EngineCore.shutdown
 
     def shut_down(core: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Count, and do it."""
         shut.append(core)
         core_shutdown(core)
 

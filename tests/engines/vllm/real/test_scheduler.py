@@ -48,7 +48,6 @@ class Audit:
         self.answers: dict[int, Answer] = {}
 
     async def read(self, steps: AsyncIterator[Step]) -> None:
-        """Take every step."""
         async for step in steps:
             for row in step.rows.rows():
                 add(self.answers.setdefault(row.key, Answer()), row)
@@ -174,7 +173,6 @@ class Http:
         self._asked = {"model": model, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
     def body(self, **parameters: object) -> dict[str, Any]:
-        """Return what is asked for."""
         return {**self._asked, "prompt": "the cat", **parameters}
 
     async def completion(self, headers: Mapping[str, str] | None = None, **parameters: object) -> list[dict[str, Any]]:

@@ -34,7 +34,6 @@ def started(model: Path, **options: Any) -> TransformersEngine:  # noqa: ANN401 
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[TransformersEngine]:
-    """Return an engine."""
     made = started(model)
     yield made
     made.close()
@@ -166,7 +165,6 @@ def test_requests_are_refused_and_aborted(engine: TransformersEngine) -> None:
     ],
 )
 def test_options_are_checked(model: Path, options: dict[str, int], line: str) -> None:
-    """An option that does not fit is one line."""
     with pytest.raises(ValueError, match=line):
         started(model, **options)
 

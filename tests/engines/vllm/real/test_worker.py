@@ -49,7 +49,6 @@ def worker(deployment: Deployment, model: Path) -> Program:
 
 
 def below(pid: int) -> list[int]:
-    """Return the processes below one."""
     mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
     return mine + [each for child in mine for each in below(child)]
 
