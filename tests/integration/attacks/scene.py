@@ -40,7 +40,7 @@ def variants(*short: object, long: Sequence[object] = ()) -> list[object]:
 class Victim:
     """A client whose requests follow each other, some at once; each must get every token of its own, and its end."""
 
-    def __init__(self, client: Client, seed: int, tokens: int = 60, model: str = "", at_once: int = 4) -> None:
+    def __init__(self, client: Client, seed: int, tokens: int = 60, model: str = "", at_once: int = 2) -> None:
         self._client = client
         self._random = random.Random(seed)  # noqa: S311 - a test can be run again
         self._tokens = tokens
@@ -121,7 +121,7 @@ async def scene(  # noqa: PLR0913 - how it differs from test to test
     deployment: Deployment,
     *,
     workers: Sequence[str] = ("worker-0",),
-    steps_per_second: int = 300,
+    steps_per_second: int = 200,
     tokens: int = 60,
     model: str = "",
     before: Sequence[str] = (),

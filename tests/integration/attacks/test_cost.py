@@ -42,7 +42,7 @@ def _leave_frames(peer: ClientPeer, count: int = 800) -> list[int]:
     ("frame", "peers"), variants(("resume", 1), ("generate", 1), long=(("resume", 5), ("generate", 5)))
 )
 async def test_frames_of_ended_requests_cost_no_decoding(deployment: Deployment, frame: str, peers: int) -> None:
-    """5,000 resumes of ended requests, or requests anew of their keys, keep no other client from its tokens."""
+    """2,000 resumes of ended requests, or requests anew of their keys, keep no other client from its tokens."""
     async with scene(deployment, steps_per_second=1000) as at:
 
         def attack() -> None:
@@ -50,7 +50,7 @@ async def test_frames_of_ended_requests_cost_no_decoding(deployment: Deployment,
             with ExitStack() as stack:
                 hoarders = [stack.enter_context(ClientPeer(at.clients)) for _ in range(peers)]
                 keys = {hoarder: _leave_frames(hoarder) for hoarder in hoarders}
-                for number in range(5000):
+                for number in range(2000):
                     hoarder = hoarders[number % peers]
                     key = keys[hoarder][number % len(keys[hoarder])]
                     if frame == "resume":
@@ -72,7 +72,7 @@ async def test_resumes_at_a_trickle_cost_no_decoding(deployment: Deployment) -> 
             """Resume a hundred a tick, each in a moment of its own."""
             with ClientPeer(at.clients) as hoarder:
                 keys = _leave_frames(hoarder)
-                repeat(lambda: hoarder.resume_all(keys), 4.0, 0.05)
+                repeat(lambda: hoarder.resume_all(keys), 2.0, 0.05)
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
@@ -156,7 +156,7 @@ async def test_clients_numbers_at_their_ends_harm_no_other(deployment: Deploymen
                         peer.resume(drawn(), (1 << 32) - 1, moment)
                     peer.listen(0.3)
 
-        await asyncio.to_thread(repeat, attack, 2.0)
+        await asyncio.to_thread(repeat, attack, 1.0)
         await at.victim.unharmed()
 
 
@@ -199,7 +199,7 @@ async def test_large_messages_of_unadmitted_peers_harm_no_other(deployment: Depl
         generate = request(0, 60)
         generate.tokens.token_ids.extend([1] * 300_000)
         long = part(ClientFrame(generate=generate).SerializeToString())
-        await asyncio.to_thread(pour, at.clients, long if what == "long prompts" else b"\x01\0" * 5000, 3.0)
+        await asyncio.to_thread(pour, at.clients, long if what == "long prompts" else b"\x01\0" * 5000, 1.5)
         await at.victim.unharmed()
         assert at.peak - before < _MOST_MIB
 
@@ -212,7 +212,7 @@ async def test_dead_letters_of_an_attack_harm_no_other(deployment: Deployment) -
             with ExitStack() as stack:
                 addresses = [at.clients, at.workers_address] * 5
                 peers = [stack.enter_context(Peer(address)) for address in addresses]
-                for _ in range(3000):
+                for _ in range(1000):
                     for peer in peers:
                         peer.say(RANDOM.randbytes(64))
                 peers[0].listen(1)

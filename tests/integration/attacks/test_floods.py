@@ -17,7 +17,7 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import MOST
 from tokenbus_services.client import Client
 
-_REQUESTS = 12
+_REQUESTS = 6
 _MOST_MIB = 256
 WORKERS, CLIENTS = ("worker-0", "flooder-0", "flooder-1"), ("victim", "flooder-2")
 
