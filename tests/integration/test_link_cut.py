@@ -60,14 +60,14 @@ async def test_connections_that_break_lose_nothing(deployment: Deployment, which
     """Connections that are reset again and again, and refused for a while, cost no token."""
     async with linked(deployment) as four:
         proxy: Proxy = getattr(four, which)
-        asked = ask(four.client, 16, 2400)
+        asked = ask(four.client, 8, 1800)
         await begun(asked)
         for _ in range(4):
             proxy.cut()
             passed = proxy.passed
             proxy.restore()
             await _passed(proxy, passed + 10_000, asked[-1])
-        await all_exact(asked, 2400)
+        await all_exact(asked, 1800)
 
 
 async def _passed(proxy: Proxy, through: int, asked: Asked) -> None:
@@ -79,7 +79,7 @@ async def test_link_that_stalls_for_less_than_the_timeout_loses_nothing(deployme
     """What a stalled link holds back arrives when it flows again, however long a step may wait for its parts."""
     async with linked(deployment, processor__step_timeout_ms=1000) as four:
         proxy: Proxy = getattr(four, which)
-        asked = ask(four.client, 16, 1800)
+        asked = ask(four.client, 8, 1800)
         await begun(asked)
         proxy.stall()
         enough = four.processor.clock.now() + 1.3

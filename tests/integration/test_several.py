@@ -56,7 +56,7 @@ async def test_requests_go_on_when_a_processor_goes(several: Several, how: str) 
     await started(several)
     async with Client(several.settings()) as client:
         sessions = await several.connected(client)
-        asked = ask(client, 24, 2400)
+        asked = ask(client, 8, 1200)
         await begun(asked)
         place = busiest(several)
         gone = several.processors[place]
@@ -66,7 +66,7 @@ async def test_requests_go_on_when_a_processor_goes(several: Several, how: str) 
             await until(lambda: sessions[place].state is SessionState.GREETING)
             await all_exact(ask(client, 4, 30), 30)  # the others are at the other processor by now
             gone.go_on()
-        await all_exact(asked, 2400)
+        await all_exact(asked, 1200)
         await all_exact(ask(client, 8, 300), 300)
     if how == "terminate":
         assert status == 0
@@ -78,12 +78,12 @@ async def test_all_processors_are_killed_and_come_back(several: Several) -> None
     """Requests wait while there is no processor, and go on with their next token."""
     await started(several, workers=2)
     async with Client(several.settings()) as client:
-        asked = ask(client, 16, 2400)
+        asked = ask(client, 8, 1200)
         await begun(asked)
         for program in several.processors.values():
             await asyncio.to_thread(program.kill)
         await asyncio.to_thread(several.start_all)
-        await all_exact(asked, 2400)
+        await all_exact(asked, 1200)
 
 
 async def test_requests_of_a_killed_worker_end_and_others_notice_nothing(several: Several) -> None:
@@ -150,7 +150,7 @@ async def test_campaign_over_two_processors_loses_and_repeats_nothing(several: S
 
     async def ask_on(client: Client) -> None:
         while not over.is_set():
-            audits.append(await Asked(client.generate(wanted(chance.randrange(1, 900)))).task)
+            audits.append(await Asked(client.generate(wanted(chance.randrange(1, 300)))).task)
 
     async with Client(several.settings()) as client:
         asking = [asyncio.create_task(ask_on(client)) for _ in range(8)]

@@ -70,14 +70,14 @@ class Load:
 
             await until(has_all)
 
-    async def goes_on(self, more: int = 12) -> None:
+    async def goes_on(self, more: int = 6) -> None:
         """Wait for some more answers, and fail if any request so far has failed."""
         least = self.answers + more
         await until(lambda: self.answers >= least or self.failures, every=0.05)
         assert not self.failures, self.failures[:3]
 
     @asynccontextmanager
-    async def running(self, askers: int = 8) -> AsyncIterator[None]:
+    async def running(self, askers: int = 3) -> AsyncIterator[None]:
         """Ask for as long as this lasts; fail at the end unless every request got exactly its tokens."""
         asked = [asyncio.create_task(self._ask_on()) for _ in range(askers)]
         try:
