@@ -9,35 +9,26 @@ import orjson
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
-from tokenbus_services.gateway.body_fields import invalid
-from tokenbus_services.gateway.chat_body import forced_call, tools_of
+from tokenbus_services.gateway.bodies import Generation, Sampling
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
-from tokenbus_services.gateway.output_form import structured_output
+from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
 from tokenbus_services.gateway.prompts import PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes
-from tokenbus_services.gateway.tool_calls import ForcedCall
+from tokenbus_services.gateway.validation import invalid
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
-_PASSED_ON = {
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_tokens": "min_tokens",
-    "stop_token_ids": "stop_token_ids",
+_SAMPLING = {
+    **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty")},
+    **{name: name for name in ("frequency_penalty", "repetition_penalty", "min_tokens", "stop_token_ids")},
+    **{name: name for name in ("bad_words", "allowed_token_ids", "priority", "cache_salt")},
+    "ignore_eos": "ignore_end_token",
     "include_stop_str_in_output": "include_stop_string",
-    "bad_words": "bad_words",
-    "allowed_token_ids": "allowed_token_ids",
-    "priority": "priority",
-    "cache_salt": "cache_salt",
 }
 """By a body's field the sampling parameter that has the same values."""
-
 
 Ending = tuple[str, str | int | None]
 """Why a choice ended, `stop` or `length`; and which of the request's own stop texts or stop tokens ended it."""
@@ -52,14 +43,8 @@ class CompletionRequest:
     parent: str = ""
     """The model that the named one is a LoRA adapter of; empty: it is none."""
     n: int = 1
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    ignores_end: bool = False
-    others: Mapping[str, Any] = field(default_factory=dict)
-    """Those sampling parameters that are set beside the ones above, by the contract's names."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The sampling parameters that are set, by the contract's names."""
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
@@ -86,29 +71,20 @@ class CompletionRequest:
     @property
     def stopping(self) -> Stopping:
         """What ends the text of each choice."""
-        others = self.others
-        if not others:
-            return Stopping(self.stop)
-        least, special = others.get("min_tokens", 0), "include_special_tokens" in others
-        return Stopping(self.stop, least, "include_stop_string" in others, special)
+        given = self.sampling
+        stops, least = tuple(given.get("stop", ())), given.get("min_tokens", 0)
+        return Stopping(stops, least, "include_stop_string" in given, "include_special_tokens" in given)
 
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""
-        sampling = SamplingParameters(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=None if self.seed is None else (self.seed + index % self.n) % _SEEDS,
-            stop=self.stop,
-            ignore_end_token=self.ignores_end,
-            lora_adapter=self.model if self.parent else None,
-            **self.others,
-        )
+        sampling = dict(self.sampling)
+        if "seed" in sampling:
+            sampling["seed"] = (sampling["seed"] + index % self.n) % _SEEDS
         model = self.parent or self.model
         return Generate(
             model="" if model == DEFAULT_MODEL else model,
             tokens=TokenPrompt(token_ids=self.prompts[index // self.n]),
-            sampling=sampling,
+            sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
         )
@@ -148,14 +124,9 @@ class Reader:
         common = self._common(body)
         if body.include_draft_logprobs and body.logprobs is None:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
-        return self._bounded(
-            CompletionRequest(
-                prompts=self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=body.add_special_tokens),
-                top_logprobs=body.logprobs,
-                max_tokens=body.max_tokens,
-                **common,
-            )
-        )
+        special = bool(body.add_special_tokens)
+        prompts = self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=special)
+        return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=body.logprobs, **common))
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/chat/completions."""
@@ -166,24 +137,19 @@ class Reader:
             raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
         if body.include_draft_logprobs and not body.logprobs:
             raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
-        if newer is not None and older is not None and newer != older:
-            raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
+        if newer is not None:
+            if older is not None and newer != older:
+                raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
+            common["sampling"]["max_tokens"] = newer
         tools = tools_of(body)
         forced = forced_call(body, tools)
         if forced is not None:
-            common["others"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
+            common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
             common["form_field"] = "tool_choice"
-        return self._bounded(
-            CompletionRequest(
-                prompts=self.encoder.prompts([self.encoder.chat(body, tools)], body.n, "messages"),
-                forced=forced,
-                top_logprobs=(top or 0) if body.logprobs else None,
-                max_tokens=older if newer is None else newer,
-                is_chat=True,
-                **common,
-            ),
-            "max_tokens" if newer is None else "max_completion_tokens",
-        )
+        prompts = self.encoder.prompts([self.encoder.chat(body, tools)], body.n, "messages")
+        logprobs = (top or 0) if body.logprobs else None
+        request = CompletionRequest(prompts=prompts, forced=forced, top_logprobs=logprobs, is_chat=True, **common)
+        return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /inspect."""
@@ -191,24 +157,23 @@ class Reader:
         return CompletionRequest(
             model=self.fixed_models[0] if self.fixed_models else DEFAULT_MODEL,
             prompts=[self.encoder.prompt(body.prompt, "prompt")],
-            max_tokens=body.max_tokens,
+            sampling=_sampling(body),
             top_logprobs=body.top_logprobs,
-            wants_drafts=body.drafts,
+            wants_drafts=bool(body.drafts),
             is_streamed=True,
-            **_sampling(body),
         )
 
     def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
         body = self.types.read(self.types.tokenization, value)
         if body.model is not None:
-            self.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
-        if body.messages is not None:
+            self._check_model(body.model)
+        if body.messages is not None and body.prompt is None:
             ids = self.encoder.chat(body, tools_of(body))
-        else:
+        elif body.prompt is not None and body.messages is None:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
+        else:
+            raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
         texts = [self._vocabulary.token_name(token_id) for token_id in ids] if body.return_token_strs else None
         most = self.models.get(body.model or next(iter(self.models)), 0) or None
         return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
@@ -217,17 +182,16 @@ class Reader:
         """Return the JSON that answers a body of /detokenize: the text of token ids."""
         body = self.types.read(self.types.detokenization, value)
         if body.model is not None:
-            self.check_model(body.model)
+            self._check_model(body.model)
         return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
 
-    def check_model(self, name: str) -> None:
-        """Refuse a model that requests may not name."""
+    def _check_model(self, name: str) -> None:
         if name not in self.models and (self.fixed_models or name != DEFAULT_MODEL):
             message = f"model: one of {', '.join(self.models)}, got {name!r}"
             raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
-    def _common(self, body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
-        self.check_model(body.model)
+    def _common(self, body: Generation) -> dict[str, Any]:
+        self._check_model(body.model)
         options = body.stream_options
         if options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
@@ -235,49 +199,40 @@ class Reader:
             "model": body.model,
             "parent": self.parents.get(body.model, ""),
             "n": body.n,
-            "ignores_end": body.ignore_eos,
-            "others": _others(body),
+            "sampling": _sampling(body),
             "form_field": "response_format" if body.structured_outputs is None else "structured_outputs",
             "wants_drafts": body.include_draft_logprobs,
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
             "is_streamed": body.stream,
             "wants_usage": options is not None and bool(options.include_usage),
-            **_sampling(body),
         }
 
     def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
         most, count = self._settings.max_choices, request.choices
         if count > most:
             raise invalid("n", f"at most {most} choices, got {count}: {len(request.prompts)} prompts times n")
-        context, tokens = self.models.get(request.model, 0), request.max_tokens
-        if context and tokens is not None and tokens > context:
+        context, tokens = self.models.get(request.model, 0), request.sampling.get("max_tokens", 0)
+        if context and tokens > context:
             raise invalid(tokens_field, f"at most {context}, the model's context, got {tokens}")
         return request
 
 
-def _sampling(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
-    stop = body.stop or ()
-    return {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "seed": body.seed,
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-    }
-
-
-def _others(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
-    """Return the sampling parameters that say something, beside those of every route."""
-    given = ((name, getattr(body, member)) for member, name in _PASSED_ON.items())
+def _sampling(body: Sampling) -> dict[str, Any]:
+    """Return the sampling parameters that a body sets, by the contract's names."""
+    given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
     found = {name: value for name, value in given if value is not None and value is not False}
+    if body.stop:
+        found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    if not isinstance(body, Generation):
+        return found
     if body.top_k == -1:  # all, as 0 is
         del found["top_k"]
     if body.skip_special_tokens is False:
         found["include_special_tokens"] = True
     if body.logit_bias:
         found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
-    if body.response_format is not None or body.structured_outputs is not None:
-        form = structured_output(body)
-        if form is not None:
-            found["structured_output"] = form
+    form = structured_output(body)
+    if form is not None:
+        found["structured_output"] = form
     return found

@@ -24,7 +24,7 @@ import msgspec
 
 from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.request_body import parse_json
+from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.settings import Settings, SettingsError
 

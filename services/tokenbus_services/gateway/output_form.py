@@ -1,59 +1,20 @@
-"""The form of an output: OpenAI's `response_format` and vLLM's `structured_outputs`, as the contract has them."""
+"""The form of an output: what `response_format`, `structured_outputs` and `tool_choice` say, as the contract has it."""
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import orjson
+import msgspec
 
-from tokenbus_services.gateway.body_fields import (
-    MAX_NAME_CHARACTERS,
-    array,
-    check_depth,
-    invalid,
-    json_text,
-    one_of,
-    optional,
-    required,
-    string,
-    struct,
-    written_depth,
-)
+from tokenbus_services.gateway.bodies import Chat, Generation, Tokenization
+from tokenbus_services.gateway.validation import check_json, invalid, json_text
 
-MAX_FORM_BYTES = 262_144
-MAX_FORM_CHARACTERS = 65_536
-_MAX_PATTERN_CHARACTERS = 4096
-_MAX_CHOICE_TEXTS = 1024
+_MAX_FORM_BYTES = 262_144
+"""Of the JSON Schema of an answer, or of all tools."""
+_ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+"""The JSON Schema of the arguments of a function that declares none."""
 
 
-def form_fields() -> list[Any]:
-    """Return the fields of an output's form."""
-    form = string(1, MAX_FORM_CHARACTERS)
-    structured = struct(
-        "StructuredOutputs",
-        optional("json", form | dict[str, Any], "A JSON Schema, as an object or its text."),
-        optional("json_object", bool, "Whether the output is any JSON object."),
-        optional("regex", string(1, _MAX_PATTERN_CHARACTERS), "A regular expression that matches the output."),
-        optional("choice", array(string(1, MAX_NAME_CHARACTERS), 1, _MAX_CHOICE_TEXTS), "The texts to choose from."),
-        optional("grammar", form, "A grammar, as the engine reads it."),
-    )
-    json_schema = struct(
-        "ResponseSchema",
-        required("name", string(0, MAX_NAME_CHARACTERS), "Its name, which is ignored."),
-        optional("description", form, "Accepted and ignored."),
-        optional("schema", dict[str, Any], "The JSON Schema."),
-        optional("strict", bool, "Accepted and ignored: the schema always holds."),
-    )
-    response = struct(
-        "ResponseFormat",
-        required("type", one_of("response_format.type"), "The form of the answer."),
-        optional("json_schema", json_schema, "The JSON Schema, where the type is json_schema."),
-    )
-    return [
-        optional("response_format", response, "The form that the answer has."),
-        optional("structured_outputs", structured, "The same, with more forms: one of them."),
-    ]
-
-
-def structured_output(body: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a struct
+def structured_output(body: Generation) -> dict[str, Any] | None:
     """Return the contract's StructuredOutput that a body asks for; None: it asks for none. Raises an ApiError."""
     wanted, response = body.structured_outputs, body.response_format
     found = None
@@ -64,21 +25,22 @@ def structured_output(body: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a s
             raise invalid("structured_outputs", f"one of {', '.join(wanted.__struct_fields__)}, got {names or 'none'}")
         ((form, value),) = given.items()
         found = _form(f"structured_outputs.{form}", form, value)
-    if response is None or response.type == "text":
-        if response is not None and response.json_schema is not None:
-            raise invalid("response_format.json_schema", "only where the type is json_schema, got it with text")
+    if response is None:
+        return found
+    kind, schema, where = response.type, response.json_schema, "response_format.json_schema"
+    if schema is not None and kind != "json_schema":
+        raise invalid(where, f"only where the type is json_schema, got it with {kind}")
+    if kind == "text":
         return found
     if found is not None:
-        raise invalid("response_format", f"none beside structured_outputs, got {response.type}")
-    where = "response_format.json_schema"
-    if response.type == "json_object":
-        if response.json_schema is not None:
-            raise invalid(where, "only where the type is json_schema, got it with json_object")
+        raise invalid("response_format", f"none beside structured_outputs, got {kind}")
+    if kind == "json_object":
         return {"json_object": {}}
-    if response.json_schema is None or response.json_schema.schema is None:
-        missing = where if response.json_schema is None else f"{where}.schema"
-        raise invalid(missing, "required where the type is json_schema, got nothing")
-    return _form(f"{where}.schema", "json", response.json_schema.schema)
+    if schema is None or schema.schema is None:
+        raise invalid(
+            where if schema is None else f"{where}.schema", "required where the type is json_schema, got nothing"
+        )
+    return _form(f"{where}.schema", "json", schema.schema)
 
 
 def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -87,15 +49,80 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
     if form == "json_object":
         return {"json_object": {}}
     if not isinstance(value, str):
-        return {"json_schema": {"schema": json_text(where, value, MAX_FORM_BYTES)}}
+        return {"json_schema": {"schema": json_text(where, value, _MAX_FORM_BYTES)}}
     size = len(value.encode())
-    if size > MAX_FORM_BYTES:
-        raise invalid(where, f"at most {MAX_FORM_BYTES} bytes, got {size}")
+    if size > _MAX_FORM_BYTES:
+        raise invalid(where, f"at most {_MAX_FORM_BYTES} bytes, got {size}")
     if form != "json":
         return {form: {"pattern" if form == "regex" else "text": value}}
-    check_depth(where, written_depth(value.encode()))
-    try:
-        orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        raise invalid(where, f"JSON, got an error: {error}") from None
+    check_json(where, value)
     return {"json_schema": {"schema": value}}
+
+
+class ForcedCall(NamedTuple):
+    """A function that the model has to call; its output is the arguments."""
+
+    name: str | None
+    """None: any of the functions; the output is a list of objects with `name` and `parameters`."""
+    schema: str
+    """The JSON Schema of the output."""
+
+
+def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+    """Return a body's tools as templates have them; raises an ApiError."""
+    tools = []
+    for tool in body.tools or ():
+        function = msgspec.structs.asdict(tool.function)
+        if function["strict"] is None:
+            del function["strict"]
+        tools.append({"type": "function", "function": function})
+    json_text("tools", tools, _MAX_FORM_BYTES)
+    return tools
+
+
+def forced_call(body: Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
+    """Return which function a body wants to be called for certain, if it does; raises an ApiError."""
+    choice = body.tool_choice
+    if choice is None or choice == "none":
+        return None
+    if not tools:
+        raise invalid("tool_choice", "only with tools, got it without")
+    if choice == "auto":
+        return None
+    if body.structured_outputs is not None:
+        raise invalid("structured_outputs", "none where tool_choice forces a call, got one")
+    if choice == "required":
+        schema = _schema_of_calls([tool["function"] for tool in tools], is_one=not body.parallel_tool_calls)
+        return ForcedCall(None, json_text("tools", schema, _MAX_FORM_BYTES))
+    name = choice.function.name
+    found = [tool["function"] for tool in tools if tool["function"]["name"] == name]
+    if not found:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        raise invalid("tool_choice.function.name", f"one of {names}, got {name!r}")
+    parameters = found[-1]["parameters"] or _ANY_PARAMETERS
+    return ForcedCall(name, json_text("tools", parameters, _MAX_FORM_BYTES))
+
+
+def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:
+    """Return the JSON Schema of a list of calls of any of the functions; raises an ApiError."""
+    definitions: dict[str, Any] = {}
+    calls = []
+    for function in functions:
+        parameters = dict(function["parameters"] or _ANY_PARAMETERS)
+        for name, definition in _definitions(parameters.pop("$defs", {}), function["name"]):
+            if definitions.setdefault(name, definition) != definition:
+                raise invalid("tools", f"one definition of a name in $defs, got two of {name!r} that differ")
+        name_and_arguments = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
+        calls.append({"properties": name_and_arguments, "required": ["name", "parameters"]})
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+    if is_one:
+        schema["maxItems"] = 1
+    if definitions:  # references to them begin at the root
+        schema["$defs"] = definitions
+    return schema
+
+
+def _definitions(given: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
+    if not isinstance(given, dict):
+        raise invalid("tools", f"objects as the $defs of parameters, got {type(given).__name__} for {name!r}")
+    yield from given.items()

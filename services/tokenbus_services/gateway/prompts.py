@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenbus_services.gateway.body_fields import invalid
-from tokenbus_services.gateway.chat_body import messages_of, variables_of
-from tokenbus_services.gateway.vocabulary import Vocabulary
+import msgspec
+
+from tokenbus_services.gateway.bodies import Chat, Tokenization
+from tokenbus_services.gateway.validation import invalid, json_text
+from tokenbus_services.gateway.vocabulary import Template, Vocabulary
 from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.settings.errors import shown
 
 _MAX_PROMPTS_SHARE = 4
 """The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
+_MAX_VARIABLES_BYTES = 65_536
+_RESERVED = frozenset({
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "tokenize"),
+})  # fmt: skip
+"""What `chat_template_kwargs` may not set: these have a field of their own, or are no variable."""
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -50,25 +59,25 @@ class PromptEncoder:
         self._check_size(len(text.encode()), name)
         return text
 
-    def chat(self, body: Any, tools: Sequence[Any]) -> list[int]:  # noqa: ANN401 - a struct
+    def chat(self, body: Chat | Tokenization, tools: Sequence[Any]) -> list[int]:
         """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
 
         `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
         `User: ...`, and `Assistant:` at the end. These two show no tools.
         """
-        messages = messages_of(body)
+        messages = _messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
             template = self._vocabulary.chat_template
-            variables, most = variables_of(body, template), self._most_bytes
+            variables, most = _variables_of(body, template), self._most_bytes
             try:
                 text = template.render(
-                    messages, tools, variables, continues_last=body.continue_final_message, most=most
+                    messages, tools, variables, continues_last=bool(body.continue_final_message), most=most
                 )
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
             return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens))
-        variables_of(body)
+        _variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
@@ -82,3 +91,28 @@ class PromptEncoder:
 
 def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
+
+
+def _variables_of(body: Chat | Tokenization, template: Template | None = None) -> dict[str, Any]:
+    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
+    variables: dict[str, Any] = {}
+    if body.chat_template_kwargs is not None:
+        variables = body.chat_template_kwargs
+        for name in variables:
+            if name in _RESERVED or (template is not None and template.reserves(name)):
+                where = f"chat_template_kwargs.{shown(name)[1:-1]}"
+                raise invalid(where, "no name of a field, a special token or a function of the template, got one")
+        json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
+    documents = {} if body.documents is None else {"documents": body.documents}
+    return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
+
+
+def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+    """Return a body's messages as OpenAI's API has them; raises an ApiError."""
+    for place, message in enumerate(body.messages or ()):
+        if message.content is None and message.role != "assistant":
+            raise invalid(f"messages[{place}].content", "required, got nothing")
+    messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
+    return messages

@@ -29,11 +29,12 @@ from tokenbus_services.gateway.group import Group
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
-from tokenbus_services.gateway.request_body import parse_json, read_body
+from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import DeduplicatedLog, logger
 
 T = TypeVar("T")

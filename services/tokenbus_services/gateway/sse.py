@@ -81,6 +81,7 @@ class InspectedAnswer(Answer):
         self._request = request
         self._key = key
         self._decoder = _UTF8("replace")
+        self._stops = bool(request.stopping.texts)
         self._stopping = RunningText(request.stopping)
 
     def begin(self, close: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class InspectedAnswer(Answer):
         count, position = view.counts[place], self.tokens
         begin = view.begins[place]
         ids = view.ids[begin : begin + count]
-        if self._request.stop:
+        if self._stops:
             _, count = self._stopping.add_until_stop(map(view.vocabulary.pieces.__getitem__, ids))
             ids = ids[:count]
         self.tokens += count

@@ -1,54 +1,17 @@
-"""Calls of functions: the form that forces the model's output to be one, and how the output becomes one."""
+"""CallWriter: writes an output that was forced to be calls of functions as calls."""
 
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from tokenbus_services.gateway.body_fields import invalid
+from tokenbus_services.gateway.output_form import ForcedCall
 
-ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""The JSON Schema of the arguments of a function that declares none."""
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
 """The beginning of an element of the list that `required` makes the output."""
 _OPENING, _CLOSING = "{[", "}]"
-
-
-class ForcedCall(NamedTuple):
-    """A function that the model has to call; its output is the arguments."""
-
-    name: str | None
-    """None: any of the functions; the output is a list of objects with `name` and `parameters`."""
-    schema: str
-    """The JSON Schema of the output."""
-
-
-def schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:
-    """Return the JSON Schema of a list of calls of any of the functions; raises an ApiError."""
-    definitions: dict[str, Any] = {}
-    calls = []
-    for function in functions:
-        parameters = dict(function["parameters"] or ANY_PARAMETERS)
-        for name, definition in _definitions(parameters.pop("$defs", {}), function["name"]):
-            if definitions.setdefault(name, definition) != definition:
-                raise invalid("tools", f"one definition of a name in $defs, got two of {name!r} that differ")
-        name_and_arguments = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
-        calls.append({"properties": name_and_arguments, "required": ["name", "parameters"]})
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
-    if is_one:
-        schema["maxItems"] = 1
-    if definitions:  # references to them begin at the root
-        schema["$defs"] = definitions
-    return schema
-
-
-def _definitions(given: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
-    if not isinstance(given, dict):
-        raise invalid("tools", f"objects as the $defs of parameters, got {type(given).__name__} for {name!r}")
-    yield from given.items()
 
 
 class CallWriter:

@@ -114,7 +114,9 @@ def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
         assert found == (b"" if set(tokens) & _BROKEN else orjson.dumps(view.data(place).decode()))
 
 
-@pytest.mark.parametrize("fields", [{}, {"top_logprobs": 20}, {"top_logprobs": 2, "is_chat": True}, {"stop": ("d1",)}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_logprobs": 20}, {"top_logprobs": 2, "is_chat": True}, {"sampling": {"stop": ["d1"]}}]
+)
 async def test_streams_are_the_same_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk by chunk, also where characters are split over tokens and over steps."""
     random = np.random.default_rng(3)

@@ -195,7 +195,9 @@ async def test_stop_cuts_everything_together() -> None:
     ids = [token for row in _truth(steps, 0) for token in row.token_ids.tolist()]
     vocabulary = VOCABULARIES["numbers"]
     stop = str(ids[2])
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], stop=(stop,), top_logprobs=2, wants_ids=True)
+    asked = CompletionRequest(
+        model="tokenbus", prompts=[[1]], sampling={"stop": [stop]}, top_logprobs=2, wants_ids=True
+    )
     choice = json.loads(await said(asked, steps, vocabulary))["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert choice["token_ids"] == ids[:3]
@@ -221,8 +223,7 @@ async def test_stop_token_ends_the_text_before_it(
     asked = CompletionRequest(
         model="tokenbus",
         prompts=[[1]],
-        stop=stops,
-        others=others,
+        sampling={**others, "stop": stops},
         wants_ids=True,
         top_logprobs=0,
         is_streamed=is_streamed,
@@ -253,7 +254,7 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
     made = batch([Wanted(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
     made = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array(ids, np.uint32)})
     asked = CompletionRequest(
-        model="tokenbus", prompts=[[1]], stop=(f"b{END}",) if stop > 1 else (), others=others, wants_ids=True
+        model="tokenbus", prompts=[[1]], sampling={**others, "stop": [f"b{END}"] if stop > 1 else []}, wants_ids=True
     )
     (choice,) = json.loads(await said(asked, [(made, None)], Vocabulary(tokenizer)))["choices"]
     assert (choice["text"], choice["token_ids"]) == (text, ids)
@@ -263,7 +264,7 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
 async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
     """A stop text that lies in special tokens' texts, which the answer does not have, is named and cuts nothing."""
     steps = [(batch([Wanted(3, 0, 2, RowStatus.FINISHED_STOP, stop=3)], step=1), None)]
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], stop=("a", "<end>"))
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop": ["a", "<end>"]})
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
     assert (choice["finish_reason"], choice["stop_reason"], len(choice["text"].split())) == ("stop", "<end>", 2)
 
@@ -272,7 +273,7 @@ async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
 async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: RowStatus) -> None:
     """The model's own end, or the length, is no stop of the request: `stop_reason` is null."""
     steps = [(batch([Wanted(3, 0, 2, status)], step=1), None)]
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], others={"stop_token_ids": [2**31 - 2]})
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop_token_ids": [2**31 - 2]})
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
     assert choice["stop_reason"] is None
     assert len(choice["text"].split()) == 2

@@ -23,7 +23,7 @@ TYPES = RequestTypes(settings({f"gateway.{name}": value for name, value in SMALL
 COMPLETION = {"model": "m", "prompt": "a"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 TOOL: dict[str, Any] = {"function": {"name": "f"}}
-VALID: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+VALID: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion": (TYPES.completion, COMPLETION),
     "chat": (TYPES.chat, CHAT),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
@@ -367,8 +367,8 @@ def test_answer_must_fit_into_the_context(route: str, fields: dict[str, Any], li
     with pytest.raises(ApiError) as raised:
         getattr(reader, route)(VALID[route][1] | fields)
     assert (raised.value.message, raised.value.param) == (line, line.partition(":")[0])
-    assert getattr(reader, route)(VALID[route][1] | dict.fromkeys(fields, 9)).max_tokens == 9
-    assert getattr(reader, route)(VALID[route][1] | fields | {"model": "unknown"}).max_tokens == 10
+    assert getattr(reader, route)(VALID[route][1] | dict.fromkeys(fields, 9)).sampling["max_tokens"] == 9
+    assert getattr(reader, route)(VALID[route][1] | fields | {"model": "unknown"}).sampling["max_tokens"] == 10
 
 
 def test_body_that_is_no_object_has_no_field_to_name() -> None:

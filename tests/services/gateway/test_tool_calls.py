@@ -13,7 +13,8 @@ from tests.services.gateway.rendering import chunks, said
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.tool_calls import CallWriter, ForcedCall
+from tokenbus_services.gateway.output_form import ForcedCall
+from tokenbus_services.gateway.tool_calls import CallWriter
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}

@@ -1,0 +1,287 @@
+"""The types of request bodies: their fields with meanings and the bounds of every deployment, as OpenAPI shows them."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+COMPLETION_TOKENS = 16
+"""The default of `max_tokens` for completions, as in OpenAI's API."""
+MAX_FORM_CHARACTERS = 65_536
+MAX_BIASED, MAX_BIAS = 1024, 100
+ID_DIGITS = "[0-9]{1,10}"
+"""A token id as the key of an object."""
+ONLY: dict[str, Any] = {"echo": False, "best_of": 1, "suffix": "", "store": False}
+"""Fields of OpenAI's API that the gateway does not implement, with the one value that it accepts for each."""
+_BIASES = {
+    "type": "object",
+    "maxProperties": MAX_BIASED,
+    "propertyNames": {"pattern": f"^{ID_DIGITS}$"},
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+}
+
+
+def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
+    """Return what the document says of a field, with the schema of one that has no type of its own."""
+    return Meta(description=meaning, extra_json_schema=schema or None)
+
+
+def _only(name: str) -> Meta:
+    return says(f"Not offered: only {ONLY[name]!r} is accepted.", enum=[ONLY[name], None])
+
+
+Text = Annotated[str, Meta(min_length=1, max_length=4_194_304)]
+_Content = Annotated[str, Meta(max_length=4_194_304)]
+_Name = Annotated[str, Meta(max_length=256)]
+_Label = Annotated[str, Meta(min_length=1, max_length=256)]
+_Word = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A stop text, for one: each character takes at most 4 of the 256 bytes that the contract allows."""
+_Form = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
+_Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
+_Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Temperature = Annotated[float, Meta(ge=0, le=100)]
+_TopP = Annotated[float, Meta(gt=0, le=1)]
+_TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Repetition = Annotated[float, Meta(gt=0, le=100)]
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Role = Literal["system", "developer", "user", "assistant", "tool"]
+_FormType = Literal["text", "json_object", "json_schema"]
+_WhichTools = Literal["none", "auto", "required"]
+_Kind = Literal["function"]
+_PartKind = Literal["text"]
+CHOICES: dict[str, Any] = {
+    "messages.role": _Role,
+    "messages.content.type": _PartKind,
+    "messages.tool_calls.type": _Kind,
+    "tools.type": _Kind,
+    "tool_choice": _WhichTools,
+    "tool_choice.type": _Kind,
+    "response_format.type": _FormType,
+}
+"""By the place of a field, without places in lists, the texts that it may have: msgspec's errors do not list them."""
+
+
+class Body(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An object that has no other fields than those that are declared."""
+
+
+class ContentPart(Body):
+    """A part of a message."""
+
+    type: Annotated[_PartKind, says("The kind of part.")]
+    text: Annotated[_Content, says("The text.")]
+
+
+class CalledFunction(Body, kw_only=True):
+    """A function that the assistant called."""
+
+    name: Annotated[_Name, says("Its name.")]
+    arguments: Annotated[_Content | None, says("Its arguments, as the text of a JSON object.")] = None
+
+
+class ToolCall(Body, kw_only=True):
+    """A call that the assistant made."""
+
+    id: Annotated[_Name | None, says("What the message with the result names as its tool_call_id.")] = None
+    type: Annotated[_Kind | None, says("What is called.")] = None
+    function: Annotated[CalledFunction, says("The function.")]
+
+
+_Parts = Annotated[list[ContentPart], Meta(min_length=1, max_length=64)]
+_Calls = Annotated[list[ToolCall], Meta(max_length=128)]
+_Thoughts = Annotated[_Content | None, says("What the assistant thought, for templates that show it.")]
+_Null = Annotated[None, says("Not offered: only null is accepted.")]
+
+
+class Message(Body, kw_only=True):
+    """A message of a chat."""
+
+    role: Annotated[_Role, says("Who wrote the message.")]
+    content: Annotated[_Content | _Parts | None, says("The text, or its parts; an assistant's may be absent.")] = None
+    name: Annotated[_Name | None, says("The writer's name, for templates that show it.")] = None
+    tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None
+    tool_call_id: Annotated[_Name | None, says("Which call a tool's message answers.")] = None
+    reasoning: _Thoughts = None
+    reasoning_content: _Thoughts = None
+    # OpenAI's own client sends an answer back with these fields, all null.
+    refusal: _Null = None
+    annotations: _Null = None
+    audio: _Null = None
+    function_call: _Null = None
+
+
+class Function(Body, kw_only=True):
+    """A function, as the model sees it."""
+
+    name: Annotated[_Label, says("Its name.")]
+    description: Annotated[_Description | None, says("What it does.")] = None
+    parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
+    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
+
+
+class Tool(Body, kw_only=True):
+    """A function that the model may call."""
+
+    type: Annotated[_Kind | None, says("The kind of tool.")] = None
+    function: Annotated[Function, says("The function.")]
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: Annotated[_Label, says("One of the functions of tools.")]
+
+
+class FunctionChoice(Body, kw_only=True):
+    """The function that the model must call."""
+
+    type: Annotated[_Kind | None, says("The kind of tool.")] = None
+    function: Annotated[FunctionName, says("The function.")]
+
+
+_Messages = Annotated[list[Message], Meta(min_length=1, max_length=1024)]
+_ToolList = Annotated[list[Tool], Meta(min_length=1, max_length=128)]
+_Tools = Annotated[_ToolList | None, says("The functions that the model may call.")]
+_Begins = Annotated[bool | None, says("Whether the chat ends where the assistant begins.")]
+_Continues = Annotated[bool | None, says("Whether the answer continues the last message.")]
+_Special = Annotated[bool | None, says("Whether the tokens that the model wants around a text are added.")]
+_DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
+_Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
+_Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
+_Stops = Annotated[list[_Word], Meta(max_length=16)]
+_BadWords = Annotated[list[_Word], Meta(max_length=256)]
+_OutputTexts = Annotated[list[_Label], Meta(min_length=1, max_length=1024)]
+
+
+class StructuredOutputs(Body, kw_only=True):
+    """The form of the answer, as vLLM's API has it."""
+
+    json: Annotated[_Form | dict[str, Any] | None, says("A JSON Schema, as an object or its text.")] = None
+    json_object: Annotated[bool | None, says("Whether the output is any JSON object.")] = None
+    regex: Annotated[_Pattern | None, says("A regular expression that matches the output.")] = None
+    choice: Annotated[_OutputTexts | None, says("The texts to choose from.")] = None
+    grammar: Annotated[_Form | None, says("A grammar, as the engine reads it.")] = None
+
+
+class ResponseSchema(Body, kw_only=True):
+    """A JSON Schema with a name."""
+
+    name: Annotated[_Name, says("Its name, which is ignored.")]
+    description: Annotated[_Form | None, says("Accepted and ignored.")] = None
+    schema: Annotated[dict[str, Any] | None, says("The JSON Schema.")] = None
+    strict: Annotated[bool | None, says("Accepted and ignored: the schema always holds.")] = None
+
+
+class ResponseFormat(Body, kw_only=True):
+    """The form of the answer, as OpenAI's API has it."""
+
+    type: Annotated[_FormType, says("The form of the answer.")]
+    json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, where the type is json_schema.")] = None
+
+
+class StreamOptions(Body, kw_only=True):
+    """How an answer is streamed."""
+
+    include_usage: Annotated[bool | None, says("Whether a last chunk has the usage.")] = None
+
+
+class Sampling(Body, kw_only=True):
+    """What every route that generates takes."""
+
+    temperature: Annotated[_Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
+    top_p: Annotated[_TopP | None, says("The probability mass that is kept.")] = None
+    stop: Annotated[_Word | _Stops | None, says("Texts that end the answer, and are cut off.")] = None
+    seed: Annotated[_Int64 | None, says("Makes sampling repeatable; choice i of a prompt uses seed + i.")] = None
+
+
+class Generation(Sampling, kw_only=True):
+    """What completions and chats have in common."""
+
+    model: Annotated[_Name, says("One of those that /v1/models lists.")]
+    n: Annotated[int, says("How many choices each prompt has.")] = 1
+    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
+    include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
+    return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
+    return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
+    ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
+    user: Annotated[_Name | None, says("Accepted and ignored.")] = None
+    top_k: Annotated[_TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
+    min_p: Annotated[_Share | None, says("The least share of the top probability kept.")] = None
+    presence_penalty: Annotated[_Penalty | None, says("What tokens lose that the output has already.")] = None
+    frequency_penalty: Annotated[_Penalty | None, says("What tokens lose each time that the output has them.")] = None
+    repetition_penalty: Annotated[_Repetition | None, says("Divides the logits of tokens that were there.")] = None
+    logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.", anyOf=[_BIASES, {"type": "null"}])] = None
+    min_tokens: Annotated[int | None, says("The least tokens before a stop ends a choice.")] = None
+    stop_token_ids: Annotated[list[int] | None, says("Tokens that end the answer, whose text is cut off.")] = None
+    include_stop_str_in_output: Annotated[bool | None, says("Whether the stop that ends an answer is in it.")] = False
+    skip_special_tokens: Annotated[bool | None, says("Whether special tokens are left out of the text.")] = True
+    bad_words: Annotated[_BadWords | None, says("Texts that are not generated.")] = None
+    allowed_token_ids: Annotated[list[int] | None, says("The only tokens to choose from.")] = None
+    response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, says("The same, with more forms: one of them.")] = None
+    priority: Annotated[_Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    cache_salt: Annotated[_Word | None, says("Prompts' states are shared within one salt.")] = None
+
+
+class Completion(Generation, kw_only=True):
+    """A body of /v1/completions."""
+
+    prompt: Annotated[Any, says("A text, token ids, or several of either.")]
+    max_tokens: Annotated[int | None, says("The most tokens of a choice.")] = COMPLETION_TOKENS
+    add_special_tokens: _Special = True
+    logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
+    echo: Annotated[Any, _only("echo")] = None
+    best_of: Annotated[Any, _only("best_of")] = None
+    suffix: Annotated[Any, _only("suffix")] = None
+
+
+class Chat(Generation, kw_only=True):
+    """A body of /v1/chat/completions."""
+
+    messages: Annotated[_Messages, says("The chat so far.")]
+    tools: _Tools = None
+    add_generation_prompt: _Begins = True
+    continue_final_message: _Continues = False
+    add_special_tokens: _Special = False
+    documents: _Documents = None
+    chat_template_kwargs: _Variables = None
+    tool_choice: Annotated[_WhichTools | FunctionChoice | None, says("Whether, or which, functions are called.")] = None
+    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
+    max_completion_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
+    max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
+    logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
+    top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
+    store: Annotated[Any, _only("store")] = None
+
+
+class Inspection(Sampling, kw_only=True):
+    """A body of /inspect."""
+
+    prompt: Annotated[Text, says("The text to continue.")]
+    max_tokens: Annotated[int | None, says("The most tokens.")] = 128
+    top_logprobs: Annotated[int | None, says("How many alternatives each token has.")] = 10
+    drafts: Annotated[bool | None, says("Whether rows have what the draft model proposed.")] = True
+
+
+class Tokenization(Body, kw_only=True):
+    """A body of /tokenize."""
+
+    model: Annotated[_Name | None, says("One of those that /v1/models lists.")] = None
+    prompt: Annotated[Text | None, says("The text; either this or messages.")] = None
+    messages: Annotated[_Messages | None, says("The chat; either this or prompt.")] = None
+    tools: _Tools = None
+    add_generation_prompt: _Begins = True
+    continue_final_message: _Continues = False
+    add_special_tokens: _Special = None
+    documents: _Documents = None
+    chat_template_kwargs: _Variables = None
+    return_token_strs: Annotated[bool | None, says("Adds token_strs: the text of each token.")] = False
+
+
+class Detokenization(Body, kw_only=True):
+    """A body of /detokenize."""
+
+    model: Annotated[_Name | None, says("One of those that /v1/models lists.")] = None
+    tokens: Annotated[list[int], says("The token ids.")]
