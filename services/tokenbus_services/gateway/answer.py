@@ -1,20 +1,63 @@
-"""Answers over HTTP: what all have in common, and a completion's or chat's choices as one JSON object."""
+"""Answers over HTTP: what all have in common, their choices, and those of a whole answer as one JSON object."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.batch import STOP_TOKEN
+from tokenbus_services.delivery.stop_strings import RunningText, Stopping
+from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.buffers import Buffers, Outbox
-from tokenbus_services.gateway.choice import Choice, EmitJson
-from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.dispatcher import Listener
+from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.logprob_writers import Piece
+from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.settings import GatewaySettings
 
 JSON = "application/json"
+_STOPPED = int(RowStatus.FINISHED_STOP)
+_REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
+_BROKEN = {
+    int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
+    int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
+}
+_ACTIVE = int(RowStatus.ACTIVE)
+_EMPTY = len('""')
+_ENDS = _REASONS.keys() | _BROKEN.keys()
 _ROW_BYTES = 150
 """What Python's objects for a row's text and pieces take: more than the contents of short ones."""
+
+
+class Listener(Protocol):
+    """Takes one request's rows."""
+
+    @property
+    def tokens(self) -> int:
+        """How many of its tokens have come."""
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Take a row of a step; return whether more are wanted."""
+
+    def end(self, error: ApiError) -> None:
+        """Take the error that ends it."""
+
+
+def reason_of(view: RenderedStep, place: int) -> str | None:
+    """Return the finish reason of a request's last row, None for any other row."""
+    return _REASONS.get(view.statuses[place])
+
+
+def broken(view: RenderedStep, place: int, tokens: int) -> ApiError | None:
+    """Return the error that a row ends its request with, if it does."""
+    found = _BROKEN.get(view.statuses[place])
+    if found is None:
+        return None
+    status, message, code = found
+    error = ApiError(status, f"{message} (after {tokens} tokens)", code=code)
+    error.tokens = tokens
+    return error
 
 
 class Answer:
@@ -76,7 +119,8 @@ class Answer:
 class ChoicesAnswer(Answer, ABC):
     """An answer with choices in OpenAI's form."""
 
-    emit_json: EmitJson | None = None
+    emit_json: Callable[["Choice", bytes, RenderedStep, int], None] | None = None
+    """Adds a row that does not end its choice, by its text as a JSON string; None: `emit` adds all."""
 
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
@@ -90,7 +134,7 @@ class ChoicesAnswer(Answer, ABC):
         self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
 
     @abstractmethod
-    def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
+    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces."""
 
     def end(self, error: ApiError) -> None:
@@ -102,6 +146,82 @@ class ChoicesAnswer(Answer, ABC):
     @property
     def _tokens(self) -> int:
         return sum(each.tokens for each in self._choices)
+
+
+class Choice:
+    """One choice of an answer."""
+
+    def __init__(self, index: int, stopping: Stopping, parts: Sequence[Part], answer: "ChoicesAnswer") -> None:
+        self.index = index
+        self.parts = parts
+        self.tokens = 0
+        self.reason: str | None = None
+        """The finish reason, once it has ended."""
+        self.ending: Ending | None = None
+        """The same, and by which stop."""
+        self._stops = stopping.texts
+        self._shows_special = stopping.shows_special
+        self._stop: int | str | None = None
+        """The stop that ended it, as its worker says."""
+        self._text = RunningText(stopping)
+        self._answer = answer
+        # Without stops and special tokens a row's text is that of its tokens, unless bytes of a character wait.
+        self._emit_json = None if self._stops or self._shows_special else answer.emit_json
+        # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
+        self._is_silent = all(part.is_empty for part in parts)
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Add a row; return whether more are wanted."""
+        emit_json = self._emit_json
+        if emit_json is not None and view.statuses[place] == _ACTIVE and not self._text.is_split:
+            text_json = view.said[place]
+            if len(text_json) > _EMPTY:
+                self.tokens += view.counts[place]
+                emit_json(self, text_json, view, place)
+                return True
+        count = view.counts[place]
+        stop = view.stops.get(place, 0) if view.stops else 0
+        text = ""
+        if count and (self._stops or stop or self._shows_special):
+            text, count = self._add_until_stop(view, place, stop)
+        elif count:
+            text = self._text.add(view.data(place))
+        self.tokens += count
+        if view.statuses[place] in _ENDS:
+            error = broken(view, place, self.tokens)
+            if error is not None:
+                self._answer.end(error)
+                return False
+            self.reason = reason_of(view, place)
+        if self._text.is_stopped:
+            self.reason = "stop"
+        if self.reason is not None:
+            text += self._text.end()
+            self.ending = self.reason, self._stop if self._text.stop is None else self._text.stop
+        if self.reason is not None or text or (count and not self._is_silent):
+            taken = [part.take(view, place, count) for part in self.parts]
+            self._answer.emit(self, text, taken, view.produced_at_ns)
+        return self.reason is None
+
+    def end(self, error: ApiError) -> None:
+        """End with an error."""
+        error.tokens = self.tokens
+        self._answer.end(error)
+
+    def _add_until_stop(self, view: RenderedStep, place: int, stop: int) -> tuple[str, int]:
+        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are.
+
+        `stop` is the one that the worker names. A stop text is looked for here too: only the text says where it begins.
+        """
+        ids = view.row_ids(place)
+        pieces = view.vocabulary.special_pieces if self._shows_special else view.vocabulary.pieces
+        # Where no stop of the request's own ended it, its last token is the model's own end token.
+        is_end = self._shows_special and not stop and view.statuses[place] == _STOPPED
+        hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
+        text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))
+        if (stop or hides_last) and not self._text.is_stopped:
+            self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
+        return text, count
 
 
 class WholeAnswer(ChoicesAnswer):

@@ -11,14 +11,8 @@ import numpy as np
 from tokenbus_contracts import LogprobBatch
 from tokenbus_services.client import RequestEnd, StepRows
 
-
-class Write(Protocol):
-    """Writes to a socket."""
-
-    def __call__(self, chunk: bytes, *produced_at_ns: int) -> bool:
-        """Take a chunk and when its rows were published; return whether the socket had room for it."""
-
-
+Write = Callable[..., bool]
+"""Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
 _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
@@ -116,23 +110,6 @@ class Outbox:
     Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a task
     for each row costs as much as writing it.
     """
-
-    __slots__ = (
-        "_buffers",
-        "_chunks",
-        "_gathered",
-        "_is_full",
-        "_most",
-        "_on_full",
-        "_waiter",
-        "is_broken",
-        "is_closed",
-        "is_sent",
-        "peak",
-        "size",
-        "unsent",
-        "write",
-    )
 
     def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
         """Take the bound in bytes, what is called once when more wait, and the sum over all clients."""

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus_services.delivery.step import FINISHED
+from tokenbus_services.gateway.answer import Answer, Listener
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
@@ -39,33 +40,11 @@ _BACKLOG_SHARE = 8
 """The backlog may hold this part of `gateway.buffer_bytes`."""
 
 
-class Listener(Protocol):
-    """Takes one request's rows."""
-
-    @property
-    def tokens(self) -> int:
-        """How many of its tokens have come."""
-
-    def take(self, view: RenderedStep, place: int) -> bool:
-        """Take a row of a step; return whether more are wanted."""
-
-    def end(self, error: ApiError) -> None:
-        """Take the error that ends it."""
-
-
-class Requests(Holder, Protocol):
-    """An answer's requests."""
-
-    @property
-    def listeners(self) -> Sequence[Listener]:
-        """What takes the rows of each of its requests."""
-
-
 class OpenRequest(NamedTuple):
     """One request that has not ended."""
 
     request_id: int
-    answer: Requests
+    answer: Answer
     listener: Listener
     caller: Caller
 
@@ -230,7 +209,7 @@ class Dispatcher:
         self._buffers.evict(self.backlog.size // 2, beside=beside)
         self.backlog.keep(self._opened)
 
-    def open(self, generates: Sequence[Generate], answer: Requests, caller: Caller) -> list[int]:
+    def open(self, generates: Sequence[Generate], answer: Answer, caller: Caller) -> list[int]:
         """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not."""
         most = self._settings.max_requests
         if self.is_draining:
@@ -287,7 +266,7 @@ class Dispatcher:
         self.refused += 1
         return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
 
-    def _open(self, generate: Generate, answer: Requests, listener: Listener, caller: Caller) -> int:
+    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller) -> int:
         generate.tokenizer_digest = self._vocabulary.digest
         request_id = self._client.submit(generate)
         self._callers[request_id] = caller

@@ -8,9 +8,8 @@ import orjson
 
 from tokenbus_contracts import RowStatus
 from tokenbus_services.delivery.stop_strings import RunningText
-from tokenbus_services.gateway.answer import Answer, ChoicesAnswer
+from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.choice import Choice, broken, reason_of
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Piece

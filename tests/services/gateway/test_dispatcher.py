@@ -14,6 +14,7 @@ from tests.services.client.test_client import Processor, meeting
 from tests.support.waiting import turns
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.gateway.answer import Answer
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.dispatcher import Dispatcher
@@ -152,12 +153,12 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
         assert dispatcher.backlog.size == 0
 
 
-class _Holder:
+class _Holder(Answer):
     """An answer that holds nothing, and counts how often it was evicted."""
 
     def __init__(self, listener: _Listener, buffers: Buffers) -> None:
+        super().__init__(1000, buffers)
         self.listeners = [listener]
-        self.outbox = Outbox(1000, lambda: None, buffers)
         self.evictions = 0
 
     def evict(self, _size: int) -> None:

@@ -1,7 +1,7 @@
 """The compiled renderer: the JSON of rows' texts and alternatives, in one pass over their columns.
 
 It is optional, as the compiled check of the contract is: where no C compiler was at hand when Tokenbus was installed,
-or TOKENBUS_PURE_PYTHON is 1, `choice` and `logprob_writers` write the same bytes, as they do of what this one leaves
+or TOKENBUS_PURE_PYTHON is 1, `answer` and `logprob_writers` write the same bytes, as they do of what this one leaves
 to them.
 """
 
