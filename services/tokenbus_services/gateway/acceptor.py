@@ -3,14 +3,12 @@
 import asyncio
 import errno
 import socket
-import ssl
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.tallies import Tally
-from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 4
@@ -29,30 +27,28 @@ class Acceptor:
     them go first. One that stands still takes none, and delays the others by a millisecond at most.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
+    def __init__(
         self,
         listening: socket.socket,
         make: Callable[[], asyncio.Protocol],
         connections: Collection[object],
-        settings: GatewaySettings,
-        counts: Counts,
+        gateway: Gateway,
         tally: Tally,
-        context: ssl.SSLContext | None,
     ) -> None:
         """Accept from `listening`, which must not block; `make` makes a protocol, which joins `connections`.
 
-        `tally` counts the connections of all processes; `context` is the one of TLS, if there is TLS.
+        `tally` counts the connections of all processes.
         """
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make = make
         self._connections = connections
-        self._settings = settings
-        self._counts = counts
+        self._settings = gateway.settings.gateway
+        self._counts = gateway.counts
         self._tally = tally
-        self._context = context
+        self._context = None if gateway.certificate is None else gateway.certificate.context
         self._is_accepting = False
-        self._repeated_log = DeduplicatedLog()
+        self._repeated_log = gateway.repeated_log
         self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
         """Connections that no protocol has yet, the oldest first; each with its socket until its handshake begins."""
 
@@ -74,12 +70,10 @@ class Acceptor:
             self._listening.close()
         for task in tuple(self._beginning):
             self._cut_off(task)
-        self._repeated_log.close()
 
     def tick(self) -> None:
         """Tell the other processes how many connections this one has; call it periodically."""
         self._tally.publish(len(self))
-        self._repeated_log.expire()
 
     def begin(self, connection: socket.socket) -> None:
         """Serve a connection; with TLS and without room, close the oldest whose handshake is not over, or this one.

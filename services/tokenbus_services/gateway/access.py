@@ -9,13 +9,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenbus_services.gateway.api_keys import Caller, Callers
+from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.connection import host_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.response import error_response
-from tokenbus_services.gateway.stats import Counts
-from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.logs import logger
 from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
@@ -53,17 +52,14 @@ def visitor_of(scope: Scope) -> Visitor:
 class Access:
     """Middleware before the application; refuses a request before its body is read."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, callers: Callers, counts: Counts) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        settings = gateway.settings.gateway
         self._app = app
-        self._callers = callers
-        self._counts = counts
+        self._callers = gateway.callers
+        self._counts = gateway.counts
         self._hosts = _LOOPBACK_NAMES | set(listed(settings.hosts)) | {host_of(settings.address)}
         self._origins = frozenset(listed(settings.origins))
-        self._repeated_log = DeduplicatedLog()
-
-    def tick(self) -> None:
-        """Summarise repeated log lines; call it periodically."""
-        self._repeated_log.expire()
+        self._repeated_log = gateway.repeated_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit a request, or answer with the error."""

@@ -258,6 +258,7 @@ class Callers:
         settings: GatewaySettings,
         now: Callable[[], float] = time.monotonic,
         tally_of: Callable[[bytes], Tally] = lambda _: Tally(),
+        repeated_log: DeduplicatedLog | None = None,
     ) -> None:
         """Take the limits, the clock and the tallies by name, and read the file of keys.
 
@@ -267,7 +268,7 @@ class Callers:
         self._tally_of = tally_of
         self._now = now
         self._by_hash: dict[str, Caller] = {}
-        self._repeated_log = DeduplicatedLog()
+        self._repeated_log = repeated_log or DeduplicatedLog()
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
         self.anonymous = Caller(None, settings, now, tally_of(b""))
@@ -305,7 +306,6 @@ class Callers:
 
     def refresh(self) -> None:
         """Read the file again if it has changed; call it periodically."""
-        self._repeated_log.expire()
         try:
             if self._files.refresh(lambda: self._take(read_keys(self._path))):
                 _log.info("API keys read", keys=len(self._by_hash))

@@ -52,13 +52,14 @@ class OpenRequest(NamedTuple):
 class Dispatcher:
     """The one consumer of the client's steps. All of it runs on one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
         self,
         client: Client,
         vocabulary: Vocabulary,
         settings: GatewaySettings,
         buffers: Buffers,
         total: Tally | None = None,
+        repeated_log: DeduplicatedLog | None = None,
     ) -> None:
         """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients.
 
@@ -78,7 +79,7 @@ class Dispatcher:
         self._taken = 0
         """How many steps and ends came."""
         self._turn_began = 0.0
-        self._repeated_log = DeduplicatedLog()
+        self._repeated_log = repeated_log or DeduplicatedLog()
         self.is_draining = False
         """Whether nothing more is opened."""
         self.opened = 0
@@ -298,7 +299,3 @@ class Dispatcher:
             values = {"request": request_id, "code": failure.code, "reason": failure.message}
             self._repeated_log.begin(("failed", failure.code), _log.warning, "request failed", **values)
         one.listener.end(failure)
-
-    def look(self) -> None:
-        """Write the summaries of repeated log lines that are due; to be called now and then."""
-        self._repeated_log.expire()

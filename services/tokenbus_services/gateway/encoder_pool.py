@@ -74,11 +74,11 @@ class EncoderPool:
     turn in the slow one. So a costly body waits for other costly ones, and no cheap one waits for it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
         """Take the settings; no process is started before `start`, or the first body."""
         gateway = settings.gateway
         self._settings = settings
-        self._log = DeduplicatedLog()
+        self._log = repeated_log
         memory, seconds = gateway.encoding_memory_bytes, gateway.encoding_time_ms / 1000
         quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), is_for_one=False)
         slow = Bounds(memory, seconds, is_for_one=True)
@@ -112,11 +112,6 @@ class EncoderPool:
             for lane in self.lanes.values():
                 lane.stop()
         await asyncio.gather(*self._leaving)
-        self._log.close()
-
-    def tick(self) -> None:
-        """Let repeated lines of the log be written again; call it periodically."""
-        self._log.expire()
 
     async def read(self, job: Job, body: bytearray, who: Hashable) -> bytes:
         """Return what the reader makes of a body, encoded; clients have one turn after the other.
@@ -171,9 +166,9 @@ class EncoderPool:
 
 
 @contextlib.asynccontextmanager
-async def encoders_of(settings: Settings) -> AsyncIterator[EncoderPool]:
+async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     """Run the processes that encode for as long as `async with` lasts."""
-    encoders = EncoderPool(settings)
+    encoders = EncoderPool(settings, repeated_log)
     if is_folder(settings.gateway.tokenizer):  # short bodies need no process for the others
         encoders.start()
     try:

@@ -1,18 +1,22 @@
-"""Group: what a gateway says of itself, as one, however many processes it has."""
+"""A gateway of several processes: how they and their supervisor talk, and what they say of themselves as one."""
 
+import asyncio
+import contextlib
+import json
+import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self
 
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tokenbus_services.gateway.metrics import LOST_PROCESSES, gateway_collector
-from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.gateway.metrics import LOST_PROCESSES
 from tokenbus_services.metrics.health import Health
 
+_MOST_BYTES = 2**24
+"""Of a line, and of what the other side has not read."""
 _MOST = frozenset({
     "tokenbus_build_info",
     "tokenbus_gateway_fill_ratio",
@@ -27,31 +31,35 @@ _Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """A metric's name, a sample's name, and its labels."""
 
 
-class Group(Protocol):
-    """Answers for all processes of a gateway."""
+class Channel:
+    """Lines of JSON over one end of a pair of sockets."""
 
-    async def metrics(self) -> str:
-        """Return the page of metrics."""
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send and receive over the streams."""
+        self._reader = reader
+        self._writer = writer
 
-    async def health(self) -> Health:
-        """Return the problems and facts."""
+    @classmethod
+    async def over(cls, end: socket.socket) -> Self:
+        """Return a channel over one socket of a pair, which `close` closes."""
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_MOST_BYTES))
 
+    def send(self, **message: object) -> None:
+        """Send a message; it is lost if the other side is gone, or has not read the ones before."""
+        if not self._writer.is_closing() and self._writer.transport.get_write_buffer_size() < _MOST_BYTES:
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
-class Alone(Group):
-    """Answers for one process."""
+    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what the other side sends, until it is gone."""
+        with contextlib.suppress(ConnectionError):
+            async for line in self._reader:
+                yield json.loads(line)
 
-    def __init__(self, gateway: Gateway) -> None:
-        """Answer from the process's own state."""
-        self._gateway = gateway
-        self._collector = gateway_collector(gateway)
-
-    async def metrics(self) -> str:
-        """Return the page of metrics."""
-        return generate_latest(self._collector).decode()
-
-    async def health(self) -> Health:
-        """Return the problems and facts."""
-        return self._gateway.health()
+    async def close(self) -> None:
+        """Send what waits, and close this end."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
 
 
 class SummedMetrics(Collector):

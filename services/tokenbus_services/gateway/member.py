@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from tokenbus_services.bus import AddressError
-from tokenbus_services.gateway.channel import Channel
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.group import Alone
+from tokenbus_services.gateway.group import Channel
+from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.server import serve_gateway
+from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.tallies import SharedTallies
 from tokenbus_services.logs.output import configure
 from tokenbus_services.metrics.health import Health
@@ -35,8 +36,8 @@ class Member:
         self.address = address
         self.listening = listening
         self.tallies = tallies
-        self.alone: Alone | None = None
-        """Answers for this process; None until it serves."""
+        self.gateway: Gateway | None = None
+        """This process's own; None until it serves."""
         self._channel = channel
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
@@ -47,16 +48,14 @@ class Member:
             self._answer = asyncio.get_running_loop().create_future()
         os._exit(1)
 
-    async def report(self, *, asks: bool = False) -> None:
+    def report(self, *, asks: bool = False) -> None:
         """Send the supervisor this process's metrics and health, which is its sign of life too; call it every second.
 
         With `asks` the supervisor answers with those of all processes.
         """
-        if self.alone is not None:
-            health = await self.alone.health()
-            self._channel.send(
-                metrics=await self.alone.metrics(), problems=health.problems, facts=health.facts, asks=asks
-            )
+        if self.gateway is not None:
+            health, page = self.gateway.health(), metrics_page(self.gateway)
+            self._channel.send(metrics=page, problems=health.problems, facts=health.facts, asks=asks)
 
     async def metrics(self) -> str:
         """Return the page of metrics of all processes; raises an ApiError if the supervisor does not answer."""
@@ -70,7 +69,7 @@ class Member:
 
     async def _ask(self) -> dict[str, Any]:
         answer = self._answer
-        await self.report(asks=True)
+        self.report(asks=True)
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 return await asyncio.shield(answer)
@@ -103,14 +102,10 @@ async def _run(end: socket.socket, listening: socket.socket, tallies: int) -> in
         async with serve_gateway(replace(settings, gateway=own), member):
             gc.collect()
             gc.freeze()  # as any other service: what is there from the start stays
-            await member.report()
+            member.report()
             await stop.wait()
     except (SettingsError, AddressError) as error:
-        if isinstance(error, AddressError):
-            fault = [error.address, error.reason]
-        else:
-            fault = [error.key, error.limit, str(error.actual), error.where]
-        channel.send(fault=fault)
+        channel.send(fault=error.args)
         return 1
     finally:
         running.cancel()

@@ -1,5 +1,7 @@
 """The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
 
+from prometheus_client.exposition import generate_latest
+
 from tokenbus_services.gateway.fair_turns import MOST_WAITING
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.link import SessionState
@@ -159,6 +161,11 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
 )
 """All metrics of a gateway."""
+
+
+def metrics_page(gateway: Gateway) -> str:
+    """Return the metrics of one process as text."""
+    return generate_latest(gateway_collector(gateway)).decode()
 
 
 def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:

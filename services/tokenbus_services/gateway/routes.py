@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import orjson
@@ -25,7 +25,7 @@ from tokenbus_services.gateway.body_room import SHORT_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
-from tokenbus_services.gateway.group import Group
+from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
@@ -35,7 +35,11 @@ from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.validation import parse_json
-from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.logs import logger
+from tokenbus_services.metrics.health import Health
+
+if TYPE_CHECKING:
+    from tokenbus_services.gateway.member import Member
 
 T = TypeVar("T")
 _log = logger("gateway")
@@ -58,14 +62,13 @@ _ADMITTED_AT_ONCE = 4
 class Routes:
     """Handles HTTP requests for one gateway."""
 
-    def __init__(self, gateway: Gateway, group: Group) -> None:
-        """Serve one process's gateway; `group` answers for all of its processes."""
+    def __init__(self, gateway: Gateway, member: "Member | None") -> None:
+        """Serve a gateway; `member`, if it has several processes, answers for all of them."""
         self._gateway = gateway
-        self._group = group
+        self._member = member
         self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
-        self._repeated_log = DeduplicatedLog()
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
 
     def app(self) -> ASGIApp:
@@ -89,9 +92,8 @@ class Routes:
         handlers = {ApiError: _api_error, HTTPException: _no_such_route, Exception: self._defect}
         app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
         app.router.redirect_slashes = False
-        gateway = self._gateway
-        self.access = Access(app, gateway.settings.gateway, gateway.callers, gateway.counts)
-        return _Counted(self.access, gateway.counts, {route.path for route in routes})
+        self.access = Access(app, self._gateway)
+        return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
 
     # Tokens.
 
@@ -216,8 +218,11 @@ class Routes:
         except TimeoutError as error:
             return _json({"error": str(error)}, 503)
 
+    async def _health(self) -> Health:
+        return await self._member.health() if self._member else self._gateway.health()
+
     async def _healthz(self, request: Request) -> Response:
-        health = await self._group.health()
+        health = await self._health()
         status = 503 if health.problems else 200
         if not visitor_of(request.scope).is_known:
             return _json({"status": "failing" if health.problems else "ok"}, status)
@@ -225,7 +230,7 @@ class Routes:
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._gateway.why_not_ready()
-        connection = (await self._group.health()).facts["connection"]
+        connection = (await self._health()).facts["connection"]
         if not problems and connection != "open":
             problems = [f"one of its processes has no processor: {connection}"]
         status: dict[str, object] = {"status": "not ready" if problems else "ready"}
@@ -234,7 +239,7 @@ class Routes:
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        page = await self._group.metrics()
+        page = await self._member.metrics() if self._member else metrics_page(self._gateway)
         return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:
@@ -244,7 +249,7 @@ class Routes:
         return await self._page.get_response(request.path_params.get("name", "index.html"), request.scope)
 
     async def _defect(self, request: Request, _error: Exception) -> Response:
-        self._repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
+        self._gateway.repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
         return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
 
 

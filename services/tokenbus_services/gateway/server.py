@@ -15,7 +15,6 @@ import uvicorn
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.acceptor import Acceptor
 from tokenbus_services.gateway.connection import Connection, bounded
-from tokenbus_services.gateway.group import Alone
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
@@ -39,11 +38,10 @@ LAST_SECONDS = 5
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers, which accepts through our Acceptor."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes, member: "Member | None") -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, member: "Member | None") -> None:
         super().__init__(config)
         self._gateway = gateway
         self._member = member
-        self._routes = routes
         self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
@@ -58,11 +56,8 @@ class _Server(uvicorn.Server):
         config, gateway = self.config, self._gateway
         protocol = cast("type[Connection]", config.http_protocol_class)
         make = partial(protocol, config, self.server_state, self.lifespan.state)
-        context = None if gateway.certificate is None else gateway.certificate.context
-        connections = self.server_state.connections
         tally = self._member.tallies.of(CONNECTIONS) if self._member else Tally()
-        settings, counts = gateway.settings.gateway, gateway.counts
-        self._acceptor = Acceptor(sockets[0], make, connections, settings, counts, tally, context)
+        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, gateway, tally)
         self._acceptor.start()
         self.servers = []
         self.started = True
@@ -81,12 +76,11 @@ class _Server(uvicorn.Server):
         """Run the gateway's periodic work, ten times a second."""
         try:
             self._gateway.tick()
-            self._routes.access.tick()
             if self._acceptor is not None:
                 self._gateway.connections = len(self._acceptor)
                 self._acceptor.tick()
             if self._member is not None and counter % _REPORT_TICKS == 0:
-                await self._member.report()
+                self._member.report()
         except Exception:  # noqa: BLE001 - else it would be the last one, and uvicorn goes on to serve without
             self._gateway.repeated_log.begin("tick", _log.exception, "tick failed")
         return await super().on_tick(counter)
@@ -118,12 +112,10 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
         listening, address = member.listening, member.address
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
-    with contextlib.closing(listening), uvicorn_log():
+    with contextlib.closing(listening):
         async with gateway_of(settings, member.tallies if member else None) as gateway, _metrics(gateway):
-            alone = Alone(gateway)
-            routes = Routes(gateway, member or alone)
             config = uvicorn.Config(
-                routes.app(),
+                Routes(gateway, member).app(),
                 http=bounded(settings.gateway, gateway.counts),
                 ws="none",
                 lifespan="off",
@@ -135,15 +127,16 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
                 timeout_graceful_shutdown=LAST_SECONDS,
             )
-            server = _Server(config, gateway, routes, member)
+            server = _Server(config, gateway, member)
             serving = Serving(gateway, address)
             gateway.serving = running = asyncio.create_task(server.serve([listening]))
             if member is None:
                 _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             else:
-                member.alone = alone
+                member.gateway = gateway
             try:
-                yield serving
+                with uvicorn_log(gateway.repeated_log):
+                    yield serving
             finally:
                 gateway.serving = None
                 if member is not None:  # the supervisor has closed the socket that all share
@@ -211,20 +204,20 @@ def _check_exposure(settings: GatewaySettings) -> None:
 class _Handler(logging.Handler):
     """Passes uvicorn's warnings and errors to the gateway's log; repeated ones are deduplicated."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeated_log: DeduplicatedLog) -> None:
         super().__init__(logging.WARNING)
-        self.repeated_log = DeduplicatedLog()
+        self._repeated_log = repeated_log
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record."""
         say = _log.error if record.levelno >= logging.ERROR else _log.warning
-        self.repeated_log.begin(record.msg, say, "http server", message=record.getMessage(), exc_info=record.exc_info)
+        self._repeated_log.begin(record.msg, say, "http server", message=record.getMessage(), exc_info=record.exc_info)
 
 
 @contextlib.contextmanager
-def uvicorn_log() -> Iterator[None]:
+def uvicorn_log(repeated_log: DeduplicatedLog) -> Iterator[None]:
     """Log uvicorn's records in the gateway's own format for as long as `with` lasts."""
-    source, handler = logging.getLogger("uvicorn.error"), _Handler()
+    source, handler = logging.getLogger("uvicorn.error"), _Handler(repeated_log)
     before, source.propagate = source.propagate, False
     source.addHandler(handler)
     try:
@@ -232,4 +225,3 @@ def uvicorn_log() -> Iterator[None]:
     finally:
         source.removeHandler(handler)
         source.propagate = before
-        handler.repeated_log.close()

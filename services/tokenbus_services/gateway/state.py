@@ -27,7 +27,12 @@ class Gateway:
     """One client of the bus, and all that handles its requests and answers."""
 
     def __init__(
-        self, settings: Settings, client: Client, encoders: EncoderPool, tallies: SharedTallies | None = None
+        self,
+        settings: Settings,
+        client: Client,
+        encoders: EncoderPool,
+        repeated_log: DeduplicatedLog,
+        tallies: SharedTallies | None = None,
     ) -> None:
         tally_of: Callable[[bytes], Tally] = (lambda _: Tally()) if tallies is None else tallies.of
         self.settings = settings
@@ -38,11 +43,11 @@ class Gateway:
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
-        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL))
-        self.repeated_log = DeduplicatedLog()
-        self.callers = Callers(settings.gateway, tally_of=tally_of)
+        self.repeated_log = repeated_log
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL), repeated_log)
+        self.callers = Callers(settings.gateway, tally_of=tally_of, repeated_log=repeated_log)
         self.callers.on_revoked = self.feed.revoke
-        self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
+        self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
@@ -62,8 +67,6 @@ class Gateway:
         """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
         self.watch.ask()
         self.repeated_log.expire()
-        self.encoders.tick()
-        self.feed.look()
         self.callers.refresh()
         if self.certificate is not None:
             self.certificate.refresh()
@@ -119,15 +122,16 @@ def _connection(client: Client) -> str:
 @asynccontextmanager
 async def gateway_of(settings: Settings, tallies: SharedTallies | None = None) -> AsyncIterator[Gateway]:
     """Connect to the bus and hand out rows for as long as `async with` lasts."""
-    async with Client(settings) as client, encoders_of(settings) as encoders:
-        gateway = Gateway(settings, client, encoders, tallies)
-        gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
-        try:
-            # The dispatcher opens the client's steps before anything can be submitted.
-            await asyncio.sleep(0)
-            yield gateway
-        finally:
-            gateway.feed.give_up()
-            gateway.feeding = None
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
+    with contextlib.closing(DeduplicatedLog()) as repeated_log:
+        async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
+            gateway = Gateway(settings, client, encoders, repeated_log, tallies)
+            gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
+            try:
+                # The dispatcher opens the client's steps before anything can be submitted.
+                await asyncio.sleep(0)
+                yield gateway
+            finally:
+                gateway.feed.give_up()
+                gateway.feeding = None
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)

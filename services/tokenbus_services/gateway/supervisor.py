@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 
 from prometheus_client.exposition import generate_latest
@@ -14,8 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.bus import AddressError
-from tokenbus_services.gateway.channel import Channel
-from tokenbus_services.gateway.group import SummedMetrics, joined_health
+from tokenbus_services.gateway.group import Channel, SummedMetrics, joined_health
 from tokenbus_services.gateway.server import LAST_SECONDS, listen_for_clients
 from tokenbus_services.gateway.tallies import SharedTallies
 from tokenbus_services.logs import logger
@@ -26,15 +25,14 @@ from tokenbus_services.settings.errors import Shown
 
 _log = logger("gateway")
 _MODULE = "tokenbus_services.gateway.member"
-_FIRST_DELAY, _MOST_DELAY = 0.5, 30.0
 _TICK_SECONDS = 1.0
+_RESTART_SECONDS = 2.0
+"""How long after its end a process is started again."""
 _MOST_MISSED = 20
 """After so many ticks without a report a process is killed: it stands still, however busy the machine is.
 
 Ticks are counted, not seconds: those in which the supervisor itself stood still are none.
 """
-_STEADY_SECONDS = 60.0
-"""A process that served for so long is started again with the first delay."""
 _GRACE_SECONDS = 5.0
 
 
@@ -44,7 +42,9 @@ class _Process:
     def __init__(self, process: asyncio.subprocess.Process, channel: Channel) -> None:
         self.process = process
         self.channel = channel
-        self.began = self.reported_at = time.monotonic()
+        self.reported_at = time.monotonic()
+        self.has_begun = asyncio.Event()
+        """Whether it serves, or has ended."""
         self.health: Health | None = None
         """None until it serves."""
         self.fault: SettingsError | AddressError | None = None
@@ -69,8 +69,10 @@ class Supervisor(Collector):
         self._settings = settings
         self._listening = listening
         self._tallies = SharedTallies()
-        self._keepers: list[asyncio.Task[None]] = []
-        self._is_stopping = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_failed = False
+        self._start_at: dict[int, float] = {}
+        """When a process is started again, by place."""
         self._metrics = SummedMetrics()
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
@@ -80,77 +82,57 @@ class Supervisor(Collector):
     async def start(self) -> None:
         """Start all processes; raises what keeps one of them from its start."""
         count = self._settings.gateway.processes
-        started: list[asyncio.Future[_Process]] = [asyncio.Future() for _ in range(count)]
-        self._keepers = [asyncio.create_task(self._keep(place, first)) for place, first in enumerate(started)]
-        self._keepers.append(asyncio.create_task(self._tick()))
-        for keeper in self._keepers:
-            keeper.add_done_callback(_log_failure)
-        for process in await asyncio.gather(*started):
-            if process.fault is not None:
-                raise process.fault
+        for place in range(count):
+            await self._start(place)
+        for process in list(self.processes.values()):
+            await process.has_begun.wait()
             if process.health is None:
                 limit = "processes that start; the log says why one did not"
-                raise SettingsError("gateway.processes", limit, count)
+                raise process.fault or SettingsError("gateway.processes", limit, count)
         self._refresh()
+        self._run(self._tick())
 
     async def stop(self) -> None:
         """Refuse new connections at once, let all processes drain and leave, and kill those that do not."""
-        self._is_stopping.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # for all processes that share it
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         left = list(self.processes.values())
         for each in left:
             each.signal(signal.SIGTERM)
-        waiting = [*self._keepers, *(asyncio.ensure_future(each.process.wait()) for each in left)]
         settings = self._settings
         milliseconds = settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms + settings.bus.linger_ms
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=milliseconds / 1000 + LAST_SECONDS + _GRACE_SECONDS)
-            if late:
-                alive = [each for each in self.processes.values() if each.process.returncode is None]
-                _log.error("processes did not leave and are killed", count=len(alive))
-                for each in alive:
-                    each.signal(signal.SIGKILL)
-                await asyncio.wait(waiting)
+        waiting = asyncio.gather(*(each.process.wait() for each in left))
+        try:
+            async with asyncio.timeout(milliseconds / 1000 + LAST_SECONDS + _GRACE_SECONDS):
+                await asyncio.shield(waiting)
+        except TimeoutError:
+            alive = [each for each in left if each.process.returncode is None]
+            _log.error("processes did not leave and are killed", count=len(alive))
+            for each in alive:
+                each.signal(signal.SIGKILL)
+            await waiting
         for each in left:
             await each.channel.close()
         self._tallies.close()
 
     # Processes.
 
-    async def _keep(self, place: int, first: "asyncio.Future[_Process]") -> None:
-        """Run the process of a place, again whenever it ends; `first` is resolved when the first serves or ends."""
-        delay = _FIRST_DELAY
-        while not self._is_stopping.is_set():
-            try:
-                process = await self._start(place)
-            except OSError as error:  # too many open files or processes, or no memory
-                if not first.done():
-                    first.set_exception(error)
-                    return
-                _log.error(
-                    "a process of the gateway cannot be started", process=place, reason=str(error), again_in=delay
-                )
-            else:
-                status = await self._run(place, process, first)
-                if not first.done():
-                    first.set_result(process)
-                    return
-                if self._is_stopping.is_set():
-                    return
-                if time.monotonic() - process.began > _STEADY_SECONDS:
-                    delay = _FIRST_DELAY
-                self._metrics.lost(place)
-                reason = None if process.fault is None else str(process.fault)
-                _log.error(
-                    "a process of the gateway ended", process=place, status=status, reason=reason, again_in=delay
-                )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._is_stopping.wait()
-            delay = min(_MOST_DELAY, 2 * delay)
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
-    async def _start(self, place: int) -> _Process:
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._has_failed = True
+            _log.error("the supervisor failed: restart the gateway", exc_info=error)
+
+    async def _start(self, place: int) -> None:
         ours, its_end = socket.socketpair()
         with its_end:
             channel = await Channel.over(ours)
@@ -166,39 +148,43 @@ class Supervisor(Collector):
                 await channel.close()
                 raise
         channel.send(place=place, address=self.address, settings=self._settings.describe())
-        return _Process(process, channel)
+        self.processes[place] = started = _Process(process, channel)
+        self._run(self._listen(place, started))
 
-    async def _run(self, place: int, process: _Process, first: "asyncio.Future[_Process]") -> int:
-        """Take a process's reports until it ends; return its exit status."""
-        self.processes[place] = process
-        if self._is_stopping.is_set():
-            process.signal(signal.SIGTERM)
+    async def _listen(self, place: int, process: _Process) -> None:
+        """Take a process's reports until it ends; then count it no more, and say when another takes its place."""
         async for message in process.channel.messages():
             if "fault" in message:
                 process.fault = _fault_of(*message["fault"])
                 continue
             process.missed, process.reported_at = 0, time.monotonic()
             process.health = Health(tuple(message["problems"]), message["facts"])
-            if not first.done():
-                first.set_result(process)
+            process.has_begun.set()
             self._metrics.take(place, message["metrics"])
             if message["asks"]:
-                health = self._joined_health()
-                page = generate_latest(self._metrics).decode()
+                health, page = self._joined_health(), generate_latest(self._metrics).decode()
                 process.channel.send(metrics=page, problems=health.problems, facts=health.facts)
         status = await process.process.wait()
         await process.channel.close()
         del self.processes[place]
         self._tallies.forget(place)
-        return status
+        self._metrics.lost(place)
+        self._start_at[place] = time.monotonic() + _RESTART_SECONDS
+        reason = None if process.fault is None else str(process.fault)
+        _log.error("a process of the gateway ended", process=place, status=status, reason=reason)
+        process.has_begun.set()
 
     async def _tick(self) -> None:
-        """Kill processes that stand still, and keep what the metrics' own address shows."""
+        """Start processes again that ended, kill those that stand still, and keep what the metrics' address shows."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_SECONDS):
-                    await self._is_stopping.wait()
-                    return
+            await asyncio.sleep(_TICK_SECONDS)
+            for place in [place for place, at in self._start_at.items() if at <= time.monotonic()]:
+                try:
+                    await self._start(place)
+                    del self._start_at[place]
+                except OSError as error:  # too many open files or processes, or no memory
+                    self._start_at[place] = time.monotonic() + _RESTART_SECONDS
+                    _log.error("a process of the gateway cannot be started", process=place, reason=str(error))
             for place, each in self.processes.items():
                 each.missed += each.health is not None  # a process that starts may load large files for long
                 if each.missed > _MOST_MISSED:
@@ -213,12 +199,11 @@ class Supervisor(Collector):
 
     def _joined_health(self) -> Health:
         now = time.monotonic()
-        serving = {place: each for place, each in self.processes.items() if each.health is not None}
-        silent = {place: now - each.reported_at for place, each in serving.items()}
-        healths = {place: each.health for place, each in serving.items() if each.health is not None}
+        silent = {place: now - each.reported_at for place, each in self.processes.items() if each.health is not None}
+        healths = {place: each.health for place, each in self.processes.items() if each.health is not None}
         # A process reports once a second.
         health = joined_health(healths, silent, self._settings.metrics.stall_timeout_ms + round(1000 * _TICK_SECONDS))
-        if any(keeper.done() for keeper in self._keepers):
+        if self._has_failed:
             health = replace(health, problems=(*health.problems, "its supervisor has failed: restart the gateway"))
         return health
 
@@ -233,17 +218,8 @@ class Supervisor(Collector):
 
 
 def _fault_of(name: str, reason: str, *more: str) -> SettingsError | AddressError:
-    """Return what keeps a process from its start, as it reports it: an address with a reason, or a setting."""
-    if not more:
-        return AddressError(name, reason)
-    actual, where = more
-    return SettingsError(name, reason, Shown(actual), where)
-
-
-def _log_failure(keeper: "asyncio.Task[None]") -> None:
-    error = None if keeper.cancelled() else keeper.exception()
-    if error is not None:
-        _log.error("the supervisor failed: restart the gateway", exc_info=error)
+    """Return what keeps a process from its start: an address with a reason, or a setting."""
+    return SettingsError(name, reason, Shown(more[0]), more[1]) if more else AddressError(name, reason)
 
 
 @contextlib.asynccontextmanager

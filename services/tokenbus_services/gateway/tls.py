@@ -14,11 +14,11 @@ _log = logger("gateway")
 class Certificate:
     """A certificate and its key in files; open connections keep the certificate that they began with."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         """Load it; raises a SettingsError if a file cannot be used."""
         self._settings = settings
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
-        self._repeated_log = DeduplicatedLog()
+        self._repeated_log = repeated_log
         self.context = _context()
         try:
             self._load()
@@ -28,7 +28,6 @@ class Certificate:
 
     def refresh(self) -> None:
         """Load it again if it has changed; call it periodically."""
-        self._repeated_log.expire()
         try:
             if self._files.refresh(self._load):
                 _log.info("certificate read", file=self._settings.tls_certificate)

@@ -5,8 +5,8 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tests.services.builders import settings
 from tests.support.waiting import soon, until
@@ -30,10 +30,13 @@ def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 
 
 def _acceptor(places: int, *, connections: int = 0) -> Acceptor:
-    context, chosen = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), replace(settings().gateway, max_connections=places - 1)
-    return Acceptor(
-        cast("socket.socket", None), asyncio.Protocol, range(connections), chosen, Counts(), Tally(), context
+    gateway = SimpleNamespace(
+        settings=settings({"gateway.max_connections": places - 1}),
+        counts=Counts(),
+        certificate=SimpleNamespace(context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)),
+        repeated_log=None,
     )
+    return Acceptor(cast("Any", None), asyncio.Protocol, range(connections), cast("Any", gateway), Tally())
 
 
 async def _ended(end: socket.socket) -> None:

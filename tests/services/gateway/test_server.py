@@ -3,8 +3,10 @@
 import io
 import json
 import logging
+from contextlib import closing
 
 from tokenbus_services.gateway.server import uvicorn_log
+from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.logs.output import configure, unconfigure
 from tokenbus_services.settings import LogSettings
 
@@ -14,7 +16,7 @@ def test_lines_of_the_http_server_are_lines_of_ours() -> None:
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     try:
-        with uvicorn_log():
+        with closing(DeduplicatedLog()) as repeated_log, uvicorn_log(repeated_log):
             said = logging.getLogger("uvicorn.error")
             for _ in range(3):
                 said.error("Exception in ASGI application\n", exc_info=ValueError("oh"))
