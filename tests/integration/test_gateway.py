@@ -45,7 +45,6 @@ def numbers() -> Iterator[Served]:
 
 
 async def test_completion_streams_what_it_answers_at_once(text: Served) -> None:
-    """The same seed gives the same text, tokens, logprobs and usage, streamed or not."""
     given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "logprobs": 3, "seed": 7}
     async with asking(text.url) as client:
         whole = await client.completions.create(**given)
@@ -71,7 +70,6 @@ async def test_completion_streams_what_it_answers_at_once(text: Served) -> None:
 
 
 async def test_chat_streams_what_it_answers_at_once(text: Served) -> None:
-    """A chat has its tokens with their alternatives, the same streamed or not, and the role first."""
     given: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "system", "content": "Answer."}, {"role": "user", "content": PROMPT}],
@@ -94,7 +92,6 @@ async def test_chat_streams_what_it_answers_at_once(text: Served) -> None:
 
 
 async def test_choices_of_one_seed_differ_and_can_be_had_again(text: Served) -> None:
-    """Each of n choices has a seed of its own that follows from the request's, and several prompts come in order."""
     given: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, "Once"], "max_tokens": 12, "n": 3, "seed": 11}
     async with asking(text.url) as client:
         first = await client.completions.create(**given)
@@ -108,7 +105,6 @@ async def test_choices_of_one_seed_differ_and_can_be_had_again(text: Served) -> 
 
 
 async def test_stop_ends_the_text_before_it(text: Served) -> None:
-    """A stop ends the answer, streamed or not, is no part of the text, and says so."""
     given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "seed": 5}
     async with asking(text.url) as client:
         full = (await client.completions.create(**given)).choices[0].text
@@ -120,7 +116,6 @@ async def test_stop_ends_the_text_before_it(text: Served) -> None:
 
 
 async def test_answer_goes_on_past_the_models_end(text: Served) -> None:
-    """`ignore_eos` makes an answer as long as it may be, where the model would have ended it before."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5}
     async with plainly(text.url) as client:
         ended = (await client.post("/v1/completions", json=body)).json()
@@ -144,23 +139,6 @@ async def test_tokens_and_text_of_an_ended_answer_agree(text: Served) -> None:
     assert len(found["token_logprobs"]) == len(found["tokens"]) == answer["usage"]["completion_tokens"]
     assert all(token in top for token, top in zip(found["tokens"], found["top_logprobs"], strict=True))
     assert found["top_logprobs"][-1][""] == found["token_logprobs"][-1]
-
-
-async def test_too_many_ids_are_told_with_both_numbers(numbers: Served) -> None:
-    """The error of a list of too many token ids has the limit and the length."""
-    async with plainly(numbers.url) as client:
-        answer = await client.post("/v1/completions", json=BODY | {"prompt": [1] * 131_073})
-    assert error_of(answer.text)["message"] == "prompt: expected array of length <= 131072, got a length of 131073"
-
-
-async def test_drafts_stand_beside_the_tokens(text: Served) -> None:
-    """`include_draft_logprobs` adds what the draft model proposed, and accepted drafts are tokens of the answer."""
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "logprobs": 1, "seed": 1}
-    async with plainly(text.url) as client:
-        answer = await client.post("/v1/completions", json=body | {"include_draft_logprobs": True})
-    choice = answer.json()["choices"][0]
-    assert len(choice["draft_logprobs"]["tokens"]) >= 3
-    assert set(choice["draft_logprobs"]["tokens"]) & set(choice["logprobs"]["tokens"])
 
 
 async def test_inspection_tells_where_each_token_came_from(text: Served) -> None:
@@ -190,7 +168,6 @@ async def test_inspection_tells_where_each_token_came_from(text: Served) -> None
 
 
 async def test_models_health_and_documents(text: Served) -> None:
-    """The models are listed, the gateway is healthy and ready, and its metrics and document can be had."""
     async with asking(text.url) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
@@ -208,7 +185,6 @@ async def test_models_health_and_documents(text: Served) -> None:
 
 
 async def test_bus_tells_of_workers(text: Served) -> None:
-    """`/bus` names each worker with its role and what it has done, as the processor reports it over the bus."""
     async with plainly(text.url) as client:
         await client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 30})
 
@@ -233,7 +209,6 @@ async def test_256_at_once_get_their_own_tokens(numbers: Served, *, is_streamed:
     """256 requests at once, streamed or not, with different lengths and alternatives, get exactly their true tokens."""
 
     async def one(client: openai.AsyncOpenAI, number: int) -> bool:
-        """Ask for one, and compare it with the truth."""
         given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 20 + number % 7, "logprobs": number % 4}
         if not is_streamed:
             answer = await client.completions.create(**given)
@@ -250,18 +225,10 @@ async def test_256_at_once_get_their_own_tokens(numbers: Served, *, is_streamed:
         assert all(await soon(asyncio.gather(*(one(client, number) for number in range(256)))))
 
 
-async def test_choices_come_together_and_are_each_true(numbers: Served) -> None:
-    """The choices of one answer are requests of their own, whose request ids follow from the answer's id."""
-    async with asking(numbers.url) as client:
-        answer = await client.completions.create(model=MODEL, prompt="a", n=5, max_tokens=30, logprobs=0)
-    assert all(is_true(answer, index) for index in range(5))
-
-
 # What breaks.
 
 
 async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served) -> None:
-    """A client that closes its stream, or gives up an answer that is not streamed, has its requests aborted."""
     body = {"model": MODEL, "prompt": "a", "max_tokens": LONG, "n": 3}
     async with plainly(numbers.url) as client, plainly(f"http://{numbers.metrics}") as processor:
         async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
@@ -271,14 +238,17 @@ async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served
             await client.post("/v1/completions", json=body, timeout=0.3)
 
         async def is_idle() -> bool:
-            """Return whether the worker has no request left."""
-            return 'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
+            page = (await client.get("/metrics")).text
+            return (
+                'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
+                and "tokenbus_gateway_open_answers 0.0" in page
+                and "tokenbus_gateway_open_requests 0.0" in page
+            )
 
         await until(is_idle)
 
 
 async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
-    """A stream whose worker is killed ends with an error event that OpenAI's client raises, never silently."""
     patience = {"bus__heartbeat_timeout_ms": 1000}
     with served(**NUMBERS, **patience) as system:
         worker = system.start_worker()
@@ -290,7 +260,6 @@ async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
             got = []
 
             async def read() -> None:
-                """Read until it breaks, having killed the worker in the middle."""
                 async for chunk in stream:
                     got.append(chunk)
                     if len(got) == 5:
@@ -316,7 +285,6 @@ async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
 
 
 async def test_without_a_worker_it_is_not_ready() -> None:
-    """While no worker is known, /readyz is 503, and a request is 503 with a time to try again."""
     with served(**NUMBERS, bus__heartbeat_timeout_ms=1000) as system:
         async with asking(system.url) as client, plainly(system.url) as plain:
             answer = await plain.get("/readyz")
@@ -338,7 +306,6 @@ async def test_without_a_worker_it_is_not_ready() -> None:
 
 
 async def test_over_capacity_is_429(numbers: Served) -> None:
-    """A gateway that has as many requests as it may refuses others with 429 and Retry-After, and serves again later."""
     program, url = await asyncio.to_thread(numbers.start_gateway, gateway__max_requests=2)
     async with asking(url) as client:
         given: dict[str, Any] = {"model": MODEL, "prompt": "a"}
@@ -352,7 +319,6 @@ async def test_over_capacity_is_429(numbers: Served) -> None:
         await stream.close()
 
         async def is_served() -> bool:
-            """Return whether there is room again."""
             try:
                 return is_true(await client.completions.create(**given, logprobs=0))
             except openai.RateLimitError:
@@ -363,7 +329,6 @@ async def test_over_capacity_is_429(numbers: Served) -> None:
 
 
 async def test_stopping_gateway_lets_streams_end(numbers: Served) -> None:
-    """After SIGTERM open streams end as they would, those that take too long with an error, and the status is 0."""
     program, url = await asyncio.to_thread(numbers.start_gateway, gateway__drain_timeout_ms=1000)
     async with asking(url) as client:
         short = await client.completions.create(model=MODEL, prompt="a", max_tokens=60, stream=True)
@@ -379,7 +344,6 @@ async def test_stopping_gateway_lets_streams_end(numbers: Served) -> None:
 
 
 async def test_taken_address_is_told_in_one_line(numbers: Served) -> None:
-    """A gateway at an address that another has ends with one line that names the setting, and status 2."""
     taken = numbers.url.removeprefix("http://")
     environment = numbers.deployment.environment(gateway__address=taken)
     done = await asyncio.to_thread(run, [COMMAND, "gateway"], env=environment, text=True, timeout=MOST)
@@ -398,37 +362,22 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
     ("path", "body", "status", "param"),
     [
         ("completions", BODY | {"foo": 1}, 400, "foo"),
-        ("completions", BODY | {"temperature": -1}, 400, "temperature"),
         ("completions", BODY | {"temperature": "hot"}, 400, "temperature"),
-        ("completions", BODY | {"top_p": 0}, 400, "top_p"),
-        ("completions", BODY | {"max_tokens": 0}, 400, "max_tokens"),
         ("completions", BODY | {"logprobs": 21}, 400, "logprobs"),
-        ("completions", BODY | {"n": 129}, 400, "n"),
         ("completions", BODY | {"n": 64, "prompt": ["a", "b", "c"]}, 400, "n"),
-        ("completions", BODY | {"prompt": []}, 400, "prompt"),
-        ("completions", BODY | {"prompt": [4294967296]}, 400, "prompt[0]"),
         ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
-        ("completions", BODY | {"stop": [""]}, 400, "stop[0]"),
-        ("completions", BODY | {"stop": ["x"] * 17}, 400, "stop"),
         ("completions", BODY | {"stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ("completions", BODY | {"stream": True, "stream_options": {"x": True}}, 400, "stream_options.x"),
         ("completions", BODY | {"include_draft_logprobs": True}, 400, "include_draft_logprobs"),
         ("completions", BODY | {"frequency_penalty": 1}, 400, "frequency_penalty"),
-        ("completions", BODY | {"logit_bias": {"1": 5}}, 400, "logit_bias"),
         ("completions", BODY | {"suffix": "end"}, 400, "suffix"),
         ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format"),
-        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools[0].function"),
-        ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice"),
         ("completions", BODY | {"model": "another"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "prompt"),
         ("completions", [1], 400, None),
-        ("chat/completions", {"model": MODEL, "messages": []}, 400, "messages"),
-        ("chat/completions", {"model": MODEL, "messages": [{"role": "king", "content": "a"}]}, 400, "messages[0].role"),
         ("chat/completions", CHAT | {"top_logprobs": 1}, 400, "top_logprobs"),
     ],
 )  # fmt: skip
 async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, status: int, param: str | None) -> None:  # noqa: ANN401
-    """The error of a field that is unknown, missing or out of range names the field, with the right status."""
     async with plainly(numbers.url) as client:
         answer = await client.post(f"/v1/{path}", json=body)
     assert answer.status_code == status, answer.text
@@ -438,7 +387,6 @@ async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, statu
 
 
 async def test_engine_refuses_by_name_what_it_cannot_do(text: Served) -> None:
-    """OpenAI's and vLLM's parameters reach the engine, whose refusal names the field as the client wrote it."""
     refused: list[tuple[dict[str, Any], str]] = [
         ({"presence_penalty": 0.5}, "presence_penalty: only 0 with this engine, got 0.5"),
         ({"logit_bias": {"7": -100}}, "logit_bias: no element with this engine, got 1"),
@@ -466,7 +414,6 @@ async def test_engine_refuses_by_name_what_it_cannot_do(text: Served) -> None:
 
 
 async def test_parameters_that_change_nothing_and_stop_tokens_are_taken(text: Served) -> None:
-    """Neutral values change no answer; a stop token ends it before its text, and the answer names it."""
     given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 7}
     ids = {"return_token_ids": True}
     neutral = {"min_p": 0, "repetition_penalty": 1, "min_tokens": 0, "priority": 0, "cache_salt": "mine"}
@@ -492,36 +439,14 @@ async def test_parameters_that_change_nothing_and_stop_tokens_are_taken(text: Se
     assert chunks[-1].choices[0].stop_reason == tokens[last]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (
-            "completions",
-            BODY | {"logit_bias": {}, "suffix": None, "echo": False, "best_of": 1, "presence_penalty": 0.0},
-        ),
-        (
-            "chat/completions",
-            CHAT | {"response_format": {"type": "text"}, "store": False, "max_tokens": 1},
-        ),
-    ],
-)
-async def test_field_that_asks_for_nothing_is_taken(numbers: Served, path: str, body: Any) -> None:  # noqa: ANN401
-    """What is not offered may be sent with the value that changes nothing, as some clients always do."""
-    async with plainly(numbers.url) as client:
-        answer = await client.post(f"/v1/{path}", json=body)
-    assert answer.status_code == 200, answer.text
-
-
 @pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b'{"a": NaN}'])
 async def test_malformed_json_is_400(numbers: Served, data: bytes) -> None:
-    """A body that is not JSON in UTF-8 is 400 with the code `invalid_json`."""
     async with plainly(numbers.url) as client:
         answer = await client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
     assert (answer.status_code, error_of(answer.text)["code"]) == (400, "invalid_json")
 
 
 async def test_other_content_is_415(numbers: Served) -> None:
-    """A body that says it is something else than JSON is not read as JSON."""
     async with plainly(numbers.url) as client:
         answer = await client.post("/v1/completions", data={"model": "x"})
     assert (answer.status_code, error_of(answer.text)["code"]) == (415, "unsupported_media_type")
@@ -529,11 +454,9 @@ async def test_other_content_is_415(numbers: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inspect"])
 async def test_ten_megabytes_are_413(numbers: Served, path: str) -> None:
-    """A body of 10 MB is refused, whether its size was declared or not, and the client can read the answer."""
     async with plainly(numbers.url) as client:
 
         async def chunks() -> Any:  # noqa: ANN401 - bytes, for a while
-            """Yield 10 MB."""
             for _ in range(160):
                 yield b"x" * 65_536
 
@@ -543,7 +466,6 @@ async def test_ten_megabytes_are_413(numbers: Served, path: str) -> None:
 
 
 async def test_unknown_paths_and_methods(numbers: Served) -> None:
-    """What is not there is 404, another method 405 with those that are, both in OpenAI's shape."""
     async with plainly(numbers.url) as client:
         assert error_of((await client.get("/v1/nothing")).text)["code"] == "not_found"
         assert (await client.get("/page/../secret")).status_code == 404
@@ -553,7 +475,6 @@ async def test_unknown_paths_and_methods(numbers: Served) -> None:
 
 
 async def test_errors_of_the_engine_are_400(text: Served) -> None:
-    """What only the engine knows to be wrong, as a prompt that is too long for it, is the engine's own line, as 400."""
     async with asking(text.url) as client:
         with pytest.raises(openai.BadRequestError) as raised:
             await client.completions.create(model=MODEL, prompt="word " * 4000)
@@ -561,18 +482,3 @@ async def test_errors_of_the_engine_are_400(text: Served) -> None:
         assert "at most 2047 tokens" in raised.value.message
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=[10_000_000])
-
-
-async def test_nothing_of_this_stays_open(numbers: Served) -> None:
-    """After whatever came before, no answer and no request is left."""
-    async with plainly(numbers.url) as client:
-        page = ""
-
-        async def look() -> bool:
-            """Return whether all has ended."""
-            nonlocal page
-            page = (await client.get("/metrics")).text
-            return "tokenbus_gateway_open_answers 0.0" in page and "tokenbus_gateway_open_requests 0.0" in page
-
-        await until(look)
-    assert "tokenbus_gateway_connected_processors 1.0" in page

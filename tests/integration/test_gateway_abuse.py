@@ -31,7 +31,6 @@ async def still_serves(served: Serving) -> AsyncIterator[None]:
 
 
 async def test_slow_header_and_silent_connection_are_closed(deployment: Deployment) -> None:
-    """Headers or a body that come too slowly get 408, and a connection without any request is closed."""
     async with alone(deployment, gateway__request_timeout_ms=100, gateway__idle_timeout_ms=300) as served:
         slow = await sent(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         assert slow.startswith(b"HTTP/1.1 408 ")
@@ -42,7 +41,6 @@ async def test_slow_header_and_silent_connection_are_closed(deployment: Deployme
 
 
 async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) -> None:
-    """1,000 connections that say nothing stay open, and requests are served beside them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     async with serving(deployment) as served:
@@ -69,7 +67,6 @@ async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) 
 async def test_few_open_files_refuse_connections_and_nothing_else(
     deployment: Deployment, limit: str, most: int
 ) -> None:
-    """A process that may open few files raises that limit if it may, else refuses connections, and goes on serving."""
     command = ["sh", "-c", f'ulimit {limit} 256 && exec "$0" gateway', COMMAND]
     program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_connections=300)
     address = await asyncio.to_thread(program.wait_for, '"listening"')
@@ -95,7 +92,6 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
 
 
 async def test_connection_too_many_is_503(deployment: Deployment) -> None:
-    """A connection above the limit gets 503 and is closed; open ones are served."""
     async with alone(deployment, gateway__max_connections=2) as served, plainly(served.url) as client:
         assert (await client.get("/healthz")).status_code == 200
         host, _, port = served.address.rpartition(":")
@@ -108,7 +104,6 @@ async def test_connection_too_many_is_503(deployment: Deployment) -> None:
 
 
 async def test_client_that_does_not_read_loses_its_request_alone(deployment: Deployment) -> None:
-    """The request of a client that reads nothing ends at its bound, and it is cut off; others get every token."""
     async with serving(deployment, gateway__stream_buffer_bytes=200_000, gateway__write_timeout_ms=300) as served:
         gateway = served.gateway
         stalled = not_reading(served)
@@ -125,7 +120,6 @@ async def test_client_that_does_not_read_loses_its_request_alone(deployment: Dep
 async def test_stopping_gateway_cuts_off_who_does_not_read(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that reads nothing, or has sent half a body, is cut off when the gateway stops; no error is logged."""
     monkeypatch.setattr(server, "LAST_SECONDS", 0.1)
     # However long the first takes to fill what may wait for it, the second must not get 408.
     async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
@@ -139,7 +133,6 @@ async def test_stopping_gateway_cuts_off_who_does_not_read(
 
 
 async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
-    """A client that reads too slowly, and then goes on, finds an error at its stream's end."""
     async with serving(deployment, gateway__stream_buffer_bytes=200_000) as served:
         stalled = not_reading(served, room=100_000)
         try:
@@ -182,7 +175,6 @@ async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deploym
 
 
 async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
-    """A gateway that its processor refuses answers with the reason at once, and waits for no other processor."""
     async with Processor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
         others = {"bus__clients_address": processor.clients_address}
         async with (
@@ -205,7 +197,6 @@ async def test_answer_of_many_short_rows_is_bounded_too(deployment: Deployment) 
 
 
 async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -> None:
-    """A whole answer that its client never reads is dropped: the connection is cut off after the write timeout."""
     bounds = {
         "gateway__stream_buffer_bytes": 20_000,
         "gateway__write_timeout_ms": 100,
@@ -225,7 +216,6 @@ async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -
 
 
 async def test_answer_that_is_too_large_is_refused(deployment: Deployment) -> None:
-    """An answer that is not streamed and goes over its bound ends with an error that names the setting."""
     async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
         body = {"model": "tokenbus", "prompt": "a", "max_tokens": LONG, "logprobs": 20}
         answer = await client.post("/v1/completions", json=body)

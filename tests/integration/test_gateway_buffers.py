@@ -52,7 +52,6 @@ async def _opened(system: Served, sockets: list[socket.socket]) -> None:
     ids=["each", "together"],
 )
 async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> None:
-    """500 streams that are not read end, by their own bound or that of all, and one that is read has every token."""
     sockets: list[socket.socket] = []
     with served(gateway__tokenizer="numbers", **bounds) as system:
         system.start_worker("worker-0", "--steps-per-second", "25")  # as many as a busy machine writes
@@ -72,7 +71,6 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
                 assert len(whole.choices[0].logprobs.tokens) == 900
 
                 async def have_ended() -> bool:
-                    """Return whether all others have ended, and nothing waits for them any more."""
                     page = (await plain.get("/metrics")).text
                     return (
                         f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page
@@ -90,7 +88,6 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
 
 
 async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -> None:
-    """Answers that are not streamed and not read are thrown away when all together hold too much, the largest first."""
     bounds = {
         "gateway__stream_buffer_bytes": 20_000,
         "gateway__buffer_bytes": 2**20,

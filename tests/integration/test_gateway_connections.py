@@ -15,7 +15,6 @@ pytestmark = pytest.mark.xdist_group("gateway")
 
 
 async def test_several_requests_of_one_connection_are_answered_in_turn(deployment: Deployment) -> None:
-    """Requests that a client sends without waiting for answers are answered in their order, each in full."""
     body = json.dumps({"model": "tokenbus", "prompt": "a", "max_tokens": 9, "stream": True}).encode()
     post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     post += b"Content-Length: %d\r\n\r\n"
@@ -32,7 +31,6 @@ async def test_client_that_leaves_with_requests_waiting_ends_all(
     deployment: Deployment,
     is_streamed: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """A client that has sent another request behind the one that is answered, and leaves, ends both."""
     async with serving(deployment) as served:
         host, _, port = served.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -45,7 +43,6 @@ async def test_client_that_leaves_with_requests_waiting_ends_all(
 
 
 async def test_too_many_requests_behind_one_answer_end_the_connection(deployment: Deployment) -> None:
-    """Requests that wait for an answer on their connection are bounded: beyond that it is closed."""
     async with serving(deployment) as served:
         data = await sent(
             served, asked(max_tokens=LONG, stream=True) + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
@@ -110,7 +107,6 @@ async def test_body_that_is_not_finished_does_not_hold_its_connection(deployment
 
 
 async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
-    """Trailers that never end are refused, and trailers that end in time are ignored."""
     chunked = b"POST /inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunked += b"Transfer-Encoding: chunked\r\n\r\n"
     async with alone(deployment, gateway__max_header_bytes=2048) as served:
@@ -136,7 +132,6 @@ async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
     ],
 )
 async def test_what_is_no_http_is_400(deployment: Deployment, data: bytes) -> None:
-    """Malformed or contradictory HTTP is refused and the connection is closed."""
     async with alone(deployment) as served:
         head, _, body = (await sent(served, data)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
@@ -144,7 +139,6 @@ async def test_what_is_no_http_is_400(deployment: Deployment, data: bytes) -> No
 
 
 async def test_header_that_is_too_long_is_431(deployment: Deployment) -> None:
-    """A request line or headers beyond their bound are refused as they come, whole, in pieces or never ending."""
     async with alone(deployment, gateway__max_header_bytes=2048) as served:
         for pieces in (
             [b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n"],
@@ -160,7 +154,6 @@ async def test_header_that_is_too_long_is_431(deployment: Deployment) -> None:
 
 
 async def test_header_of_many_bytes_within_the_bound_is_taken(deployment: Deployment) -> None:
-    """What is within the bound is no attack, and a body that comes with it is not counted to the header."""
     async with alone(deployment, gateway__max_header_bytes=2048) as served, plainly(served.url) as client:
         assert (await client.get("/healthz", headers={"x": "a" * 1500})).status_code == 200
         answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a" * 60_000, "x": 1})

@@ -35,7 +35,6 @@ def model(folder: Path) -> Iterator[Served]:
 
 
 async def test_texts_are_the_tokens_texts(model: Served, folder: Path) -> None:
-    """A prompt is encoded as the library does, and a completion's text is that of its tokens, streamed or whole."""
     tokenizer = ModelTokenizer(folder)
     async with asking(model.url) as client:
         given: dict[str, Any] = {"model": "tokenbus", "prompt": f"hello 🦊{END}", "max_tokens": 400, "seed": 1}
@@ -63,7 +62,6 @@ def _text(pieces: list[bytes]) -> str:
 
 
 async def test_chat_is_what_the_models_template_writes(model: Served) -> None:
-    """A chat's prompt is the template's text, with its special tokens as such."""
     async with asking(model.url) as client:
         answer = await _chat(client)
     expected = byte_level().encode(f"<user>hello 🦊{END}<assistant>", add_special_tokens=False).ids
@@ -77,7 +75,6 @@ async def _chat(client: AsyncOpenAI, **given: Any) -> Any:  # noqa: ANN401 - Ope
 
 
 async def test_tokenize_and_detokenize(model: Served) -> None:
-    """Texts and chats are encoded, and ids decoded, without a request on the bus."""
     library = byte_level()
     async with plainly(model.url) as client:
         ids = library.encode(f"a 🦊{END}").ids
@@ -102,7 +99,6 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters":
 
 
 async def test_what_a_template_reads_beside_messages(model: Served, tmp_path: Path) -> None:
-    """Tools, documents, variables, calls and their results are given to the model's template."""
     folder = write_model(tmp_path / "model", byte_level(), TOOLS_TEMPLATE)
     _, url = model.start_gateway(gateway__tokenizer=str(folder))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 7}'}}
@@ -146,7 +142,6 @@ async def _post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, 
     ],
 )
 async def test_tokenize_refuses(model: Served, body: dict[str, Any], param: str, status: int) -> None:
-    """What cannot be encoded is refused, with the field."""
     async with plainly(model.url) as client:
         answer = await client.post("/tokenize", json=body)
     assert (answer.status_code, error_of(answer.text)["param"]) == (status, param)
@@ -164,7 +159,6 @@ async def test_tokenize_refuses(model: Served, body: dict[str, Any], param: str,
 async def test_chat_of_a_model_whose_template_does_not_fit(
     model: Served, tmp_path: Path, template: str | None, chosen: str, line: str | None
 ) -> None:
-    """A chat without a template, or that the template refuses, is 400 in one line; another template may be chosen."""
     folder = write_model(tmp_path / "model", byte_level(), template)
     _, url = model.start_gateway(gateway__tokenizer=str(folder), gateway__chat_template=chosen)
     async with plainly(url) as client:
@@ -178,7 +172,6 @@ async def test_chat_of_a_model_whose_template_does_not_fit(
 
 
 async def test_models_are_those_of_the_workers() -> None:
-    """Models are listed and may be named once a worker serves them; `tokenbus` stands for any, others are 404."""
     with served(gateway__tokenizer="numbers") as system:
         async with asking(system.url) as client:
             assert await _models(client) == ["tokenbus"]
@@ -201,7 +194,6 @@ async def test_models_are_those_of_the_workers() -> None:
 
 
 async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None:
-    """A request for a model that was not known yet looks for it before it is refused."""
     with served(gateway__tokenizer="numbers") as system:
         async with asking(system.url) as client, plainly(system.url) as plain:
             system.start_worker("worker-0", "--model", "qwen")
@@ -210,7 +202,6 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
 
 
 async def test_models_of_the_settings_need_no_processor() -> None:
-    """Where the settings name the models, another one is 404 at once, also while no processor answers."""
     with served(gateway__models="qwen") as system:
         system.processor.kill()
         async with asking(system.url) as client:
@@ -219,7 +210,6 @@ async def test_models_of_the_settings_need_no_processor() -> None:
 
 
 async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:
-    """Requests that were encoded with another tokenizer than the worker's are refused, and the gateway is not ready."""
     with served(gateway__tokenizer=str(folder)) as system:
         system.start_worker("worker-0", "--engine", "ngram", "--model", "text", "--context", "512")
         _, right = system.start_gateway(gateway__tokenizer="ngram")

@@ -110,7 +110,6 @@ async def _status(url: str, **headers: str) -> tuple[int, str]:
 
 
 async def test_answers_of_several_processes_count_as_those_of_one(several: Served) -> None:
-    """Requests over many connections are answered truly, and the metrics, health and readiness are of all processes."""
     before = await _metrics(several.url)
     async with asking(several.url) as client:
         for _ in range(3):
@@ -121,7 +120,6 @@ async def test_answers_of_several_processes_count_as_those_of_one(several: Serve
     due = before.get("tokenbus_gateway_tokens_total", 0) + 3 * 6 * 20
 
     async def is_counted() -> bool:
-        """Tell whether all tokens are counted: each process reports once a second."""
         return (await _metrics(several.url)).get("tokenbus_gateway_tokens_total") == due
 
     await until(is_counted)
@@ -135,7 +133,6 @@ async def test_answers_of_several_processes_count_as_those_of_one(several: Serve
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_answers_are_compressed_for_clients_that_accept_it(several: Served, is_streamed: bool) -> None:  # noqa: FBT001
-    """With gateway.compression an answer is the same in fewer bytes, and each event can be read at once."""
     asked = {**_ENDLESS, "max_tokens": 20, "logprobs": 5, "stream": is_streamed}
     async with plainly(several.url) as client:
         plain = await client.post("/v1/completions", json=asked, headers={"accept-encoding": "gzip;q=0"})
@@ -152,7 +149,6 @@ async def test_answers_are_compressed_for_clients_that_accept_it(several: Served
 
 
 async def test_connections_are_spread_evenly() -> None:
-    """Of processes that share the socket, one that has more connections than the others lets them go first."""
     async with _supervised(gateway__processes=PROCESSES) as supervisor, AsyncExitStack() as stack:
         host, port = supervisor.address.split(":")
         for _ in range(PROCESSES * 16):
@@ -167,7 +163,6 @@ def _connections(pid: int, port: int) -> Callable[[], int]:
     """Return a function that counts a process's open connections to a port."""
 
     def count() -> int:
-        """Count those of the kernel's table that are files of the process."""
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         inodes = {f"socket:[{each[9]}]" for each in lines if each[1].endswith(f":{port:04X}") and each[3] == "01"}
         return sum(str(each.readlink()) in inodes for each in Path(f"/proc/{pid}/fd").iterdir())
@@ -176,25 +171,21 @@ def _connections(pid: int, port: int) -> Callable[[], int]:
 
 
 async def test_open_requests_are_limited_over_all_processes(several: Served) -> None:
-    """gateway.max_requests holds for all processes together, whichever of them has the requests."""
     async with _streams(several.url, MOST_REQUESTS):
         assert [await _status(several.url) for _ in range(PROCESSES)] == [(429, "overloaded")] * PROCESSES
 
     async def has_room() -> bool:
-        """Tell whether it takes requests again."""
         return await _status(several.url) == (200, "")
 
     await until(has_room)
 
 
 async def test_process_that_dies_is_started_again(passing: Served) -> None:
-    """Its streams end, those of others go on; its requests count no more; its loss is logged and counted."""
     pids = _processes(passing)
     before = await _metrics(passing.url)
     async with _streams(passing.url, MOST_REQUESTS) as streams:
 
         async def are_reported() -> bool:
-            """Tell whether all processes have reported their streams, as they do once a second."""
             return (await _metrics(passing.url))["tokenbus_gateway_open_requests"] == MOST_REQUESTS
 
         await until(are_reported)
@@ -215,7 +206,6 @@ async def test_process_that_dies_is_started_again(passing: Served) -> None:
     passing.gateway.wait_for('"connected"', PROCESSES + 1)
 
     async def is_whole() -> bool:
-        """Tell whether all of them run."""
         return (await _metrics(passing.url))["tokenbus_gateway_processes"] == PROCESSES
 
     await until(is_whole)
@@ -251,7 +241,6 @@ async def _page(url: str) -> int:
 
 
 async def test_process_that_cannot_be_started_is_tried_again(passing: Served) -> None:
-    """While the supervisor may open no more files, a process that died stays away; later it is there again."""
     pids = _processes(passing)
     supervisor = passing.gateway.pid
     most = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
@@ -262,18 +251,15 @@ async def test_process_that_cannot_be_started_is_tried_again(passing: Served) ->
     passing.gateway.wait_for('"connected"', PROCESSES + 1)
 
     async def is_whole() -> bool:
-        """Tell whether all of them run."""
         return (await _metrics(passing.url))["tokenbus_gateway_processes"] == PROCESSES
 
     await until(is_whole)
 
 
 async def test_processor_that_hangs_makes_it_not_ready(passing: Served) -> None:
-    """A processor that answers nothing within gateway.bus_timeout_ms is why requests would find no worker."""
     async with plainly(passing.url) as client:
 
         async def is_ready() -> bool:
-            """Return whether it is; if not, it says why."""
             answer = await client.get("/readyz")
             assert (answer.status_code, bool(answer.json()["problems"])) in [(200, False), (503, True)]
             return answer.is_success
@@ -297,10 +283,7 @@ async def test_processor_that_hangs_makes_it_not_ready(passing: Served) -> None:
 async def test_supervisor_that_failed_is_seen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A defect in what watches the processes is logged, and the gateway's health says that it must be restarted."""
-
     def failing(*_: object) -> None:
-        """Fail as for a page of metrics that cannot be read."""
         raise ValueError("no page of metrics")
 
     monkeypatch.setattr(SummedMetrics, "take", failing)
@@ -350,7 +333,6 @@ async def test_supervisor_that_stands_still_is_told_to_who_asks(passing: Served)
 
 
 async def test_sigterm_drains_all_processes(passing: Served) -> None:
-    """After SIGTERM every stream ends with the error `stopping`, all processes leave, and the status is 0."""
     pids = _processes(passing)
     async with _streams(passing.url, PROCESSES) as streams:
         leaving = asyncio.create_task(asyncio.to_thread(passing.gateway.terminate))
@@ -382,14 +364,12 @@ async def test_who_connects_while_all_drain_is_refused_at_once() -> None:
 
 
 async def test_processes_end_with_their_supervisor(passing: Served) -> None:
-    """Nothing is left of a gateway whose supervisor is killed."""
     pids = _processes(passing)
     passing.gateway.kill()
     await until(lambda: _are_gone(pids))
 
 
 async def test_limits_of_a_key_hold_over_all_processes(tmp_path: Path) -> None:
-    """A key's requests a minute and its open requests are counted together, on whatever connections they come."""
     file = tmp_path / "keys.json"
     rated, key = made("rated", requests_per_minute=5)
     narrow, other = made("narrow", concurrent=2)
@@ -420,7 +400,6 @@ async def test_limits_of_a_key_hold_over_all_processes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_are_one_line(given: str, told: str) -> None:
-    """A setting that no process can use ends the gateway with one line that names it, and status 2."""
     command = [COMMAND, "gateway", "--processes", "2", "--address", "127.0.0.1:0", "--set", given]
     if "processes" in given:
         command = [*command[:2], *command[4:]]

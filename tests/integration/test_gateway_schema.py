@@ -36,7 +36,6 @@ def small() -> Iterator[Served]:
 def test_made_up_requests_get_what_the_document_says(
     small: Served, method: str, path: str, mode: GenerationMode
 ) -> None:
-    """No request gets a status, a type or a body that is not in the document, and none that breaks it is taken."""
     document = schemathesis.openapi.from_url(f"{small.url}/openapi.json")
     cases = document[path][method].as_strategy(generation_mode=mode)
 
@@ -47,7 +46,6 @@ def test_made_up_requests_get_what_the_document_says(
     )
     @given(cases)
     def hold(case: "Case[Any]") -> None:
-        """Send it, and compare the answer with the document."""
         # What holds between two fields, as that drafts come only with logprobs, no schema says: that may be refused.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 

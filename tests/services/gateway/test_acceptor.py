@@ -44,7 +44,6 @@ async def _ended(end: socket.socket) -> None:
 
 
 async def test_oldest_handshakes_make_room() -> None:
-    """Above the places the oldest handshake is cut off, begun or not, and the newest goes on."""
     acceptor = _acceptor(_PLACES)
     with pairs(5) as made:
         for ours, _ in made[:2]:
@@ -64,7 +63,6 @@ async def test_oldest_handshakes_make_room() -> None:
 
 
 async def test_connection_is_closed_where_there_is_no_place() -> None:
-    """Where all places are those of connections that are served, a new one is closed before its handshake."""
     acceptor = _acceptor(2, connections=2)
     with pairs(1) as [(ours, theirs)]:
         acceptor.begin(ours)

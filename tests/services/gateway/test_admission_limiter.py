@@ -13,7 +13,6 @@ async def _begin(turns: AdmissionLimiter, number: int, begun: list[int]) -> None
 
 
 async def test_alone_nobody_waits() -> None:
-    """A request that comes alone begins without yielding to the event loop."""
     turns, begun = AdmissionLimiter(2), list[int]()
     one = _begin(turns, 1, begun)
     with contextlib.suppress(StopIteration):
@@ -22,7 +21,6 @@ async def test_alone_nobody_waits() -> None:
 
 
 async def test_burst_begins_a_few_at_a_time() -> None:
-    """Of twenty that come at once never more than four begin in one round of the loop; in their order, and all do."""
     turns, begun = AdmissionLimiter(4), list[int]()
     tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(20)]
     seen = [0]
@@ -35,7 +33,6 @@ async def test_burst_begins_a_few_at_a_time() -> None:
 
 
 async def test_who_leaves_takes_no_turn() -> None:
-    """A request that is given up while it waits is passed over, and the next one begins in its place."""
     turns, begun = AdmissionLimiter(1), list[int]()
     tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(4)]
     await asyncio.sleep(0)

@@ -20,7 +20,6 @@ def _admitted(caller: Caller, most: int) -> int:
 
 @pytest.mark.parametrize("idle", [0.0, 60.0, 86_400.0])
 def test_idle_key_saves_up_no_more_than_a_minute(idle: float) -> None:
-    """A key that was idle, for however long, begins as many requests at once as it may in a minute, and no more."""
     clock = ManualClock()
     caller = Caller(made("alice", requests_per_minute=5)[1], settings().gateway, clock.now)
     assert _admitted(caller, 100) == 5

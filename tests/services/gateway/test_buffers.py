@@ -14,7 +14,6 @@ async def _next(outbox: Outbox) -> Sending:
 
 
 async def test_what_waits_is_sent_together_and_in_order() -> None:
-    """Chunks come out in order, and the last one says that it is the last."""
     outbox = Outbox(100, lambda: None, Buffers(2**30))
     outbox.put(b"a", 1)
     outbox.put(b"b", 2)
@@ -32,7 +31,6 @@ async def test_bound_is_told() -> None:
     told = []
 
     def full() -> None:
-        """Say so in the box itself, as an answer does."""
         told.append(outbox.size)
         outbox.put(b"!")
         outbox.close()
@@ -47,7 +45,6 @@ async def test_bound_is_told() -> None:
 
 
 async def test_chunks_pass_by_only_while_nothing_waits() -> None:
-    """A chunk is written at once while the task waits, and never before one that came earlier."""
     written: list[bytes] = []
     room = True
 
@@ -98,7 +95,6 @@ async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # n
 
 
 async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
-    """A large chunk is taken in pieces, and what is left of it is freed at once, here and in the sum of all."""
     buffers = Buffers(2**30)
     outbox = Outbox(10**6, lambda: None, buffers)
     outbox.put(b"a" * 200_000)
@@ -127,7 +123,6 @@ class _Answer:
 
 
 def test_who_holds_the_most_ends_first() -> None:
-    """Above the bound of all together the largest end, as few as make an eighth of it free."""
     buffers = Buffers(100)
     answers = [_Answer(buffers, held) for held in (5, 40, 10, 30)]
     assert not any(answer.is_evicted for answer in answers)

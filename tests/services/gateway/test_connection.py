@@ -37,7 +37,6 @@ CYCLE = {"chunked_encoding", "disconnected", "message_event", "response_complete
 
 
 def test_uvicorn_is_pinned_to_versions_that_were_tested() -> None:
-    """The extra `gateway` has an upper bound for uvicorn, and the installed version is below it."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     gateway = map(Requirement, project["optional-dependencies"]["gateway"])
     (uvicorns,) = (each for each in gateway if each.name == "uvicorn")
@@ -47,13 +46,11 @@ def test_uvicorn_is_pinned_to_versions_that_were_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(OVERRIDDEN))
 def test_overridden_methods_are_those_of_uvicorn(name: str) -> None:
-    """A method that is overridden exists in uvicorn's protocol and takes the same arguments."""
     ours, theirs = (list(inspect.signature(getattr(kind, name)).parameters) for kind in (Connection, HttpToolsProtocol))
     assert ours == theirs
 
 
 async def test_attributes_that_are_used_exist() -> None:
-    """A new protocol and a request's cycle have every attribute that the gateway's connections read or set."""
     protocol = HttpToolsProtocol(uvicorn.Config(Starlette(), lifespan="off"), ServerState(), {})
     protocol.on_message_begin()
     assert {*dir(protocol)} >= CALLED | ATTRIBUTES
@@ -63,5 +60,4 @@ async def test_attributes_that_are_used_exist() -> None:
 
 @pytest.mark.parametrize("name", ["capture_signals", "on_tick", "serve", "startup"])
 def test_methods_of_the_server_exist(name: str) -> None:
-    """What the gateway overrides or calls of uvicorn's server is there."""
     assert callable(getattr(uvicorn.Server, name))

@@ -80,7 +80,6 @@ async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: i
 
 
 async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() -> None:
-    """Rows and errors that arrive at once reach each listener in order, and no request has a task of its own."""
     async with _running() as (processor, dispatcher, caller):
         tasks = len(asyncio.all_tasks())
         listeners = [_Listener() for _ in range(20)]
@@ -119,7 +118,6 @@ class _Published(Tally):
 
 @pytest.mark.parametrize("is_failed", [False, True])
 async def test_other_processes_count_no_request_whose_rows_were_handed_out(is_failed: bool) -> None:  # noqa: FBT001
-    """When requests have ended, the other processes of a gateway hear of it, though nothing more comes here."""
     published = _Published()
     async with _running(total=published) as (processor, dispatcher, caller):
         dispatcher.open([generate_of(key) for key in range(5, 13)], _answer(*(_Listener() for _ in range(8))), caller)
@@ -137,7 +135,6 @@ async def test_other_processes_count_no_request_whose_rows_were_handed_out(is_fa
 
 @pytest.mark.parametrize("tokens_of_the_other", [1, 8])
 async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int) -> None:
-    """What the bus still brings for a request that was closed is freed, and charged to no answer that goes on."""
     buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
     async with _running(buffers) as (processor, dispatcher, caller):
         listener, closed = _Listener(), _Listener()

@@ -44,7 +44,6 @@ def test_every_code_has_a_status() -> None:
 
 @pytest.mark.parametrize("name", STATUSES)
 def test_error_is_told_in_openais_shape(name: str) -> None:
-    """Status, type, code and message say what the bus said, and how far the request came."""
     code = f"ERROR_CODE_{name}"
     failed = RequestFailedError(RequestError(request_key=1, code=code, message="why: so", emitted_tokens=7))
     error = of_request(failed, 1500)
@@ -73,7 +72,6 @@ def test_error_is_told_in_openais_shape(name: str) -> None:
     ],
 )
 def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> None:
-    """A sampling parameter that an engine refuses has the API's name in `param` and message, not the contract's."""
     error = refused(reason)
     assert (error.message, error.param) == (message, message.partition(":")[0])
 
@@ -93,7 +91,6 @@ def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> Non
     ],
 )
 async def test_answer_names_the_field_of_its_own_body(reason: str, fields: dict[str, Any], message: str) -> None:
-    """A prompt is a chat's messages, and an output's form is what the body has for it."""
     asked = CompletionRequest(model="tokenbus", prompts=[[1]], **fields)
     answer = WholeAnswer(asked, Envelope(asked, 1), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
@@ -103,12 +100,10 @@ async def test_answer_names_the_field_of_its_own_body(reason: str, fields: dict[
 
 
 def test_reason_that_names_no_field_is_told_as_it_is() -> None:
-    """What stands before a colon is a field's name only where it looks like one."""
     reason = "Grammar error: at 1(8): invalid regex"
     assert (refused(reason).message, refused(reason).param) == (reason, None)
 
 
 def test_code_of_a_newer_minor_is_a_server_error() -> None:
-    """A code that is not known here is status 500, with its number."""
     failed = RequestFailedError(RequestError(request_key=1, code=99, message="new"))  # type: ignore[arg-type]
     assert (of_request(failed, 0).status, of_request(failed, 0).code) == (500, "99")

@@ -26,7 +26,6 @@ class Asking:
 
 
 async def test_clients_have_one_turn_after_the_other() -> None:
-    """A client that asks for many turns has one before each of the others' next."""
     asking = Asking()
     async with asking.turns.of("first"):
         tasks = [asyncio.create_task(asking.ask(who)) for who in "aaaabbc"]
@@ -52,7 +51,6 @@ async def test_turn_of_a_client_that_left_goes_to_the_next() -> None:
 
 
 async def test_who_waits_for_the_most_is_refused_first() -> None:
-    """Where too many wait, the last one of the client with the most is 429, and another client's first one waits."""
     asking = Asking()
     async with asking.turns.of("first"):
         many = [asyncio.create_task(asking.ask("a")) for _ in range(256)]
@@ -84,7 +82,6 @@ class Bodies:
 
 
 async def test_newest_body_of_who_holds_the_most_is_refused() -> None:
-    """A client that fills the room loses its newest bodies to another client's; short ones are not counted."""
     bodies = Bodies(100_000)
     full = [asyncio.create_task(bodies.hold("a", 100_000 + SHORT_BYTES)) for _ in range(8)]
     short = [asyncio.create_task(bodies.hold("a", SHORT_BYTES)) for _ in range(100)]
@@ -103,7 +100,6 @@ async def test_newest_body_of_who_holds_the_most_is_refused() -> None:
 
 
 async def test_body_that_is_done_before_it_is_refused_is_done() -> None:
-    """A task that does not wait any more while its body is held goes on unharmed."""
     room = BodyRoom(100, 7)
     async with room.hold("a") as held:
         held.grow_to(SHORT_BYTES + 801)
@@ -113,7 +109,6 @@ async def test_body_that_is_done_before_it_is_refused_is_done() -> None:
 
 
 async def test_other_cancellation_is_passed_on() -> None:
-    """A task that is cancelled while its body is held is cancelled."""
     bodies = Bodies(100)
     held = asyncio.create_task(bodies.hold("a", SHORT_BYTES + 9))
     await turns()

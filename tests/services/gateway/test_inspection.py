@@ -45,7 +45,6 @@ async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
 
 
 async def test_parts_of_characters_can_be_told_apart() -> None:
-    """Halves of a character have their bytes as a name beside the text they bring, and so have alternatives."""
     first, second = "\u00e9".encode()
     tokens = await told([ord("a"), first, second, END], [0xC4, second, ord("b"), END])
     assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]

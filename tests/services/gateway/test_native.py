@@ -95,7 +95,6 @@ def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.Monk
     ("numbers", 64, Scoring.FULL), ("bytes", 100_000, Scoring.FULL), ("bytes", 64, Scoring.NONE),
 ])  # fmt: skip
 def test_what_it_cannot_write_python_writes(vocabulary: str, most: int, scoring: Scoring) -> None:
-    """Ids beyond the vocabulary and rows without scores are answered all the same."""
     random = np.random.default_rng(1)
     step = _drawn(random, 9, most, scoring)
     for is_chat in (False, True):
@@ -106,7 +105,6 @@ def test_what_it_cannot_write_python_writes(vocabulary: str, most: int, scoring:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
-    """A row's text is JSON of its tokens' bytes; of rows with a token that is no text by itself there is none."""
     step = _drawn(np.random.default_rng(seed), 50, 64)
     view = RenderedStep(step, Vocabulary(_Words()))
     for place, found in enumerate(view.said):
@@ -118,7 +116,6 @@ def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
     "fields", [{}, {"top_logprobs": 20}, {"top_logprobs": 2, "is_chat": True}, {"sampling": {"stop": ["d1"]}}]
 )
 async def test_streams_are_the_same_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunk by chunk, also where characters are split over tokens and over steps."""
     random = np.random.default_rng(3)
     steps = [(_drawn(random, 2, 6 if number < 40 else 64), None) for number in range(60)]
     last = batch([Wanted(key, tokens=1, status=RowStatus.FINISHED_LENGTH, top_k=1) for key in (1, 2)])

@@ -35,7 +35,6 @@ def test_it_is_ready_when_a_request_would_come_to_its_end(
     models: tuple[str, ...],
     is_ready: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """It takes a connected worker of a model that is offered, and beside one for prompts one that goes on."""
     found = [
         WorkerStatus(role=f"WORKER_ROLE_{role.upper()}", model=model, is_connected=is_connected)
         for role, model, is_connected in workers
@@ -44,7 +43,6 @@ def test_it_is_ready_when_a_request_would_come_to_its_end(
 
 
 async def test_callers_share_an_answer_for_half_a_second() -> None:
-    """However many callers there are, the processor is asked once, over the bus, and they share the answer."""
     chosen = settings(QUICK)
     transport = MemoryTransport(chosen.bus)
     async with Processor(chosen, transport=transport), Client(chosen, transport=transport) as client:
@@ -60,7 +58,6 @@ async def test_callers_share_an_answer_for_half_a_second() -> None:
 
 
 async def test_processor_that_does_not_answer_is_an_error() -> None:
-    """While the processor is away the status is unknown, in one line with the time that was waited."""
     chosen = settings(QUICK)
     async with Client(chosen, transport=MemoryTransport(chosen.bus)) as client:
         with pytest.raises(match="no processor sent its status within 10 ms"):
@@ -68,7 +65,6 @@ async def test_processor_that_does_not_answer_is_an_error() -> None:
 
 
 def test_panel_shows_each_worker() -> None:
-    """A worker is shown with its role, its counts, and how many draft tokens of each head were accepted."""
     status = ProcessorStatus(
         connected_clients=1,
         workers=[

@@ -64,7 +64,6 @@ def _choices(data: bytes, place: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("top_k", [0, 2, 20])
 async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> None:
-    """Completions have each token with its logprob and alternatives, itself among them, a stream's parts in order."""
     steps = _steps(top_k)
     streamed = await said(_asked(top_logprobs=top_k, is_streamed=True), steps, VOCABULARIES[vocabulary])
     whole = json.loads(await said(_asked(top_logprobs=top_k), steps, VOCABULARIES[vocabulary]))
@@ -90,7 +89,6 @@ async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> N
 
 @pytest.mark.parametrize("top_k", [0, 2])
 async def test_entries_say_what_the_columns_hold(top_k: int) -> None:
-    """Chats have an object for each token, with its bytes, and with its alternatives in their order."""
     steps = _steps(top_k)
     streamed = await said(_asked(top_logprobs=top_k, is_chat=True, is_streamed=True), steps, VOCABULARIES["ngram"])
     whole = json.loads(await said(_asked(top_logprobs=top_k, is_chat=True), steps, VOCABULARIES["ngram"]))
@@ -112,7 +110,6 @@ async def test_entries_say_what_the_columns_hold(top_k: int) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_columns_hold_the_same_bits(is_streamed: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The columnar answer has the very arrays: ids, logprobs, ranks and alternatives, and drafts beside them."""
     steps = _steps(2)
     asked = _asked(top_logprobs=2, wants_columns=True, wants_drafts=True, is_streamed=is_streamed)
     data = await said(asked, steps, VOCABULARIES["ngram"])
@@ -135,7 +132,6 @@ async def test_columns_hold_the_same_bits(is_streamed: bool) -> None:  # noqa: F
 
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_drafts_stand_beside_logprobs(is_chat: bool) -> None:  # noqa: FBT001
-    """`draft_logprobs` has what was proposed in the same step, in the form of logprobs, or null."""
     steps = _steps(1)
     asked = _asked(top_logprobs=1, wants_drafts=True, is_streamed=True, is_chat=is_chat)
     data = await said(asked, steps, VOCABULARIES["ngram"])
@@ -167,7 +163,6 @@ async def test_token_ids_come_on_request() -> None:
 @pytest.mark.parametrize("scoring", [Scoring.SHED, Scoring.NONE])
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_chat: bool) -> None:  # noqa: FBT001
-    """Where alternatives were dropped they are absent, and logprobs stay; where there are none they are null."""
     steps = _steps(0, scoring)
     whole = json.loads(await said(_asked(top_logprobs=2, is_chat=is_chat), steps, VOCABULARIES["ngram"]))
     logprobs = whole["choices"][0]["logprobs"]
@@ -179,7 +174,6 @@ async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_c
 
 
 async def test_usage_counts_prompts_and_all_choices() -> None:
-    """Usage has the prompt once and every choice's tokens, in the last chunk or at the end of the answer."""
     steps = _steps()
     usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
     assert json.loads(await said(_asked(), steps, VOCABULARIES["ngram"]))["usage"] == usage
@@ -211,7 +205,6 @@ async def test_stop_cuts_everything_together() -> None:
 async def test_stop_token_ends_the_text_before_it(
     stops: tuple[str, ...], *, is_streamed: bool, is_included: bool
 ) -> None:
-    """The text of a stop token is cut off unless it is wanted; its id and logprob come, and the answer names it."""
     rows = [Wanted(3, 0, 2), Wanted(3, 2, 2, RowStatus.FINISHED_STOP, stop=1)]
     steps: list[tuple[LogprobBatch, LogprobBatch | None]] = [
         (batch([row], step=step), None) for step, row in enumerate(rows, 1)
@@ -271,7 +264,6 @@ async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
 
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
 async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: RowStatus) -> None:
-    """The model's own end, or the length, is no stop of the request: `stop_reason` is null."""
     steps = [(batch([Wanted(3, 0, 2, status)], step=1), None)]
     asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop_token_ids": [2**31 - 2]})
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]

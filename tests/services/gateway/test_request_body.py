@@ -62,7 +62,6 @@ def test_what_is_accepted_is_what_the_schema_says(field: tuple[str, str], value:
 
 
 def test_schemas_of_the_document_are_schemas() -> None:
-    """Each schema of the OpenAPI document holds by JSON Schema's own."""
     schemas = document(TYPES)["components"]["schemas"]
     assert {"Completion", "Chat", "Inspection", "Error", "Models", "CompletionAnswer", "ChatAnswer"} <= schemas.keys()
     for name in schemas:
@@ -74,24 +73,12 @@ def test_schemas_of_the_document_are_schemas() -> None:
     [
         ("completion", {"n": 6}, "n: expected int <= 2, got 6"),
         ("completion", {"n": True}, "n: expected int | null, got True"),
-        ("completion", {"n": 1.5}, "n: expected int | null, got 1.5"),
         ("completion", {"seed": 2**64}, "seed: expected int <= 9223372036854775807, got 18446744073709551616"),
         ("completion", {"top_p": 0}, "top_p: expected float > 0.0, got 0"),
         ("completion", {"stop": ""}, "stop: expected str of length >= 1, got a length of 0"),
         ("completion", {"stop": ["a", ""]}, "stop[1]: expected str of length >= 1, got a length of 0"),
         ("completion", {"stop": 5}, "stop: expected str | array | null, got 5"),
-        ("completion", {"frequency_penalty": False}, "frequency_penalty: expected float | null, got False"),
-        ("completion", {"presence_penalty": -2.5}, "presence_penalty: expected float >= -2.0, got -2.5"),
-        ("completion", {"min_p": 1.5}, "min_p: expected float <= 1.0, got 1.5"),
-        ("completion", {"repetition_penalty": 0}, "repetition_penalty: expected float > 0.0, got 0"),
-        ("completion", {"top_k": -2}, "top_k: expected int >= -1, got -2"),
         ("completion", {"min_tokens": 6}, "min_tokens: expected int <= 5, got 6"),
-        ("completion", {"bad_words": ["a", ""]}, "bad_words[1]: expected str of length >= 1, got a length of 0"),
-        (
-            "completion",
-            {"allowed_token_ids": []},
-            "allowed_token_ids: expected array of length >= 1, got a length of 0",
-        ),
         ("completion", {"stop_token_ids": [-1]}, "stop_token_ids[0]: expected int >= 0, got -1"),
         ("completion", {"logit_bias": [1]}, "logit_bias: expected object | null, got [1]"),
         ("completion", {"logit_bias": {"a": 1}}, "logit_bias: expected token ids in digits, got 'a'"),
@@ -103,20 +90,15 @@ def test_schemas_of_the_document_are_schemas() -> None:
             {"logit_bias": {str(each): 0 for each in range(1025)}},
             "logit_bias: expected object of length <= 1024, got a length of 1025",
         ),
-        ("completion", {"cache_salt": ""}, "cache_salt: expected str of length >= 1, got a length of 0"),
-        ("completion", {"guided_regex": "a"}, "guided_regex: no such field, got 'a'"),
-        ("completion", {"structured_outputs": {"xml": "a"}}, "structured_outputs.xml: no such field, got 'a'"),
         (
             "chat",
             {"response_format": {"type": "xml"}},
             "response_format.type: one of 'text', 'json_object', 'json_schema', got 'xml'",
         ),
         ("completion", {"prompt": [1, -1]}, "prompt[1]: expected int >= 0, got -1"),
-        ("completion", {"prompt": [4294967296]}, "prompt[0]: expected int <= 2147483646, got 4294967296"),
         ("completion", {"prompt": [1, 2, 3, 4]}, "prompt: expected array of length <= 3, got a length of 4"),
         ("completion", {"prompt": [[1], [2, -10]]}, "prompt[1][1]: expected int >= 0, got -10"),
         ("completion", {"prompt": ["a", ""]}, "prompt[1]: expected str of length >= 1, got a length of 0"),
-        ("completion", {"prompt": ["a", 5]}, "prompt[1]: expected str, got 5"),
         ("completion", {"prompt": ["a", "b", "c"]}, "prompt: expected array of length <= 2, got a length of 3"),
         ("completion", {"b": 1}, "b: no such field, got 1"),
         ("completion", {"b - at `$.n`": None}, "b - at `$.n`: no such field, got None"),
@@ -132,12 +114,6 @@ def test_schemas_of_the_document_are_schemas() -> None:
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
             "messages[0].content[0].text: required, got nothing",
         ),
-        (
-            "chat",
-            {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
-            "messages[0].content[0].type: one of 'text', got 'image'",
-        ),
-        ("chat", {"tools": []}, "tools: expected array of length >= 1, got a length of 0"),
         ("chat", {"tools": [{"function": {}}]}, "tools[0].function.name: required, got nothing"),
         ("chat", {"tools": [TOOL | {"type": "custom"}]}, "tools[0].type: one of 'function', got 'custom'"),
         ("chat", {"tools": [TOOL] * 129}, "tools: expected array of length <= 128, got a length of 129"),
@@ -153,7 +129,6 @@ def test_schemas_of_the_document_are_schemas() -> None:
     ],
 )
 def test_refusals_name_the_field_the_limit_and_the_value(route: str, fields: dict[str, Any], line: str) -> None:
-    """One line says where, what may be there, and what was; its beginning is the error's `param`."""
     kind, valid = VALID[route]
     with pytest.raises(ApiError) as raised:
         TYPES.read(kind, valid | fields)
@@ -181,7 +156,6 @@ FORMS = [
 @pytest.mark.parametrize("route", ["completion", "chat"])
 @pytest.mark.parametrize(("fields", "form"), FORMS)
 def test_form_of_an_answer_is_the_contracts(route: str, fields: dict[str, Any], form: dict[str, Any] | None) -> None:
-    """OpenAI's response_format and vLLM's structured_outputs become the one form that the contract has."""
     kind, valid = VALID[route]
     assert structured_output(TYPES.read(kind, valid | fields)) == form
 
@@ -238,7 +212,6 @@ for _ in range(300):
     ],
 )
 def test_wrong_form_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
-    """A form that is none, or two, or that no engine could read is refused with its place before it is sent."""
     with pytest.raises(ApiError) as raised:
         structured_output(TYPES.read(TYPES.completion, COMPLETION | fields))
     assert (raised.value.message, raised.value.param) == (line, line.partition(": ")[0])
@@ -246,7 +219,6 @@ def test_wrong_form_is_refused_in_one_line(fields: dict[str, Any], line: str) ->
 
 @pytest.mark.parametrize("route", ["completion", "chat"])
 def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
-    """Each sampling parameter of the contract has a field of the API, and its value comes unchanged."""
     fields: dict[str, Any] = {
         "max_tokens": 5,
         "temperature": 0.5,
@@ -308,7 +280,6 @@ NOT_IN_THE_API = {
 
 
 def test_adapter_is_asked_for_as_a_model() -> None:
-    """A LoRA adapter that a worker has may be named as a model, which asks its worker's model for it."""
     reader = Reader(settings(), vocabulary_of("bytes"))
     reader.learn_models(
         [
@@ -345,7 +316,6 @@ def test_zero_is_said_and_minus_one_is_all() -> None:
 
 
 def test_choices_of_each_prompt_begin_with_the_seed() -> None:
-    """Choice number i of a prompt has the seed plus i, whichever of the prompts it is."""
     reader = Reader(settings(), vocabulary_of("bytes"))
     request = reader.completion({"model": DEFAULT_MODEL, "prompt": ["a", "b"], "n": 3, "seed": -1})
     seeds = [request.generate(index).sampling.seed for index in range(request.choices)]
@@ -361,7 +331,6 @@ def test_choices_of_each_prompt_begin_with_the_seed() -> None:
     ],
 )
 def test_answer_must_fit_into_the_context(route: str, fields: dict[str, Any], line: str) -> None:
-    """More tokens than the model's context are refused by the field that asks for them; as many as it are not."""
     reader = Reader(settings(), vocabulary_of("bytes"))
     reader.learn_models([WorkerStatus(model="m", max_model_tokens=9), WorkerStatus(model="unknown")])
     with pytest.raises(ApiError) as raised:
@@ -372,19 +341,18 @@ def test_answer_must_fit_into_the_context(route: str, fields: dict[str, Any], li
 
 
 def test_body_that_is_no_object_has_no_field_to_name() -> None:
-    """What is no object at all is refused without a `param`."""
     with pytest.raises(ApiError) as raised:
         TYPES.read(TYPES.chat, [1])
     assert (raised.value.message, raised.value.param) == ("the body: expected object, got [1]", None)
 
 
 def test_null_stands_for_a_field_that_is_left_out() -> None:
-    """What is null, as clients write of options that were not given, has its default."""
     nulls = dict.fromkeys(set(TYPES.completion.__struct_fields__) - COMPLETION.keys())
     assert TYPES.read(TYPES.completion, COMPLETION | nulls) == TYPES.read(TYPES.completion, COMPLETION)
+    neutral = {"logit_bias": {}, "suffix": "", "echo": False, "best_of": 1}  # the only values of what is not offered
+    assert TYPES.read(TYPES.completion, COMPLETION | neutral).logit_bias == {}
     assert (TYPES.read(TYPES.completion, COMPLETION).n, TYPES.read(TYPES.completion, COMPLETION).max_tokens) == (1, 16)
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
-    """5.0 is an integer, in a field as in a list, as JSON Schema has it."""
     assert TYPES.read(TYPES.completion, {"model": "m", "prompt": [[1.0, 2]], "n": 2.0}).prompt == [[1, 2]]

@@ -12,7 +12,6 @@ from tokenbus_services.settings import LogSettings
 
 
 def test_lines_of_the_http_server_are_lines_of_ours() -> None:
-    """A line of uvicorn's becomes one of JSON with its exception inside, and the same again is counted."""
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     try:

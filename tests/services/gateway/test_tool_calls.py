@@ -44,14 +44,12 @@ def schema(request: CompletionRequest) -> Any:  # noqa: ANN401 - JSON
 
 @pytest.mark.parametrize("choice", [None, "none", "auto"])
 def test_output_is_free_unless_a_call_is_forced(choice: str | None) -> None:
-    """Tools alone force nothing: the model's text comes as it is."""
     request = read(tools=TOOLS, tool_choice=choice)
     assert request.forced is None
     assert not request.generate(0).sampling.HasField("structured_output")
 
 
 def test_function_by_its_name_forces_its_arguments() -> None:
-    """The output is the arguments of the one function; any object where it declares none."""
     named = {"type": "function", "function": {"name": "weather"}}
     assert schema(read(tools=TOOLS, tool_choice=named)) == CITY
     assert schema(read(tools=TOOLS, tool_choice={"function": {"name": "now"}})) == {"type": "object", "properties": {}}
@@ -59,7 +57,6 @@ def test_function_by_its_name_forces_its_arguments() -> None:
 
 @pytest.mark.parametrize("is_one", [False, True])
 def test_required_forces_a_list_of_calls(is_one: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The output is a list of names with arguments, one where calls are not parallel; definitions are at its root."""
     functions = [("weather", PLACE), ("now", {"type": "object", "properties": {}})]
     assert schema(read(tools=TOOLS, tool_choice="required", parallel_tool_calls=not is_one)) == {
         "type": "array",
@@ -137,7 +134,6 @@ for _ in range(300):
     ],
 )
 def test_chat_that_does_not_fit_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
-    """What no schema says of a chat's fields is refused with the field, the limit and the value."""
     with pytest.raises(ApiError) as raised:
         read(**fields)
     assert (raised.value.status, raised.value.message, raised.value.param) == (400, line, line.partition(": ")[0])
@@ -149,7 +145,6 @@ def test_chat_that_does_not_fit_is_refused_in_one_line(fields: dict[str, Any], l
     st.lists(st.integers(1, 9), min_size=1),
 )
 def test_calls_come_as_their_text_does(calls: list[tuple[str, Any]], indent: int | None, sizes: list[int]) -> None:
-    """However its text is cut, a list of calls gives each name once, and its arguments as they were written."""
     text = json.dumps([{"name": name, "parameters": given} for name, given in calls], indent=indent)
     writer = CallWriter(ForcedCall(None, ""))
     found: list[dict[str, Any]] = []
@@ -172,7 +167,6 @@ def test_calls_come_as_their_text_does(calls: list[tuple[str, Any]], indent: int
 
 @pytest.mark.parametrize("text", ['[{"name": "f", "parameters": {"a"', "[]", "", "{}", "[1]"])
 def test_output_that_was_cut_off_has_no_whole_call(text: str) -> None:
-    """Where the length ended a list of calls, or nothing came, there is no call."""
     assert CallWriter(ForcedCall(None, "")).calls(text) == []
 
 
@@ -197,7 +191,6 @@ TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
 @pytest.mark.parametrize("name", [None, "weather"])
 async def test_answer_has_calls_instead_of_a_text(name: str | None, status: RowStatus) -> None:
-    """Calls stand beside an empty text, whole or in deltas; the finish reason is vLLM's: `stop` of a named function."""
     steps = [
         (batch([Wanted(3, 0, 2)], step=1), None),
         (batch([Wanted(3, 2, 3)], step=2), None),

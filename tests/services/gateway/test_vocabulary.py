@@ -11,7 +11,6 @@ from tokenbus_services.settings import SettingsError
 
 
 def test_folder_of_a_model(tmp_path: Path) -> None:
-    """The path of a model's folder is its tokenizer: special tokens have no text in answers, but one when decoded."""
     vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
     ids = vocabulary.encode(f"hello{END}")
     assert b"".join(map(vocabulary.pieces.__getitem__, ids)) == b"hello"
@@ -19,7 +18,6 @@ def test_folder_of_a_model(tmp_path: Path) -> None:
 
 
 def test_names_of_a_models_tokens(tmp_path: Path) -> None:
-    """A special token has its name, in lists and as a key, and no text; an unknown id has neither, but a key."""
     vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
     (special,) = vocabulary.encode(END)
     unknown = 1_000_000
@@ -37,7 +35,6 @@ def test_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "./nowhere"])
 def test_name_of_no_tokenizer(name: str) -> None:
-    """A name that is no tokenizer's and a path without a folder are refused with the setting and the value."""
     with pytest.raises(SettingsError, match=r"gateway\.tokenizer") as raised:
         vocabulary_of(name)
     assert name in str(raised.value)
@@ -45,13 +42,11 @@ def test_name_of_no_tokenizer(name: str) -> None:
 
 
 def test_folder_whose_tokenizer_cannot_be_used(tmp_path: Path) -> None:
-    """A folder whose tokenizer cannot show token by token is refused with the reason."""
     with pytest.raises(SettingsError, match="got WordPiece"):
         vocabulary_of(str(write_model(tmp_path / "model", word_piece())))
 
 
 def test_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the packages that read a model's folder, the extra that has them is named."""
     for name in [name for name in sys.modules if name.startswith("tokenbus_services.model_files")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
