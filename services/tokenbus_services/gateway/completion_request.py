@@ -21,10 +21,11 @@ from tokenbus_services.settings import Settings
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
-_SAMPLING = {
-    **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty")},
-    **{name: name for name in ("frequency_penalty", "repetition_penalty", "min_tokens", "stop_token_ids")},
-    **{name: name for name in ("bad_words", "allowed_token_ids", "priority", "cache_salt")},
+_SAME_NAMES = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
+)
+_SAMPLING = {name: name for name in _SAME_NAMES} | {
     "ignore_eos": "ignore_end_token",
     "include_stop_str_in_output": "include_stop_string",
 }

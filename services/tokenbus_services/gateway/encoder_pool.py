@@ -28,7 +28,7 @@ from tokenbus_services.gateway.encoder_process import (
     Job,
 )
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fair_turns import FairTurns
+from tokenbus_services.gateway.fairness import FairTurns
 from tokenbus_services.gateway.vocabulary import is_folder
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings

@@ -138,7 +138,8 @@ class Lists:
         if not top_k:  # they were dropped on the way, or it is not scored
             return [_NULL] * len(ids)
         at, scored = 0, view.scored_begins[place]
-        pairs, ranks, keys, texts = view.pairs.of(place), view.ranks, view.vocabulary.keys, view.vocabulary.texts
+        ranks, keys, texts = view.ranks, view.vocabulary.keys, view.vocabulary.texts
+        pairs = view.alternatives(place, keys)
         tops = []
         for number, token_id in enumerate(ids):
             members = b"".join(pairs[at : at + 2 * top_k])
@@ -171,7 +172,7 @@ class Entries:
             return rendered
         begin, top_k = view.begins[place], view.top_ks[place]
         heads = map(view.vocabulary.entries.__getitem__, view.ids[begin : begin + count])
-        entries, at = view.entries.of(place) if top_k else [], 0
+        entries, at = view.alternatives(place, view.vocabulary.entries) if top_k else [], 0
         written: list[bytes] = []
         for head, value in zip(heads, _logprobs(view, place, count), strict=True):
             alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""

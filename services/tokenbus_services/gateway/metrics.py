@@ -2,7 +2,7 @@
 
 from prometheus_client.exposition import generate_latest
 
-from tokenbus_services.gateway.fair_turns import MOST_WAITING
+from tokenbus_services.gateway.fairness import MOST_WAITING
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, each, gauge, histogram

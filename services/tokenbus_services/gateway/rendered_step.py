@@ -1,5 +1,6 @@
 """RenderedStep: a step's columns as lists and JSON, made once for all requests that have a row in it."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
 
@@ -12,6 +13,7 @@ from tokenbus_services.gateway.native import Columns, Fragments
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
 _BLOCK_ROWS = 32
+"""Rows that are written together: few, so that the first need not wait for the last."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -42,6 +44,7 @@ class RenderedStep:
         """Each row's first alternative."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
+        self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -91,15 +94,17 @@ class RenderedStep:
         """The logprobs of scored tokens as JSON: the shortest decimal that is the same float32."""
         return _written(self.batch.logprobs)
 
-    @cached_property
-    def pairs(self) -> "_Written":
-        """Alternatives as members of objects: each's key, after a comma, and its logprob."""
-        return _Written(self, self.vocabulary.keys)
-
-    @cached_property
-    def entries(self) -> "_Written":
-        """Alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
-        return _Written(self, self.vocabulary.entries)
+    def alternatives(self, place: int, table: Mapping[int, bytes]) -> list[bytes]:
+        """Return a row's alternatives as JSON, two pieces each: what a table has for the token, and its logprob."""
+        begins, block = self.alternative_begins, place // _BLOCK_ROWS * _BLOCK_ROWS
+        first = begins[block]
+        written = self._alternatives.get((block, id(table)))
+        if written is None:
+            last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
+            written = self._alternatives[block, id(table)] = [b""] * (2 * (last - first))
+            written[0::2] = map(table.__getitem__, self.batch.alternative_token_ids[first:last].tolist())
+            written[1::2] = _written(self.batch.alternative_logprobs[first:last])
+        return written[2 * (begins[place] - first) : 2 * (begins[place + 1] - first)]
 
     def lists(self, place: int) -> tuple[bytes, ...] | None:
         """Return the JSON of all of a row's tokens, their logprobs and their alternatives, each with commas between.
@@ -114,7 +119,6 @@ class RenderedStep:
         return None if found is None else found[0]
 
     def _rendered(self, place: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
-        """Return a row of its block: blocks, so that the first row need not wait for the last."""
         block, row = divmod(place, _BLOCK_ROWS)
         if block not in blocks:
             begin = block * _BLOCK_ROWS
@@ -134,33 +138,6 @@ class RenderedStep:
         """Return a row's token ids."""
         begin = self.begins[place]
         return self.ids[begin : begin + self.counts[place]]
-
-
-class _Written:
-    """Alternatives as JSON, two pieces each, encoded in blocks of rows: the first row need not wait for the last."""
-
-    def __init__(self, view: RenderedStep, table: dict[int, bytes]) -> None:
-        self._view = view
-        self._table = table
-        self._blocks: dict[int, list[bytes]] = {}
-
-    def of(self, place: int) -> list[bytes]:
-        """Return those of a row."""
-        begins = self._view.alternative_begins
-        block = place // _BLOCK_ROWS
-        written = self._blocks.get(block)
-        if written is None:
-            written = self._blocks[block] = self._write(block)
-        before = begins[block * _BLOCK_ROWS]
-        return written[2 * (begins[place] - before) : 2 * (begins[place + 1] - before)]
-
-    def _write(self, block: int) -> list[bytes]:
-        begins, batch = self._view.alternative_begins, self._view.batch
-        begin, end = begins[block * _BLOCK_ROWS], begins[min((block + 1) * _BLOCK_ROWS, len(begins) - 1)]
-        written = [b""] * (2 * (end - begin))
-        written[0::2] = map(self._table.__getitem__, batch.alternative_token_ids[begin:end].tolist())
-        written[1::2] = _written(batch.alternative_logprobs[begin:end])
-        return written
 
 
 def _begins(counts: list[int]) -> list[int]:

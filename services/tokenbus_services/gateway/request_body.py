@@ -24,8 +24,8 @@ from tokenbus_services.gateway.bodies import (
     Tokenization,
     says,
 )
-from tokenbus_services.gateway.body_room import HeldBody
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.fairness import HeldBody
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import JSON, Answer
-from tokenbus_services.gateway.body_room import BodyRoom
 from tokenbus_services.gateway.buffers import Sending, Write
 from tokenbus_services.gateway.connection import Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.sse import EVENTS
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import logger

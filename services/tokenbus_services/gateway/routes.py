@@ -4,7 +4,6 @@ import asyncio
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, WholeAnswer
-from tokenbus_services.gateway.body_room import SHORT_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
+from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
@@ -32,8 +31,7 @@ from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
-from tokenbus_services.gateway.state import Gateway
-from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.state import Counts, Gateway
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics.health import Health
@@ -263,43 +261,6 @@ class _Page(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_PAGE_HEADERS)
         return response
-
-
-class AdmissionLimiter:
-    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out.
-
-    A burst of new requests thus delays no stream that runs.
-    """
-
-    def __init__(self, per_tick: int) -> None:
-        self._per_tick = per_tick
-        self._left = per_tick
-        self._is_counting = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def next(self) -> None:
-        """Wait until a request may begin."""
-        loop = asyncio.get_running_loop()
-        if not self._is_counting:
-            self._is_counting = True
-            loop.call_soon(self._refill)
-        if self._left and not self._waiting:
-            self._left -= 1
-            return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
-
-    def _refill(self) -> None:
-        self._left = self._per_tick
-        while self._left and self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its request was cancelled
-                turn.set_result(None)
-                self._left -= 1
-        self._is_counting = bool(self._waiting) or self._left < self._per_tick
-        if self._is_counting:
-            asyncio.get_running_loop().call_soon(self._refill)
 
 
 class _Counted:

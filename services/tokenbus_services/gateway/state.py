@@ -1,26 +1,52 @@
-"""Gateway: the state of one gateway process, its periodic work, health and readiness."""
+"""Gateway: the state of one gateway process: what it counts, its periodic work, health and readiness."""
 
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
-from tokenbus_services.gateway.body_room import BodyRoom
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.encoder_pool import EncoderPool, encoders_of
+from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
-from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.logs import DeduplicatedLog
+from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
+
+
+class Counts:
+    """Counters of answers, changed on the event loop and read by a scrape in any thread."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """By route and status."""
+        self.refusals: Counter[str] = Counter()
+        """Requests over HTTP that were refused, by reason."""
+        self.open_answers = 0
+        self.left_clients = 0
+        """Clients that disconnected before their answer had ended."""
+        self.cut_clients = 0
+        """Clients that read nothing for too long."""
+        self.broken_answers: Counter[str] = Counter()
+        """Answers that had begun with status 200 and ended with an error, by its code."""
+        self.refused_connections = 0
+        self.late_requests = 0
+        """Requests that took too long to arrive."""
+        self.peak_outbox_bytes = 0
+        self.first_token = Histogram()
+        """From a request's arrival to the first part of its answer, in seconds."""
+        self.to_socket = Histogram()
+        """From a row's publication until it was written to its client's socket, in seconds."""
 
 
 class Gateway:

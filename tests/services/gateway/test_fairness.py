@@ -1,14 +1,15 @@
-"""FairTurns and BodyRoom: nobody has more than its part while others wait."""
+"""FairTurns, BodyRoom and AdmissionLimiter: no client has more than its share while others wait."""
 
 import asyncio
+import contextlib
+import itertools
 from contextlib import AsyncExitStack
 
 import pytest
 
 from tests.support.waiting import turns
-from tokenbus_services.gateway.body_room import SHORT_BYTES, BodyRoom
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fair_turns import FairTurns
+from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter, BodyRoom, FairTurns
 
 
 class Asking:
@@ -115,3 +116,37 @@ async def test_other_cancellation_is_passed_on() -> None:
     held.cancel()
     with pytest.raises(asyncio.CancelledError):
         await held
+
+
+async def _begin(limiter: AdmissionLimiter, number: int, begun: list[int]) -> None:
+    await limiter.next()
+    begun.append(number)
+
+
+async def test_alone_nobody_waits() -> None:
+    limiter, begun = AdmissionLimiter(2), list[int]()
+    one = _begin(limiter, 1, begun)
+    with contextlib.suppress(StopIteration):
+        one.send(None)
+    assert begun == [1]
+
+
+async def test_burst_begins_a_few_at_a_time() -> None:
+    limiter, begun = AdmissionLimiter(4), list[int]()
+    tasks = [asyncio.create_task(_begin(limiter, number, begun)) for number in range(20)]
+    seen = [0]
+    while len(begun) < len(tasks):
+        await asyncio.sleep(0)
+        seen.append(len(begun))
+    assert begun == list(range(20))
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 4
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_takes_no_turn() -> None:
+    limiter, begun = AdmissionLimiter(1), list[int]()
+    tasks = [asyncio.create_task(_begin(limiter, number, begun)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [0, 2, 3]
