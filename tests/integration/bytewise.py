@@ -35,10 +35,15 @@ async def alone(deployment: Deployment, **overrides: object) -> AsyncIterator[Se
         yield served
 
 
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a new connection to an address or a URL."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 async def sent(served: Serving, *pieces: bytes) -> bytes:
     """Return what comes for some bytes until the gateway closes the connection."""
-    host, _, port = served.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await connected(served.address)
     try:
         for piece in pieces:
             writer.write(piece)

@@ -69,6 +69,13 @@ async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def answers(
+    client: httpx.AsyncClient, path: str, status: int = 200, headers: dict[str, str] | None = None
+) -> bool:
+    """Tell whether a path answers with a status."""
+    return (await client.get(path, headers=headers)).status_code == status
+
+
 def is_true(answer: Any, index: int = 0) -> bool:  # noqa: ANN401 - OpenAI's model of either API's answer
     """Return whether a completion's choice has exactly the true tokens of its request, of a worker without a model."""
     choice = answer.choices[index]

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.deployment import COMMAND
-from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
+from tests.integration.serving import Served, answers, asking, error_of, is_true, plainly, served
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, until
 from tokenbus_services.gateway.metrics import GATEWAY
@@ -115,22 +115,13 @@ async def test_stop_ends_the_text_before_it(text: Served) -> None:
     assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
 
 
-async def test_answer_goes_on_past_the_models_end(text: Served) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5}
-    async with plainly(text.url) as client:
-        ended = (await client.post("/v1/completions", json=body)).json()
-        went_on = (await client.post("/v1/completions", json=body | {"ignore_eos": True})).json()
-    assert ended["choices"][0]["finish_reason"] == "stop"
-    assert ended["usage"]["completion_tokens"] < 400
-    assert went_on["choices"][0]["finish_reason"] == "length"
-    assert went_on["usage"]["completion_tokens"] == 400
-
-
 async def test_tokens_and_text_of_an_ended_answer_agree(text: Served) -> None:
-    """The token that ends an answer has no text, is empty in the list of tokens, and keeps its logprob."""
+    """The token that ends an answer is empty in the list of tokens and keeps its logprob; `ignore_eos` goes past it."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}
     async with plainly(text.url) as client:
         answer = (await client.post("/v1/completions", json=body)).json()
+        went_on = (await client.post("/v1/completions", json=body | {"ignore_eos": True})).json()
+    assert (went_on["choices"][0]["finish_reason"], went_on["usage"]["completion_tokens"]) == ("length", 400)
     (choice,) = answer["choices"]
     found = choice["logprobs"]
     assert choice["finish_reason"] == "stop"
@@ -297,11 +288,7 @@ async def test_without_a_worker_it_is_not_ready() -> None:
             assert (raised.value.status_code, raised.value.code) == (503, "no_worker")
             assert raised.value.response.headers["retry-after"] == "1"
             system.start_worker()
-
-            async def is_ready() -> bool:
-                return (await plain.get("/readyz")).status_code == 200
-
-            await until(is_ready)
+            await until(lambda: answers(plain, "/readyz"))
             assert is_true(await client.completions.create(model=MODEL, prompt="a", logprobs=0))
 
 

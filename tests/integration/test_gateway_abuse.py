@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.bytewise import LONG, alone, asked, not_reading, sent, serving
+from tests.integration.bytewise import LONG, alone, asked, connected, not_reading, sent, serving
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.inprocess import TCP
 from tests.integration.serving import asking, error_of, is_true, plainly
@@ -71,15 +71,14 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
     program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_connections=300)
     address = await asyncio.to_thread(program.wait_for, '"listening"')
     (url,) = re.findall(r"http://[^\"]+", address)
-    host, _, port = url.removeprefix("http://").rpartition(":")
     idle = []
     try:
         async with plainly(url) as client:
             assert (await client.get("/healthz")).status_code == 200
-            idle.extend([await asyncio.open_connection(host, int(port)) for _ in range(most - 1)])
+            idle.extend([await connected(url) for _ in range(most - 1)])
             assert (await client.get("/healthz")).status_code == 200
             for _ in range(200):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await connected(url)
                 assert (await soon(reader.read())).startswith(b"HTTP/1.1 503 ")
                 writer.close()
             assert (await client.get("/healthz")).status_code == 200
@@ -94,8 +93,7 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
 async def test_connection_too_many_is_503(deployment: Deployment) -> None:
     async with alone(deployment, gateway__max_connections=2) as served, plainly(served.url) as client:
         assert (await client.get("/healthz")).status_code == 200
-        host, _, port = served.address.rpartition(":")
-        _, first = await asyncio.open_connection(host, int(port))
+        _, first = await connected(served.address)
         refused = await sent(served)
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert served.gateway.counts.refused_connections == 1

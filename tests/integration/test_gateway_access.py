@@ -1,6 +1,5 @@
 """Which requests the gateway admits: by API key, Host and Origin."""
 
-import asyncio
 import contextlib
 import json
 import ssl
@@ -17,9 +16,9 @@ import trustme
 from openai import AsyncOpenAI
 from openai.types import Completion
 
-from tests.integration.bytewise import LONG, alone, asked, sent, serving
+from tests.integration.bytewise import LONG, alone, asked, connected, sent, serving
 from tests.integration.deployment import Deployment
-from tests.integration.serving import error_of, is_true, plainly
+from tests.integration.serving import answers, error_of, is_true, plainly
 from tests.support.waiting import MOST, soon, until
 from tokenbus_services.cli import main
 from tokenbus_services.gateway.api_keys import made, read_keys, write_keys
@@ -95,11 +94,7 @@ async def test_keys_let_in_and_are_read_again(
         assert (await plain.get(f"/v1/models?api_key={clear}")).status_code == 401
 
         second = keys.add("bob")
-
-        async def is_let_in() -> bool:
-            return (await plain.get("/v1/models", headers=second)).status_code == 200
-
-        await until(is_let_in)
+        await until(lambda: answers(plain, "/v1/models", headers=second))
         stream = await client.completions.create(model="tokenbus", prompt="a", max_tokens=LONG, stream=True)
         keys.keep("bob")
         with pytest.raises(openai.APIError, match="revoked"):
@@ -107,7 +102,7 @@ async def test_keys_let_in_and_are_read_again(
                 pass
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
-        assert await is_let_in()
+        assert await answers(plain, "/v1/models", headers=second)
         assert served.gateway.counts.refusals["unknown_key"] > 5
         await until(lambda: not len(served.gateway.feed))
     assert clear not in caplog.text
@@ -156,11 +151,7 @@ async def test_file_that_cannot_be_read_keeps_what_was_known(deployment: Deploym
         keys.path.write_text(good)
         await until(lambda: served.gateway.unread_files == 0)
         keys.path.unlink()
-
-        async def is_refused() -> bool:
-            return (await plain.get("/v1/models", headers=known)).status_code == 401
-
-        await until(is_refused)
+        await until(lambda: answers(plain, "/v1/models", 401, known))
 
 
 async def test_file_whose_reading_fails_in_an_unexpected_way_is_read_again(
@@ -177,11 +168,7 @@ async def test_file_whose_reading_fails_in_an_unexpected_way_is_read_again(
             known = keys.add("alice")
             await until(lambda: "tick failed" in caplog.text)
         assert "a defect" in caplog.text
-
-        async def is_let_in() -> bool:
-            return (await plain.get("/v1/models", headers=known)).status_code == 200
-
-        await until(is_let_in)
+        await until(lambda: answers(plain, "/v1/models", headers=known))
 
 
 async def test_http_server_that_failed_is_seen(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,10 +379,6 @@ async def test_wider_address_is_served_where_that_is_wanted(deployment: Deployme
             assert (await plain.get("/healthz")).status_code == 200
 
 
-def _port(served: Serving) -> str:
-    return served.url.rpartition(":")[2]
-
-
 # TLS.
 
 
@@ -413,8 +396,8 @@ def _certified(folder: Path) -> tuple[dict[str, str], ssl.SSLContext]:
 async def test_tls_handshakes_that_stall_make_room(deployment: Deployment, tmp_path: Path) -> None:
     files, trusting = _certified(tmp_path)
     async with serving(deployment, **files, gateway__max_connections=4, gateway__request_timeout_ms=60_000) as served:
-        gateway, (host, _, port) = served.gateway, served.url.removeprefix("https://").rpartition(":")
-        stalled = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+        gateway = served.gateway
+        stalled = [await connected(served.url) for _ in range(40)]
         for _, writer in stalled[::2]:
             writer.write(b"\x16\x03\x01\x02\x00")  # the beginning of a handshake
         for place in range(3):

@@ -1,12 +1,11 @@
 """What goes over one connection to the gateway: headers, bodies and requests in any order, whole or broken."""
 
-import asyncio
 import contextlib
 import json
 
 import pytest
 
-from tests.integration.bytewise import LONG, alone, asked, sent, serving
+from tests.integration.bytewise import LONG, alone, asked, connected, sent, serving
 from tests.integration.deployment import Deployment
 from tests.integration.serving import error_of, plainly
 from tests.support.waiting import soon, until
@@ -32,8 +31,7 @@ async def test_client_that_leaves_with_requests_waiting_ends_all(
     is_streamed: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     async with serving(deployment) as served:
-        host, _, port = served.address.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await connected(served.address)
         writer.write(asked(max_tokens=LONG, stream=is_streamed))
         await until(lambda: len(served.gateway.feed) == 1)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -55,8 +53,7 @@ async def test_too_many_requests_behind_one_answer_end_the_connection(deployment
 async def test_nonsense_behind_a_request_is_not_put_into_its_stream(deployment: Deployment, behind: bytes) -> None:
     """What is refused while a stream is sent breaks the stream off: an answer inside it would be read as part of it."""
     async with serving(deployment) as served:
-        host, _, port = served.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(served.address)
         writer.write(asked(max_tokens=LONG, stream=True))
         data = await soon(reader.readuntil(b"data: "))
         writer.write(behind)
@@ -70,8 +67,7 @@ async def test_nonsense_behind_a_request_is_not_put_into_its_stream(deployment: 
 async def test_empty_line_behind_a_request_disturbs_no_stream(deployment: Deployment) -> None:
     """A line's end behind a body, as some clients send it, is no request that is late."""
     async with serving(deployment, gateway__request_timeout_ms=50) as served:
-        host, _, port = served.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(served.address)
         writer.write(asked(max_tokens=300, stream=True))
         data = await soon(reader.readuntil(b"data: "))
         writer.write(b"\r\n")
@@ -97,8 +93,7 @@ async def test_body_that_is_not_finished_does_not_hold_its_connection(deployment
     """A request that is answered before its body is there has as long for the body as others, then it is closed."""
     async with alone(deployment, gateway__request_timeout_ms=100) as served:
         get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
-        host, _, port = served.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(served.address)
         writer.write(get)
         await soon(reader.readuntil(b"\r\n\r\n"))
         writer.write(b"{")

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
+from tests.integration.serving import Served, answers, asking, error_of, is_true, plainly, served
 from tests.support.model_folder import END, TEMPLATE, byte_level, write_model
 from tests.support.waiting import until
 from tokenbus_services.model_files import ModelTokenizer
@@ -174,16 +174,12 @@ async def test_chat_of_a_model_whose_template_does_not_fit(
 async def test_models_are_those_of_the_workers() -> None:
     with served(gateway__tokenizer="numbers") as system:
         async with asking(system.url) as client:
-            assert await _models(client) == ["tokenbus"]
+            assert await _lists(client, "tokenbus")
             with pytest.raises(openai.NotFoundError, match="model: one of tokenbus, got 'qwen'"):
                 await client.completions.create(model="qwen", prompt="a", max_tokens=1)
             system.start_worker("worker-0", "--model", "qwen")
             system.start_worker("worker-1", "--model", "org/llama")
-
-            async def are_known() -> bool:
-                return await _models(client) == ["org/llama", "qwen"]
-
-            await until(are_known)
+            await until(lambda: _lists(client, "org/llama", "qwen"))
             for name in ("qwen", "org/llama", "tokenbus"):
                 answer = await client.completions.create(model=name, prompt="a", max_tokens=1, logprobs=0)
                 assert answer.model == name
@@ -197,7 +193,7 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
     with served(gateway__tokenizer="numbers") as system:
         async with asking(system.url) as client, plainly(system.url) as plain:
             system.start_worker("worker-0", "--model", "qwen")
-            await until(lambda: _is_ready(plain))
+            await until(lambda: answers(plain, "/readyz"))
             assert is_true(await client.completions.create(model="qwen", prompt="a", max_tokens=1, logprobs=0))
 
 
@@ -214,7 +210,7 @@ async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:
         system.start_worker("worker-0", "--engine", "ngram", "--model", "text", "--context", "512")
         _, right = system.start_gateway(gateway__tokenizer="ngram")
         async with plainly(right) as plain:
-            await until(lambda: _is_ready(plain))
+            await until(lambda: answers(plain, "/readyz"))
             (known,) = (await plain.get("/v1/models")).json()["data"]
             assert (known["id"], known["max_model_len"]) == ("text", 512)
             answer = await _post(plain, "/tokenize", model="text", prompt="The bus")
@@ -228,10 +224,5 @@ async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:
             assert error_of(refused.text)["message"].startswith("tokenizer_digest: that of a worker (worker-0 has ")
 
 
-async def _is_ready(client: httpx.AsyncClient) -> bool:
-    return (await client.get("/readyz")).status_code == 200
-
-
-async def _models(client: AsyncOpenAI) -> list[str]:
-    """Return what /v1/models lists."""
-    return [each.id async for each in await client.models.list()]
+async def _lists(client: AsyncOpenAI, *models: str) -> bool:
+    return [each.id async for each in await client.models.list()] == list(models)

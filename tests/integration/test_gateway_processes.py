@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tokenbus_services.gateway.supervisor
+from tests.integration.bytewise import connected
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
 from tests.support.waiting import MOST, soon, until
@@ -88,6 +89,11 @@ async def _metrics(url: str) -> dict[str, float]:
     return dict(found)
 
 
+async def _counts(url: str, name: str, count: float) -> bool:
+    """Tell whether a metric of the gateway has a value: each process reports once a second."""
+    return (await _metrics(url)).get(f"tokenbus_gateway_{name}") == count
+
+
 @asynccontextmanager
 async def _streams(url: str, count: int) -> AsyncIterator[Sequence[httpx.Response]]:
     """Open streams that do not end, each on a connection of its own, and read the beginning of each."""
@@ -118,11 +124,7 @@ async def test_answers_of_several_processes_count_as_those_of_one(several: Serve
             )
             assert all(map(is_true, answers))
     due = before.get("tokenbus_gateway_tokens_total", 0) + 3 * 6 * 20
-
-    async def is_counted() -> bool:
-        return (await _metrics(several.url)).get("tokenbus_gateway_tokens_total") == due
-
-    await until(is_counted)
+    await until(lambda: _counts(several.url, "tokens_total", due))
     after = await _metrics(several.url)
     assert (after["tokenbus_gateway_processes"], after["tokenbus_gateway_connected_processors"]) == (PROCESSES, 1)
     async with plainly(several.url) as plain:
@@ -150,11 +152,11 @@ async def test_answers_are_compressed_for_clients_that_accept_it(several: Served
 
 async def test_connections_are_spread_evenly() -> None:
     async with _supervised(gateway__processes=PROCESSES) as supervisor, AsyncExitStack() as stack:
-        host, port = supervisor.address.split(":")
         for _ in range(PROCESSES * 16):
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await connected(supervisor.address)
             stack.callback(writer.close)
-        own = [_connections(each.process.pid, int(port)) for each in supervisor.processes.values()]
+        port = int(supervisor.address.rpartition(":")[2])
+        own = [_connections(each.process.pid, port) for each in supervisor.processes.values()]
         await until(lambda: sum(count() for count in own) == PROCESSES * 16)
         assert all(8 <= count() <= 24 for count in own), [count() for count in own]
 
@@ -184,11 +186,7 @@ async def test_process_that_dies_is_started_again(passing: Served) -> None:
     pids = _processes(passing)
     before = await _metrics(passing.url)
     async with _streams(passing.url, MOST_REQUESTS) as streams:
-
-        async def are_reported() -> bool:
-            return (await _metrics(passing.url))["tokenbus_gateway_open_requests"] == MOST_REQUESTS
-
-        await until(are_reported)
+        await until(lambda: _counts(passing.url, "open_requests", MOST_REQUESTS))
         os.kill(pids[0], signal.SIGKILL)
         line = passing.gateway.wait_for("a process of the gateway ended")
         assert '"status":-9' in line
@@ -204,11 +202,7 @@ async def test_process_that_dies_is_started_again(passing: Served) -> None:
             each.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
     passing.gateway.wait_for('"connected"', PROCESSES + 1)
-
-    async def is_whole() -> bool:
-        return (await _metrics(passing.url))["tokenbus_gateway_processes"] == PROCESSES
-
-    await until(is_whole)
+    await until(lambda: _counts(passing.url, "processes", PROCESSES))
     after = await _metrics(passing.url)
     assert after["tokenbus_gateway_lost_processes_total"] == 1
     assert after["tokenbus_gateway_tokens_total"] >= before.get("tokenbus_gateway_tokens_total", 0)
@@ -249,11 +243,7 @@ async def test_process_that_cannot_be_started_is_tried_again(passing: Served) ->
     assert "too many open files" in passing.gateway.wait_for("a process of the gateway cannot be started", 2).lower()
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, most)
     passing.gateway.wait_for('"connected"', PROCESSES + 1)
-
-    async def is_whole() -> bool:
-        return (await _metrics(passing.url))["tokenbus_gateway_processes"] == PROCESSES
-
-    await until(is_whole)
+    await until(lambda: _counts(passing.url, "processes", PROCESSES))
 
 
 async def test_processor_that_hangs_makes_it_not_ready(passing: Served) -> None:
