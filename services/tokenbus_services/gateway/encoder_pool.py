@@ -48,10 +48,6 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "
 """A process with several threads may not fork."""
 
 
-class DefectError(Exception):
-    """An encoder failed by itself: its traceback."""
-
-
 class _EndedError(Exception):
     """An encoder ended before its reply; `status` is a signal's number below 0, None if its server is gone."""
 
@@ -88,6 +84,7 @@ class EncoderPool:
         self._server: _Server | None = None
         self._started_at = -_RESTART_SECONDS
         self._leaving: set[asyncio.Task[None]] = set()
+        """The ends of servers that were replaced."""
 
     def start(self) -> None:
         """Start the processes, unless they run; bodies may come while they load."""
@@ -116,7 +113,7 @@ class EncoderPool:
     async def read(self, job: Job, body: bytearray, who: Hashable) -> bytes:
         """Return what the reader makes of a body, encoded; clients have one turn after the other.
 
-        Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a DefectError.
+        Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a RuntimeError for a defect.
         """
         milliseconds = self._settings.gateway.request_timeout_ms
         try:
@@ -177,10 +174,6 @@ async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> Asyn
         await encoders.close()
 
 
-def _framed(data: bytes) -> bytes:
-    return LENGTH.pack(len(data)) + data
-
-
 def _result(reply: bytes) -> bytes:
     """Return a reply's result, or raise its error."""
     kind, rest = reply[:1], reply[1:]
@@ -188,7 +181,7 @@ def _result(reply: bytes) -> bytes:
         status, message, param, code = msgspec.msgpack.decode(rest)
         raise ApiError(status, message, param=param, code=code)
     if kind == DEFECT:
-        raise DefectError(rest.decode())
+        raise RuntimeError(rest.decode())
     return rest
 
 
@@ -269,7 +262,7 @@ class _Encoder:
         loop = asyncio.get_running_loop()
         try:
             first = _QUICK_BYTES  # a long body is not copied
-            await loop.sock_sendall(self._end, _framed(job) + LENGTH.pack(len(body)) + body[:first])
+            await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)) + body[:first])
             if len(body) > first:
                 await loop.sock_sendall(self._end, memoryview(body)[first:])
             (size,) = LENGTH.unpack(await self._receive(LENGTH.size))

@@ -8,10 +8,9 @@ from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import code_name
 
 MODEL_NOT_FOUND = "model_not_found"
-_INVALID = "invalid_request_error"
-_SERVER = "server_error"
-_OVERLOADED = "overloaded_error"
-_KINDS = {429: _OVERLOADED, 503: _OVERLOADED}
+_KINDS = {429: "overloaded_error", 503: "overloaded_error"}
+"""By the status; those of others are the server's or the client's."""
+_SERVER_ERROR = 500
 _RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: 400,
@@ -40,8 +39,6 @@ _FIELDS = {
 """By the contract's name of a field the API's, where they differ by more than `sampling.`."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
 """A field's name at the beginning of a reason, and what follows of its place."""
-_CLIENT_ERRORS = range(400, 500)
-_RETRYABLE = (429, 503)
 
 
 class ApiError(Exception):
@@ -72,7 +69,7 @@ class ApiError(Exception):
         if self.code in _RATE_LIMITED:
             kind = "rate_limit_error"
         else:
-            kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENT_ERRORS else _SERVER)
+            kind = _KINDS.get(self.status, "server_error" if self.status >= _SERVER_ERROR else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
@@ -80,7 +77,7 @@ class ApiError(Exception):
         """Retry-After, or WWW-Authenticate, where the status has one."""
         if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
             return {"www-authenticate": 'Bearer realm="tokenbus"'}
-        if self.status not in _RETRYABLE or not self.retry_after_ms:
+        if self.status not in _KINDS or not self.retry_after_ms:
             return {}
         return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}
 

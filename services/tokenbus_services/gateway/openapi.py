@@ -98,26 +98,21 @@ class MessageChoice(Choice, kw_only=True):
     message: _Object
 
 
-class AnswerFields(Struct, kw_only=True):
-    """What the answers have in common that are not streamed."""
+class CompletionAnswer(Struct, kw_only=True):
+    """An answer of /v1/completions that is not streamed."""
 
     id: str
     object: str
     created: _Count
     model: str
     usage: Usage
-
-
-class CompletionAnswer(AnswerFields, kw_only=True):
-    """An answer of /v1/completions."""
-
     choices: Annotated[list[TextChoice], Meta(min_length=1)]
 
 
-class ChatAnswer(AnswerFields, kw_only=True):
-    """An answer of /v1/chat/completions."""
+class ChatAnswer(CompletionAnswer, kw_only=True):
+    """An answer of /v1/chat/completions that is not streamed."""
 
-    choices: Annotated[list[MessageChoice], Meta(min_length=1)]
+    choices: Annotated[list[MessageChoice], Meta(min_length=1)]  # type: ignore[assignment]
     prompt_token_ids: list[_Count] | UnsetType = UNSET
 
 

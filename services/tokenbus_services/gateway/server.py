@@ -113,7 +113,7 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     with contextlib.closing(listening):
-        async with gateway_of(settings, member.tallies if member else None) as gateway, _metrics(gateway):
+        async with gateway_of(settings, member.tallies if member else None) as gateway, _observed(gateway):
             config = uvicorn.Config(
                 Routes(gateway, member).app(),
                 http=bounded(settings.gateway, gateway.counts),
@@ -135,8 +135,7 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
             else:
                 member.gateway = gateway
             try:
-                with uvicorn_log(gateway.repeated_log):
-                    yield serving
+                yield serving
             finally:
                 gateway.serving = None
                 if member is not None:  # the supervisor has closed the socket that all share
@@ -180,9 +179,14 @@ async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
                 await asyncio.sleep(0.02)
 
 
-def _metrics(gateway: Gateway) -> contextlib.AbstractAsyncContextManager[None]:
+@contextlib.asynccontextmanager
+async def _observed(gateway: Gateway) -> AsyncIterator[None]:
+    """Serve the process's own metrics, and log what uvicorn says, for as long as `async with` lasts."""
     address, collector = gateway.settings.gateway.metrics_address, gateway_collector(gateway)
-    return MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch).running()
+    server = MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch)
+    with uvicorn_log(gateway.repeated_log):
+        async with server.running():
+            yield
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
