@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Hashable
-from types import TracebackType
-from typing import Self
+from typing import cast
 
 from tokenbus_services.gateway.errors import ApiError
 
@@ -21,7 +20,7 @@ class FairTurns:
     """Gives turns: first in, first out for one client, and one client after the other."""
 
     def __init__(self, count: int, retry_after_ms: int) -> None:
-        """Take how many turns there are at once, and what a client is told that asks for too many."""
+        """Give `count` turns at once; a client that asks for too many may try again after `retry_after_ms`."""
         self._free = count
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
@@ -96,9 +95,26 @@ class BodyRoom:
         """The bytes that are counted."""
         self._held: defaultdict[Hashable, list[HeldBody]] = defaultdict(list)
 
-    def hold(self, who: Hashable) -> "HeldBody":
-        """Return a client's next body, which is held for as long as `async with` lasts."""
-        return HeldBody(self, who)
+    @contextlib.asynccontextmanager
+    async def hold(self, who: Hashable) -> AsyncIterator["HeldBody"]:
+        """Hold a client's next body for as long as `async with` lasts; raises an ApiError if it is one too many."""
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        body = HeldBody(self, who, task)
+        try:
+            yield body
+            self._free(body)
+            if body.is_refused:  # all was done before the cancellation came
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                task.uncancel()
+        except asyncio.CancelledError:
+            if not body.is_refused:
+                raise
+            task.uncancel()
+            message = f"bodies: at most {self.most} bytes of all clients at once, got more"
+            raise ApiError(429, message, code="overloaded", retry_after_ms=self.retry_after_ms) from None
+        finally:
+            self._free(body)
 
     def grow(self, body: "HeldBody", count: int) -> None:
         """Count more bytes of a body."""
@@ -108,10 +124,12 @@ class BodyRoom:
         self.size += count
         while self.size > self.most:
             largest = max(self._held.values(), key=lambda held: sum(each.size for each in held))
-            largest[-1].refuse()
+            refused = largest[-1]
+            self._free(refused)
+            refused.is_refused = True
+            refused.task.cancel()
 
-    def free(self, body: "HeldBody") -> None:
-        """Count a body no more."""
+    def _free(self, body: "HeldBody") -> None:
         if not body.size:
             return
         self.size -= body.size
@@ -125,47 +143,20 @@ class BodyRoom:
 class HeldBody:
     """One body, from its first byte until its text is encoded, in one task."""
 
-    def __init__(self, room: BodyRoom, who: Hashable) -> None:
+    def __init__(self, room: BodyRoom, who: Hashable, task: "asyncio.Task[object]") -> None:
         self.who = who
+        self.task = task
         self.size = 0
         """The bytes that are counted."""
+        self.is_refused = False
+        """Whether it is one too many: its task was cancelled."""
         self._room = room
-        self._task = asyncio.current_task()
-        self._is_refused = False
 
     def grow_to(self, size: int) -> None:
         """Count a body that has `size` bytes by now."""
         more = size - SHORT_BYTES - self.size
-        if more > 0 and not self._is_refused:
+        if more > 0 and not self.is_refused:
             self._room.grow(self, more)
-
-    def refuse(self) -> None:
-        """Cancel the task: its body is one too many."""
-        self._room.free(self)
-        self._is_refused = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        """Free the room; raise an ApiError if the body was refused."""
-        self._room.free(self)
-        if not self._is_refused or self._task is None:
-            return
-        if kind is None:  # all was done before the cancellation came
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            self._task.uncancel()
-        elif kind is asyncio.CancelledError:
-            self._task.uncancel()
-            message = f"bodies: at most {self._room.most} bytes of all clients at once, got more"
-            retry_after_ms = self._room.retry_after_ms
-            raise ApiError(429, message, code="overloaded", retry_after_ms=retry_after_ms) from None
 
 
 class AdmissionLimiter:

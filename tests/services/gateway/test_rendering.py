@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, batch
+from tests.services.builders import Wanted, batch, settings
 from tests.services.gateway.rendering import array, chunks, joined, said
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_engines.paddle import tokenizer
+from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.sse import InspectedAnswer
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 from tokenbus_services.model_files import ModelTokenizer
 
@@ -242,14 +246,14 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
     tmp_path: Path, others: dict[str, Any], stop: int, text: str, reason: str | None
 ) -> None:
     """Special tokens' names are in the text if it is to have them; the token that ends it is left out as a stop is."""
-    tokenizer = ModelTokenizer(write_model(tmp_path, byte_level()))
-    ids = tokenizer.encode(f"{END}ab{END}")
+    model = ModelTokenizer(write_model(tmp_path, byte_level()))
+    ids = model.encode(f"{END}ab{END}")
     made = batch([Wanted(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
     made = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array(ids, np.uint32)})
     asked = CompletionRequest(
         model="tokenbus", prompts=[[1]], sampling={**others, "stop": [f"b{END}"] if stop > 1 else []}, wants_ids=True
     )
-    (choice,) = json.loads(await said(asked, [(made, None)], Vocabulary(tokenizer)))["choices"]
+    (choice,) = json.loads(await said(asked, [(made, None)], Vocabulary(model)))["choices"]
     assert (choice["text"], choice["token_ids"]) == (text, ids)
     assert choice["stop_reason"] == (ids[-1] if reason == "id" else reason)
 
@@ -269,3 +273,22 @@ async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: R
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
     assert choice["stop_reason"] is None
     assert len(choice["text"].split()) == 2
+
+
+async def test_inspector_tells_parts_of_characters_apart() -> None:
+    """Halves of a character have their bytes as a name beside the text they bring, and so have alternatives."""
+    first, second = "\u00e9".encode()
+    ids, others = [ord("a"), first, second, tokenizer.END], [0xC4, second, ord("b"), tokenizer.END]
+    made = batch([Wanted(3, 0, 4, RowStatus.FINISHED_LENGTH, top_k=1)], step=1)
+    columns = {"token_ids": np.array(ids, np.uint32), "alternative_token_ids": np.array(others, np.uint32)}
+    made = LogprobBatch.of_views(made.header, made.columns | columns)
+    asked = CompletionRequest(model="m", prompts=[[1]], top_logprobs=1)
+    answer = InspectedAnswer(asked, 1, settings().gateway, Buffers(2**30))
+    answer.begin(lambda: None)
+    answer.take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
+    _, row, *_ = answer.outbox.take(2**30).data.decode().split("\n\n")
+    tokens = json.loads(row.partition("data: ")[2])["tokens"]
+    assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]
+    end = f"<|{tokenizer.END}|>"
+    assert [token.get("name") for token in tokens] == [None, "bytes:\\xc3", "bytes:\\xa9", end]
+    assert [token["alternatives"][0][1] for token in tokens] == ["bytes:\\xc4", "bytes:\\xa9", "b", end]
