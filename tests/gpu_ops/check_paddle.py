@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engines.fastdeploy.bus import save, speaking, wait_for
+from tests.engines.fastdeploy.bus import save, speaking
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
 from tests.gpu_ops.logits import random
@@ -96,8 +96,7 @@ def _op(paddle: Any, op: str) -> Callable[[], None]:  # noqa: ANN401
             if "preempted_idx" in given:
                 assert not given["preempted_idx"].numpy().any()
             for into in (expected, own):
-                wait_for(get)
-                getattr(fastdeploy, get)(*into, *k, 0, False)  # noqa: FBT003 - by that engine's positions
+                getattr(fastdeploy, get)(*into, *k, 0, True)  # noqa: FBT003 - by that engine's positions
             for found, wanted in zip(own, expected, strict=True):
                 np.testing.assert_array_equal(found.numpy(), wanted)
 

@@ -8,9 +8,9 @@ docs/fastdeploy.md has this table with the commits at which it was read.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenbus_engines.fastdeploy_switch import FORM
 from tokenbus_services.logs import logger
@@ -19,8 +19,7 @@ from tokenbus_services.settings import SettingsError
 _log = logger("worker")
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """How the ops of a release differ from those of others."""
 
     name: str
@@ -47,57 +46,41 @@ NEWEST = FORMS["develop"]
 _NEWEST_RELEASE = "2.6"
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(NamedTuple):
     """The FastDeploy that is installed."""
 
     version: str
-    packs_slots: bool | None
-    """Whether its token processor reads that; None if its source cannot be read."""
-    packs_flag: bool | None
+    packs: tuple[bool, bool] | None
+    """Whether its token processor reads packed slots and a packed flag; None if its source cannot be read."""
 
 
 def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
     """Return the form to speak, and log it: `name`, else the environment's, else the installed FastDeploy's."""
     name = name or environment.get(FORM, "").strip()
-    if name:
-        if name not in FORMS:
-            raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
-        form, why = FORMS[name], "set"
-    else:
-        form, why = form_of(installed())
-    log = _log.warning if why.startswith("unknown") else _log.info
+    if name and name not in FORMS:
+        raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
+    form, why, is_known = (FORMS[name], "set", True) if name else form_of(installed())
+    log = _log.info if is_known else _log.warning
     log("FastDeploy form chosen", form=form.name, reason=why, setting=FORM)
     return form
 
 
-def form_of(found: Installed | None) -> tuple[Form, str]:
-    """Return an installed FastDeploy's form, and the reason; an unknown version has the newest form."""
+def form_of(found: Installed | None) -> tuple[Form, str, bool]:
+    """Return an installed FastDeploy's form, the reason, and whether the version is known; else the newest is taken."""
     if found is None:
-        return NEWEST, "FastDeploy is not installed"
+        return NEWEST, "FastDeploy is not installed", True
     version = re.match(r"\d+\.\d+", found.version)
     release = version[0] if version else ""
-    form = FORMS.get(release, NEWEST)
-    if "dev" in found.version and (form.name == _NEWEST_RELEASE or found.packs_slots):
+    form, is_known = FORMS.get(release, NEWEST), release in FORMS
+    if "dev" in found.version and (form.name == _NEWEST_RELEASE or (found.packs and found.packs[0])):
         form = NEWEST  # built from develop's sources, under the version of the release before
-    read = _as_read(form, found)
-    why = f"FastDeploy {found.version}"
-    if release not in FORMS:
-        why = f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
-    return read, why if read is form else f"{why}, as its token processor reads"
-
-
-def _as_read(form: Form, found: Installed) -> Form:
-    """Return the form whose layouts are those that the installed token processor reads."""
-    if found.packs_slots is None or found.packs_flag is None:
-        return form
-    read = replace(form, packs_slots=found.packs_slots, packs_flag=found.packs_flag)
-    if read == form:
-        return form
-    for other in FORMS.values():  # the same release before or after a change
-        if read == replace(other, name=form.name):
-            return other
-    return replace(read, name=f"{form.name} as read")
+    why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
+    if found.packs is None or form[2:] == found.packs:
+        return form, why, is_known
+    # The same release before or after a change, if that is a form; else one of its own.
+    read = (form.each_rank, *found.packs)
+    as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
+    return as_read, f"{why}, as its token processor reads", is_known
 
 
 def installed() -> Installed | None:
@@ -111,11 +94,8 @@ def installed() -> Installed | None:
         lines = _text(folder / "version.txt").splitlines()
         versions = [line.partition(":")[2].strip() for line in lines if line.startswith("fastdeploy version:")]
         reader = _text(folder / "output" / "token_processor.py")
-        return Installed(
-            version=versions[-1] if versions else "unknown",
-            packs_slots=bool(re.search(r">>\s*16", reader)) if reader else None,
-            packs_flag=bool(re.search(r">>\s*8\b", reader)) if reader else None,
-        )
+        packs = bool(re.search(r">>\s*16", reader)), bool(re.search(r">>\s*8\b", reader))
+        return Installed(versions[-1] if versions else "unknown", packs if reader else None)
     return None
 
 

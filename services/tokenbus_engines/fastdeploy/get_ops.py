@@ -1,128 +1,107 @@
 """The get ops, by FastDeploy's names and positions.
 
-An op fills the same elements of its tensors as FastDeploy's op of that form, and no others. It consumes a message of
-another op's kind, as from the kernel's queue, and raises an error that names the kind.
+An op fills the same elements of its tensors as FastDeploy's op of that form, and no others; if it is not to wait and
+there is no message, the stop flag is -2. It consumes a message of another op's kind, as from the kernel's queue, and
+raises an error that names the kind.
 """
-
-from typing import Any
 
 import numpy as np
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
-from tokenbus_engines.fastdeploy.message import ALTERNATIVES, Kind, Tensor
+from tokenbus_engines.fastdeploy.message import ALTERNATIVES, COLUMNS, Kind, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.queue import Received
+from tokenbus_engines.fastdeploy.queue import Source
 from tokenbus_services.worker.arrays import Host
 
-_OUTPUTS = ("output_tokens", "output_scores", "output_ranks")
-_DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, ("i8", "f4", "i8")))
+_OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
+_COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
+"""The argument with the columns asked for, and the form's field that says whether their number is packed."""
 
 
-def speculate_get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
-    output_tokens: Tensor,
-    output_scores: Tensor,
-    output_ranks: Tensor,
-    real_k: int,
-    rank_id: int,
-    wait_flag: bool,  # noqa: FBT001 - as above
-    /,
-) -> None:
-    """Get the next target or draft under speculation, with logprobs; if there is none, the stop flag is -2."""
-    del rank_id  # each rank has a queue of its own, which the environment names
-    _get(
-        "speculate_get_output_topk",
-        Kind.SPECULATED_SCORED,
-        (output_tokens, output_scores, output_ranks),
-        real_k,
-        packs_columns=PROCESS.form.packs_flag,
-        wait=wait_flag,
-    )
+class _GetOp:
+    """A get op, called with its arguments by position: outputs, the columns asked for, the rank and whether to wait."""
+
+    def __init__(self, name: str, kind: Kind, doc: str, *, ranks: str = "all") -> None:
+        """`ranks` says which get: `all`, `first`, or `asked`: the first, and others where a fourth argument is set."""
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = doc
+        self._kind, self._ranks = kind, ranks
+
+    def __call__(self, *given: Tensor) -> None:
+        """Get the next message into the outputs."""
+        is_scored, may_ask = self._kind.is_scored, self._ranks == "asked"
+        most = 6 if is_scored else 3 + may_ask
+        if len(given) not in {most, most - may_ask}:
+            raise TypeError(f"{self.__name__}: {most} arguments, got {len(given)}")
+        if is_scored:
+            (k_name, packed), k, wait = _COLUMNS[self._kind], given[3], given[5]
+            if not 0 <= tensors.whole_number(f"{self.__name__}.{k_name}", k) <= ALTERNATIVES:
+                raise ContractError(f"{self.__name__}.{k_name}", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
+            self._get(given[:3], k + 1, packs=getattr(PROCESS.form, packed), wait=wait)
+            return
+        output, rank, wait, *asked = given
+        if self._ranks == "all" or tensors.whole_number(f"{self.__name__}.rank_id", rank) <= 0 or any(asked):
+            self._get((output,), COLUMNS, packs=False, wait=wait)
+
+    def _get(self, given: tuple[Tensor, ...], columns: int, *, packs: bool, wait: bool) -> None:
+        arrays = [self._array(name, tensor) for (name, _), tensor in zip(_OUTPUTS, given, strict=False)]
+        outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
+        kind, outcome = self._kind, native.Outcome()
+
+        def fill(address: int | None, *, is_empty: bool = False) -> bool:
+            return bool(native.library().fill(kind, address, is_empty, packs, columns, *outputs, outcome))
+
+        def take(found: Source) -> Kind:
+            if found.kind is kind:
+                fill(found.address)
+            return found.kind
+
+        if not fill(None):
+            raise self._error(outcome, arrays)
+        got = PROCESS.receiver(kind).get(None if wait else 0.0, take)
+        if got is None:
+            fill(None, is_empty=True)
+        elif got is not kind:
+            limit = f"one of {kind.name.lower()}, as this op reads it"
+            dropped = f"{got.name.lower()}, which is dropped"
+            raise ContractError(f"{self.__name__}.message", limit, dropped, rule=Rule.KIND)
+        for tensor, array in zip(given, arrays, strict=True):
+            tensors.store(tensor, array)
+
+    def _array(self, name: str, tensor: Tensor) -> Host:
+        tensors.check_writable(f"{self.__name__}.{name}", tensor)
+        return tensors.host(f"{self.__name__}.{name}", tensor)
+
+    def _error(self, fault: native.Outcome, arrays: list[Host]) -> ContractError:
+        (name, dtype), array = _OUTPUTS[fault.role], arrays[fault.role]
+        field = f"{self.__name__}.{name}"
+        if array.dtype != np.dtype(dtype):
+            return ContractError(field, dtype, str(array.dtype), rule=Rule.TYPE)
+        if fault.what == native.What.TOO_SHORT:
+            return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
+        return ContractError(field, "an array that is contiguous", "one that is not", rule=Rule.TYPE)
 
 
-def speculate_get_output(
-    output_tokens: Tensor,
-    rank_id: int,
-    wait_flag: bool,  # noqa: FBT001 - by that engine's positions
-    get_each_rank: bool = False,  # noqa: FBT001, FBT002 - as above
-    /,
-) -> None:
-    """Get the next step under speculation, without logprobs; if there is none, the stop flag is -2."""
-    if tensors.whole_number("speculate_get_output.rank_id", rank_id) <= 0 or get_each_rank:
-        _get("speculate_get_output", Kind.SPECULATED, (output_tokens,), wait=wait_flag)
-
-
-def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
-    output_tokens: Tensor,
-    output_scores: Tensor,
-    output_ranks: Tensor,
-    k: int,
-    rank_id: int,
-    wait_flag: bool,  # noqa: FBT001 - as above
-    /,
-) -> None:
-    """Get the next step without speculation, with logprobs; if there is none, the stop flag is -2."""
-    del rank_id  # as in speculate_get_output_topk
-    _get(
-        "get_output_topk",
-        Kind.SINGLE_SCORED,
-        (output_tokens, output_scores, output_ranks),
-        k,
-        packs_columns=PROCESS.form.packs_slots,
-        wait=wait_flag,
-    )
-
-
-def get_output(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
-    """Get the next step without speculation and without logprobs; if there is none, the stop flag is -2."""
-    if tensors.whole_number("get_output.rank_id", rank_id) <= 0:
-        _get("get_output", Kind.SINGLE, (output_tokens,), wait=wait_flag)
-
-
-def get_output_ep(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
-    """Get the next step as `get_output` does, but on every rank: under data parallelism each rank has its own queue."""
-    del rank_id  # the environment names the queue
-    _get("get_output_ep", Kind.SINGLE, (output_tokens,), wait=wait_flag)
-
-
-def _get(  # noqa: PLR0913 - what differs between the ops
-    op: str, kind: Kind, given: tuple[Tensor, ...], k: int = ALTERNATIVES, *, packs_columns: bool = False, wait: bool
-) -> None:
-    """Get the next message of a queue into an op's tensors."""
-    name = f"{op}.k" if kind is Kind.SINGLE_SCORED else f"{op}.real_k"
-    if not 0 <= tensors.whole_number(name, k) <= ALTERNATIVES:
-        raise ContractError(name, f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
-    outputs = [_output(f"{op}.{name}", tensor) for name, tensor in zip(_OUTPUTS, given, strict=False)]
-    places = (outputs * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
-    fill, fault, columns = native.fill(), native.Outcome(), k + 1
-    if not fill(kind, None, False, packs_columns, columns, *places, fault):  # noqa: FBT003 - by ops.c's positions
-        raise _error(op, fault, outputs)
-    kinds: list[Kind] = []
-
-    def take(found: Received) -> None:
-        kinds.append(found.kind)
-        if found.kind is kind:
-            fill(kind, found.address, False, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-
-    if not PROCESS.receiver(kind).get(None if wait else 0.0, take):
-        fill(kind, None, True, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-    elif kinds[0] is not kind:
-        limit = f"one of {kind.name.lower()}, as this op reads it"
-        raise ContractError(f"{op}.message", limit, f"{kinds[0].name.lower()}, which is dropped", rule=Rule.KIND)
-    for tensor, output in zip(given, outputs, strict=True):
-        tensors.store(tensor, output)
-
-
-def _output(name: str, tensor: Tensor) -> Host:
-    """Return the array for an output tensor; raises ContractError if the tensor cannot be written to."""
-    tensors.check_writable(name, tensor)
-    return tensors.host(name, tensor)
-
-
-def _error(op: str, fault: native.Outcome, outputs: list[Host]) -> ContractError:
-    field, dtype, output = f"{op}.{_OUTPUTS[fault.role]}", _DTYPES[fault.role], outputs[fault.role]
-    if output.dtype != dtype:
-        return ContractError(field, dtype.name, str(output.dtype), rule=Rule.TYPE)
-    if fault.what == native.What.TOO_SHORT:
-        return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
-    return ContractError(field, "an array that is contiguous", "one that is not", rule=Rule.TYPE)
+speculate_get_output_topk = _GetOp(
+    "speculate_get_output_topk",
+    Kind.SPECULATED_SCORED,
+    "Get the next target or draft under speculation, with logprobs.",
+)
+get_output_topk = _GetOp(
+    "get_output_topk",
+    Kind.SINGLE_SCORED,
+    "Get the next step without speculation, with logprobs.",
+)
+speculate_get_output = _GetOp(
+    "speculate_get_output",
+    Kind.SPECULATED,
+    "Get the next step under speculation, without logprobs; a fourth argument has ranks above 0 get, too.",
+    ranks="asked",
+)
+get_output = _GetOp(
+    "get_output", Kind.SINGLE, "Get the next step without speculation and without logprobs.", ranks="first"
+)
+get_output_ep = _GetOp(
+    "get_output_ep", Kind.SINGLE, "Get as `get_output`, on every rank: under data parallelism each has its own queue."
+)

@@ -4,46 +4,19 @@ import atexit
 import concurrent.futures.thread  # noqa: F401 - before `close` is registered: what is registered last is called first
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tokenbus_engines.fastdeploy import native
-from tokenbus_engines.fastdeploy.environment import (
-    QUEUE,
-    Options,
-    is_published,
-    queue_id,
-    queue_path,
-    settings_for,
-)
+from tokenbus_engines.fastdeploy.environment import Options, is_published, queue_id, queue_path, settings_for
 from tokenbus_engines.fastdeploy.forms import Form, chosen
-from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Kind, Message, unpacked
-from tokenbus_engines.fastdeploy.published import Published, SavedMessage
-from tokenbus_engines.fastdeploy.queue import Pack, QueueFullError, QueueReceiver, QueueSender
+from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, SLOTS, Kind, unpacked
+from tokenbus_engines.fastdeploy.published import Published
+from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
+from tokenbus_engines.fastdeploy.signatures import Signature
 from tokenbus_services.settings import Settings
-
-K = TypeVar("K")
-T = TypeVar("T")
-_QUEUE = QUEUE.encode()
-
-
-class Step(Protocol):
-    """One call of a save op: its arguments, and how to pack them."""
-
-    op: str
-    kind: Kind
-    rank: int
-
-    def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
-        """Return the message, and how many of its bytes the socket took: see `QueueSender.send`."""
-
-    def saved(self, data: bytes) -> SavedMessage:
-        """Return the message with the slots' lengths, which only the bus needs."""
 
 
 class Sender:
@@ -51,51 +24,38 @@ class Sender:
 
     def __init__(self, path: str, settings: Settings, options: Options) -> None:
         """Save to the two queues of an id, whose paths begin with `path`."""
-        self._path = path
-        self._settings = settings
-        self._options = options
+        self._path, self._settings, self._options = path, settings, options
         self._saving = threading.Lock()
-        self._lost: dict[int, set[int]] = {}
-        """By rank, the slots whose tokens were lost since its last message."""
+        self._lost: dict[int, bytes] = {}
+        """By rank, a byte for each slot: whether its tokens were lost since the rank's last message."""
         self._is_published = is_published(settings)
         self.queues: dict[str, QueueSender] = {}
-        self._queues: dict[Kind, QueueSender] = {}
         self.published: dict[int, Published] = {}
 
-    def save(self, step: Step) -> None:
-        """Put a step's message into the queue; after a QueueFullError the rank's next one says so."""
-        rank = step.rank
+    def save(self, signature: Signature, given: tuple[Any, ...], rank: int) -> None:
+        """Put a step's message into the queue; after a QueueFullError the rank's next one says what was lost."""
         with self._saving:
-            pack = self._with_losses(step, self._lost[rank]) if rank in self._lost else step.pack
+            lost = self._lost.get(rank)
             try:
-                data = (self._queues.get(step.kind) or self._queue(step.kind)).send(pack)
+                data = self._queue(signature.kind).send(
+                    lambda socket, sequence: signature.pack(given, socket, sequence, lost)
+                )
             except QueueFullError as full:
-                full.args = (f"{step.op}: {full}",)
-                self._lost.setdefault(rank, set()).update(_slots_with_tokens(unpacked(full.lost)))
+                full.args = (f"{signature.op}: {full}",)
+                self._lost[rank] = _with_lost(lost or bytes(SLOTS), full.lost)
                 raise
-            if rank in self._lost and unpacked(data).flag != DRAFT:
+            if lost is not None and unpacked(data).flag != DRAFT:
                 del self._lost[rank]
             if self._is_published:
-                self.published_of(rank).offer(step.saved(data))
-
-    def _with_losses(self, step: Step, lost: set[int]) -> Pack:
-        """Return a `pack` that marks the slots whose tokens were lost as unrecoverable; drafts stay as they are."""
-
-        def pack(_: int, sequence: int) -> tuple[bytes, int]:
-            data, sent = step.pack(-1, sequence)
-            message = unpacked(data)
-            if message.flag != DRAFT:
-                marked = message.without(np.isin(np.arange(message.slots), [*lost]))
-                data = marked.packed(sequence, time.monotonic_ns())
-            return data, sent
-
-        return pack
+                message = unpacked(data)
+                message.lengths = signature.lengths(given, message.slots)
+                message.is_first = signature.is_first
+                self.published_of(rank).offer(message)
 
     def _queue(self, kind: Kind) -> QueueSender:
         path = path_of(self._path, kind)
         if path not in self.queues:
             self.queues[path] = QueueSender(path, self._settings.worker, self._settings.bus.reconnect_ms / 1000)
-        self._queues[kind] = self.queues[path]
         return self.queues[path]
 
     def published_of(self, rank: int) -> Published:
@@ -122,28 +82,26 @@ class Process:
     """Makes what is needed when it is needed first; a process that was forked off begins anew."""
 
     def __init__(self) -> None:
+        self.options = Options()
+        self.is_xpu = False
+        """Whether the ops are in the place of those for XPU, whose saves all heed `save_each_rank`, in each release."""
+        self._form: Form | None = None
+        self._is_registered = False
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _begin_anew(self) -> None:
         self._making = threading.RLock()
-        self._options = Options()
         self._settings: Settings | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[tuple[int, bool], QueueReceiver] = {}
-        self._form: Form | None = None
-        self.is_xpu = False
-        """Whether the ops are in the place of those for XPU, whose saves all heed `save_each_rank`, in each release."""
-        self._is_registered = False
-        os.register_at_fork(after_in_child=self._forked)
-
-    @property
-    def options(self) -> Options:
-        """What was chosen."""
-        return self._options
 
     def configure(self, options: Options) -> None:
         """Choose; what runs already would not follow, so it must not."""
         with self._making:
             if self._senders or self._receivers:
                 raise RuntimeError("configure() comes before the first save and get, or after close()")
-            self._options, self._settings, self._form = options, None, None
+            self.options, self._settings, self._form = options, None, None
 
     @property
     def form(self) -> Form:
@@ -151,34 +109,29 @@ class Process:
         if self._form is None:
             with self._making:
                 if self._form is None:
-                    self._form = chosen(self._options.form)
+                    self._form = chosen(self.options.form)
         return self._form
 
     def sender(self) -> Sender:
         """Return the save side of the queue that the environment names."""
-        queue = native.number()(_QUEUE, 1)
-        return self._senders.get(queue) or self._made(
-            self._senders, queue, lambda path, settings: Sender(path, settings, self._options)
-        )
+        queue = queue_id()
+        with self._making:
+            if queue not in self._senders:
+                settings = self._begin()
+                self._senders[queue] = Sender(queue_path(settings, queue), settings, self.options)
+            return self._senders[queue]
 
     def receiver(self, kind: Kind) -> QueueReceiver:
         """Return the get side for a kind, of the queue id in the environment."""
-        queue = native.number()(_QUEUE, 1), kind is Kind.SPECULATED
-        return self._receivers.get(queue) or self._made(
-            self._receivers, queue, lambda path, _: QueueReceiver(path_of(path, kind))
-        )
-
-    def _made(self, sides: dict[K, T], key: K, make: Callable[[str, Settings], T]) -> T:
-        number = queue_id()  # raises SettingsError if it is none
+        queue = queue_id(), kind is Kind.SPECULATED
         with self._making:
-            if key not in sides:
-                settings = self._begin()
-                sides[key] = make(queue_path(settings, number), settings)
-            return sides[key]
+            if queue not in self._receivers:
+                self._receivers[queue] = QueueReceiver(path_of(queue_path(self._begin(), queue[0]), kind))
+            return self._receivers[queue]
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted so far, over all of its queues and ranks."""
-        found: Counter[str] = Counter()
+        found: Counter[str] = Counter(got=sum(receiver.got for receiver in self._receivers.values()))
         for sender in self._senders.values():
             for queue in sender.queues.values():
                 items, size = queue.waiting
@@ -186,7 +139,6 @@ class Process:
             for published in sender.published.values():
                 counts = {f"published_{name}": value for name, value in asdict(published.steps.counts).items()}
                 found.update(counts | {"published_waiting_peak": published.peak})
-        found.update({"got": sum(receiver.got for receiver in self._receivers.values())})
         return dict(found)
 
     def close(self) -> None:
@@ -201,7 +153,7 @@ class Process:
 
     def _begin(self) -> Settings:
         if self._settings is None:
-            self._settings = self._options.settings or settings_for()
+            self._settings = self.options.settings or settings_for()
         if not self._is_registered:
             self._is_registered = True
             # atexit's own functions are called when no thread may be started any more, and publishing may need one.
@@ -215,9 +167,7 @@ class Process:
                 queue.abandon()
         for receiver in self._receivers.values():
             receiver.abandon()
-        self._making = threading.RLock()
-        self._settings = None
-        self._senders, self._receivers = {}, {}
+        self._begin_anew()
 
 
 def path_of(path: str, kind: Kind) -> str:
@@ -225,10 +175,12 @@ def path_of(path: str, kind: Kind) -> str:
     return f"{path}-speculated" if kind is Kind.SPECULATED else path
 
 
-def _slots_with_tokens(message: Message) -> list[int]:
-    lost = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
-    found: list[int] = np.flatnonzero(lost).tolist()
-    return found
+def _with_lost(slots: bytes, data: bytes) -> bytes:
+    """Return these marks of slots, with those that have tokens in a lost message."""
+    message, found = unpacked(data), np.frombuffer(slots, np.uint8).copy()
+    has_tokens = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
+    found[: message.slots] |= has_tokens
+    return found.tobytes()
 
 
 PROCESS = Process()

@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.message import DRAFT, SLOTS, TARGET, Lengths, Message, unpacked
+from tokenbus_engines.fastdeploy.message import DRAFT, SLOTS, TARGET, Message
 from tokenbus_engines.fastdeploy.slots import SlotRegistry
 from tokenbus_engines.fastdeploy.step_arrays import arrays_of
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -42,28 +42,6 @@ class PublishedCounts:
     unpaired_drafts: int = 0
     dropped: int = 0
     """Messages that were not published."""
-
-
-class SavedMessage(NamedTuple):
-    """A message as it was saved."""
-
-    data: bytes
-    lengths: Lengths | None
-    is_first: bool
-
-    def kept(self) -> "SavedMessage":
-        """Return the message with copies of its lengths: the engine overwrites its arrays at the next step."""
-        if self.lengths is None:
-            return self
-        return self._replace(lengths=Lengths(*(array.reshape(-1).astype(np.int64) for array in self.lengths)))
-
-    def message(self) -> Message:
-        """Return the message, with as many lengths as it has slots."""
-        message = unpacked(self.data)
-        if self.lengths is not None:
-            message.lengths = Lengths(*(array[: message.slots] for array in self.lengths))
-        message.is_first = self.is_first
-        return message
 
 
 class _Step(NamedTuple):
@@ -136,7 +114,7 @@ class Steps:
         """Return whether a target's draft is to come: a step whose requests all finished has none."""
         has_flag = message.kind.is_scored and message.lengths is not None and not message.is_first
         is_speculated = self._options.method is not SpeculativeMethod.NONE
-        return has_flag and is_speculated and self._missed < _MISSED and message.is_running and message.slots > 0
+        return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
 
     def _target_of(self, draft: Message) -> _Step | None:
         """Return the waiting target that a draft belongs to: the one that agrees with it on the slots."""
@@ -195,7 +173,7 @@ class Published:
         name = f"{worker.id}-rank-{rank}" if rank else worker.id
         # Its stream must never make the engine wait: what finds no room ends its requests there, with an error.
         self.settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
-        self._waiting: SimpleQueue[SavedMessage | _Assigned | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
         """How many messages found no room, counted by the threads that save."""
@@ -204,15 +182,15 @@ class Published:
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
         self._thread.start()
 
-    def offer(self, saved: SavedMessage) -> None:
+    def offer(self, message: Message) -> None:
         """Take a message, or leave it out: it waits for nothing."""
-        self._put(saved.kept(), self._most)
+        self._put(message, self._most)
 
     def assign(self, slot: int, key: int) -> None:
         """Give a slot the request that the engine named, from its next step on."""
         self._put(_Assigned(slot, key), self._most + SLOTS)
 
-    def _put(self, item: SavedMessage | _Assigned, most: int) -> None:
+    def _put(self, item: Message | _Assigned, most: int) -> None:
         """Put an item behind those that wait, or leave it out where they are too many already."""
         waiting = self._waiting.qsize()
         if waiting >= most:
@@ -241,12 +219,12 @@ class Published:
             _log.exception("publishing failed")
             self._most = 0
 
-    def _publish(self, publisher: Publisher, assembler: StepAssembler, item: SavedMessage | _Assigned) -> None:
+    def _publish(self, publisher: Publisher, assembler: StepAssembler, item: Message | _Assigned) -> None:
         try:
             if isinstance(item, _Assigned):
                 self.steps.registry.assign(*item)
                 return
-            for arrays in self.steps.of(item.message()):
+            for arrays in self.steps.of(item):
                 for batch in assembler.assemble(arrays):
                     publisher.publish(batch, every_rank=True)
         except RetentionFullError as full:

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 from tokenbus_engines.fastdeploy import native
-from tokenbus_engines.fastdeploy.message import KINDS, Kind
+from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import WorkerSettings
@@ -45,6 +45,7 @@ _ACKNOWLEDGE_SECONDS = 1.0
 _MOST_CONNECTIONS = 1024
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 """The errors of a connection while no get side listens, or while its backlog is full."""
+T = TypeVar("T")
 Pack = Callable[[int, int], tuple[bytes, int]]
 
 
@@ -81,7 +82,7 @@ class QueueSender:
         self._path = path
         self._settings = settings
         self._reconnect_seconds = reconnect_seconds
-        self._most_bytes, self._acknowledged = native.most_bytes(), native.acknowledged()
+        self._most_bytes, self._acknowledged = native.library().most_bytes, native.library().acknowledged
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._kept: deque[bytes] = deque()
@@ -298,36 +299,17 @@ class QueueSender:
                             self._disconnect()
 
 
-class Received(NamedTuple):
-    """A whole message. Its memory belongs to the queue, and is valid until `pop`."""
-
-    kind: Kind
-    data: memoryview
-    address: int
-    """Of its first byte."""
-
-
-class _Source:
+class Source:
     """The connection of a process that saves, and what has arrived of its next message."""
-
-    __slots__ = (
-        "_acknowledge",
-        "_address",
-        "_buffer",
-        "_number",
-        "_receive",
-        "connection",
-        "is_watched",
-        "reading",
-        "unsent",
-    )
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._number = connection.fileno()
-        self._receive, self._acknowledge = native.receive(), native.acknowledge()
-        buffer = bytearray(native.most_bytes())  # only the pages that messages fill take memory
-        self._buffer, self._address = memoryview(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self._library = native.library()
+        buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
+        self._buffer = memoryview(buffer)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        """Of the message's first byte; it is valid until the message is acknowledged."""
         self.reading = native.Reading()
         self.is_watched = True
         self.unsent = 0
@@ -339,24 +321,33 @@ class _Source:
         reading = self.reading
         return bool(reading.bytes) and reading.have == reading.bytes
 
+    @property
+    def stamp(self) -> int:
+        """When the message was saved, in nanoseconds of the machine's monotonic clock."""
+        return int(self.reading.stamp)
+
+    @property
+    def kind(self) -> Kind:
+        """The message's kind; `is_whole` must hold."""
+        return Kind(self.reading.kind)
+
+    @property
+    def data(self) -> memoryview:
+        """The message's bytes, as long as `address` is valid."""
+        return self._buffer[: self.reading.bytes]
+
     def acknowledge(self) -> None:
         """Acknowledge the message, and begin with the next one."""
-        self.unsent = self._acknowledge(self._number, self.reading)
+        self.unsent = self._library.acknowledge(self._number, self.reading)
 
     def acknowledge_again(self) -> None:
         """Send the acknowledgement for which there was no room; a later one includes it."""
         if self.unsent:
-            self.unsent = self._acknowledge(self._number, native.Reading(sequence=self.unsent))
+            self.unsent = self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
         """Receive what has arrived of the next message, and return the progress."""
-        progress: int = self._receive(self._number, self._address, self.reading)
-        return progress
-
-    def message(self) -> Received:
-        """Return the message; `is_whole` must hold."""
-        reading = self.reading
-        return Received(KINDS[reading.kind], self._buffer[: reading.bytes], self._address)
+        return int(self._library.receive(self._number, self.address, self.reading))
 
 
 class QueueReceiver:
@@ -367,11 +358,8 @@ class QueueReceiver:
         self._using = threading.Lock()
         self._waiting = threading.Lock()
         """Held by the thread that waits for something to arrive; it holds nothing else."""
-        self._sources: dict[int, _Source] = {}
-        self._next: Received | None = None
-        self._first: _Source | None = None
-        """Where the next message came from."""
-        self._unsent: set[_Source] = set()
+        self._sources: dict[int, Source] = {}
+        self._unsent: set[Source] = set()
         """Those with acknowledgements for which there was no room."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
@@ -399,29 +387,28 @@ class QueueReceiver:
         for each in (self._listener, self._woken):
             self._poll.register(each, select.EPOLLIN)
 
-    def get(self, seconds: float | None, take: Callable[[Received], object]) -> bool:
-        """Hand the next message to `take`, and drop it; return False if there is none within some seconds.
+    def get(self, seconds: float | None, take: Callable[[Source], T]) -> T | None:
+        """Hand the next message to `take`, drop it, and return what `take` returned; None if none comes in time.
 
-        None waits as long as it takes. Threads get in turn; one that waits keeps no other one.
+        `seconds` None waits as long as it takes. Threads get in turn; one that waits keeps no other one. A message that
+        `take` raises at stays.
         """
-
-        def look() -> Received | None:
-            found = self._look()
-            if found is not None:
-                take(found)
-                self._pop()
-            return found
-
-        return self._until(seconds, look) is not None
-
-    def peek(self, seconds: float | None) -> Received | None:
-        """Return the next message, which stays, or None if there is none within some seconds; None: wait for one."""
-        return self._until(seconds, self._look)
-
-    def pop(self) -> None:
-        """Acknowledge the message that `peek` returned, and free its memory for the next one."""
-        with self._using:
-            self._pop()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            with self._using:
+                if self._is_closed:
+                    raise RuntimeError("the get side was closed")
+                source = self._oldest()
+                if source is not None:
+                    taken = take(source)
+                    self._drop_message(source)
+                    return taken
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with self._waiting:
+                if not self._is_closed:
+                    self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
 
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
@@ -450,52 +437,27 @@ class QueueReceiver:
         os.close(self._held)
         self._sources.clear()
 
-    def _until(self, seconds: float | None, look: Callable[[], Received | None]) -> Received | None:
-        """Return what `look` returns, which is called again whenever something has arrived, within some seconds."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while True:
-            with self._using:
-                if self._is_closed:
-                    raise RuntimeError("the get side was closed")
-                found = look()
-            left = None if deadline is None else deadline - time.monotonic()
-            if found is not None or (left is not None and left <= 0):
-                return found
-            with self._waiting:
-                if not self._is_closed:
-                    self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
-
     # With `_using` held.
 
-    def _look(self) -> Received | None:
-        """Return the next message if it has arrived."""
-        if self._next is None:
+    def _oldest(self) -> Source | None:
+        """Return the source of the next message if it has arrived."""
+        self._read()
+        if len(self._sources) > 1 and any(source.is_whole for source in self._sources.values()):
+            # Look again: a message that another process saved earlier may have arrived since the first look.
             self._read()
-            if len(self._sources) > 1 and self._whole():
-                # Look again: a message that another process saved earlier may have arrived since the first look.
-                self._read()
-            whole = self._whole()
-            if whole:
-                self._first = whole[0] if len(whole) == 1 else min(whole, key=_stamp)
-                self._next = self._first.message()
-        return self._next
+        whole = [source for source in self._sources.values() if source.is_whole]
+        return min(whole, key=lambda source: source.stamp, default=None)
 
-    def _pop(self) -> None:
-        first = self._first
-        if self._next is not None and first is not None:
-            self._next = None
-            self.got += 1
-            # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
-            if not first.is_watched:
-                with contextlib.suppress(FileExistsError):  # a handler raised before this was noted
-                    self._poll.register(first.connection, select.EPOLLIN)
-                first.is_watched = True
-            first.acknowledge()
-            if first.unsent:
-                self._unsent.add(first)
-
-    def _whole(self) -> list[_Source]:
-        return [source for source in self._sources.values() if source.is_whole]
+    def _drop_message(self, source: Source) -> None:
+        self.got += 1
+        # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
+        if not source.is_watched:
+            with contextlib.suppress(FileExistsError):  # a handler raised before this was noted
+                self._poll.register(source.connection, select.EPOLLIN)
+            source.is_watched = True
+        source.acknowledge()
+        if source.unsent:
+            self._unsent.add(source)
 
     def _acknowledge_again(self) -> None:
         """Send the acknowledgements for which there was no room."""
@@ -515,7 +477,7 @@ class QueueReceiver:
             elif number == self._listener.fileno():
                 self._accept()
 
-    def _read_from(self, source: _Source, number: int) -> None:
+    def _read_from(self, source: Source, number: int) -> None:
         if source.is_whole:
             source.is_watched = False
             self._poll.unregister(number)  # its next message is not read before this one is popped
@@ -526,7 +488,7 @@ class QueueReceiver:
         if progress in {native.ENDED, native.REFUSED}:
             self._drop(source, number)
 
-    def _drop(self, source: _Source, number: int) -> None:
+    def _drop(self, source: Source, number: int) -> None:
         self._poll.unregister(number)
         del self._sources[number]
         self._unsent.discard(source)
@@ -544,15 +506,10 @@ class QueueReceiver:
                 time.sleep(_AGAIN_SECONDS)
                 return
             connection.setblocking(False)  # noqa: FBT003 - the standard library's
-            source = _Source(connection)
+            source = Source(connection)
             number = connection.fileno()
             self._sources[number] = source
             self._poll.register(number, select.EPOLLIN)
             self._read_from(source, number)
         with contextlib.suppress(OSError):
             self._listener.accept()[0].close()
-
-
-def _stamp(source: _Source) -> int:
-    stamp: int = source.reading.stamp
-    return stamp

@@ -129,7 +129,7 @@ class SlotRegistry:
             statuses[is_quiet & is_prefilling] = RowStatus.PREFILLING
             is_left = slots["is_interrupted"] | is_prefilling
         statuses[is_quiet & is_left & (slots["position"] > 0) & ~slots["is_assigned"]] = RowStatus.FINISHED_STOP
-        if not message.is_running:
+        if message.stop_flag <= 0:
             # Requests with proposals continue elsewhere.
             is_last = True if arrays.proposal_counts is None else arrays.proposal_counts == 0
             statuses[np.isin(statuses, GOING_ON) & is_last] = RowStatus.FINISHED_STOP

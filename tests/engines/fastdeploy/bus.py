@@ -77,13 +77,9 @@ KINDS = {
 """What each get op reads."""
 
 
-def wait_for(op: str) -> None:
-    assert PROCESS.receiver(KINDS[op]).peek(MOST_SECONDS) is not None, "no message came"
-
-
 def is_empty() -> bool:
     """Tell whether neither of the two queues has a message."""
-    return all(PROCESS.receiver(kind).peek(0.0) is None for kind in (Kind.SINGLE, Kind.SPECULATED))
+    return all(PROCESS.receiver(kind).get(0.0, lambda found: found) is None for kind in (Kind.SINGLE, Kind.SPECULATED))
 
 
 class Getter:
@@ -98,8 +94,6 @@ class Getter:
     def get(self, *, wait: bool = True, rank: int = 0, op: str = "") -> None:
         """Get the next message, by another op of the same tensors if one is named."""
         named = op or self.op
-        if wait:
-            wait_for(named)
         k = [self.k] if named.endswith("_topk") else []
         getattr(fastdeploy, named)(*self.outputs, *k, rank, wait)
 
@@ -147,9 +141,11 @@ class Beside:
         FastDeploy's op consumes it where it is smaller, and goes on with what is then in its struct. Where it is larger
         the message stays, every get from then on finds nothing, and nothing comes any more.
         """
-        wait_for(GETS[head.op])
-        with pytest.raises(ContractError, match=rf"{op}\.message"):
-            self._getters[op].get(wait=False)
+        limit = f"one of {KINDS[op].name.lower()}, as this op reads it"
+        with pytest.raises(ContractError) as refused:
+            self._getters[op].get()
+        dropped = f"{KINDS[GETS[head.op]].name.lower()}, which is dropped"
+        assert str(refused.value) == f"{op}.message: {limit}, got {dropped}"
         self.compare(op, [])
         if self.kernel.ops.get(op, stained(op)) == -errno.E2BIG:
             assert self.kernel.ops.get(GETS[head.op], stained(GETS[head.op])) > 0

@@ -1,6 +1,6 @@
 """The oracle: FastDeploy's ops in C through the kernel's own queues, of which an id has two.
 
-Nothing here uses the drop-in's ops. `structs` converts FastDeploy's structs, for tests of one side of each.
+Nothing here uses the drop-in's ops.
 """
 
 import os

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, stained, wait_for
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
 from tokenbus_contracts import ContractError
@@ -207,35 +207,6 @@ def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> N
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    "op", ["speculate_get_output_topk", "get_output_topk", "speculate_get_output", "get_output", "get_output_ep"]
-)
-@pytest.mark.usefixtures("bus")
-def test_nothing_read_is_said_so(op: str) -> None:
-    """Without a message, and where it is not waited for, the stop flag is -2, and the slots are none."""
-    getter = Getter(op)
-    getter.get(wait=False)
-    tokens, *others = getter.arrays()
-    expected = stained(op)
-    meta = 3 if op == "speculate_get_output_topk" else 2
-    assert tokens.reshape(-1)[:meta].tolist() == [-2, *[0] * (meta - 1)]
-    np.testing.assert_array_equal(tokens.reshape(-1)[meta:], expected[0].reshape(-1)[meta:])
-    for found, before in zip(others, expected[1:], strict=True):
-        np.testing.assert_array_equal(found, before)
-
-
-def test_message_of_another_op_is_consumed(beside: Beside) -> None:
-    """A get takes what is at the head of its queue, says so if it is not its own, and the next one goes on."""
-    save(TOPK, two_slots(TOPK))
-    with pytest.raises(ContractError) as refused:
-        Getter("get_output").get()
-    assert str(refused.value) == (
-        "get_output.message: one of single, as this op reads it, got speculated_scored, which is dropped"
-    )
-    beside.save("save_output", two_slots("save_output"))
-    beside.get_all()
-
-
 @pytest.mark.usefixtures("bus")
 def test_tensors_to_get_into_are_checked_first() -> None:
     """A tensor of another type or size, or one that cannot be filled where it lies, is named."""
@@ -366,8 +337,7 @@ def test_get_under_data_parallelism(rank: int, beside: Beside) -> None:
     given = two_slots("save_output")
     beside.save("save_output", given)
     (tokens,) = outputs("get_output_ep")
-    wait_for("get_output_ep")
-    fastdeploy.get_output_ep(tokens, rank, DO_NOT_WAIT)
+    fastdeploy.get_output_ep(tokens, rank, WAIT)
     expected = outputs("get_output")
     beside.kernel.get(expected)
     np.testing.assert_array_equal(tokens, expected[0])

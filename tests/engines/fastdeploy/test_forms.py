@@ -65,14 +65,14 @@ def test_installed_version_and_its_reader_say_which_form(
 @pytest.mark.parametrize("version", ["2.7.0", "3.0", "0.0.0", "2.3.0", "unknown"])
 def test_unknown_version_is_taken_for_the_newest_and_says_so(version: str) -> None:
     """A release that no form was read of is named, beside those that are known."""
-    form, why = form_of(Installed(version, packs_slots=True, packs_flag=True))
-    assert form is FORMS["develop"]
+    form, why, is_known = form_of(Installed(version, (True, True)))
+    assert (form, is_known) == (FORMS["develop"], False)
     assert why == f"unknown version {version} (known: 2.4, 2.5, 2.6)"
 
 
 def test_unknown_version_has_the_form_that_it_reads() -> None:
     """Of an unknown version the token processor's source is known, and is a reason."""
-    form, why = form_of(Installed("0.0.0", packs_slots=True, packs_flag=False))
+    form, why, _ = form_of(Installed("0.0.0", (True, False)))
     assert form is FORMS["2.6-before-7884"]
     assert why == "unknown version 0.0.0 (known: 2.4, 2.5, 2.6), as its token processor reads"
 
@@ -104,7 +104,7 @@ def test_one_line_says_which_form_is_spoken(caplog: pytest.LogCaptureFixture) ->
 def test_without_fastdeploy_the_newest_form_is_spoken() -> None:
     """Where FastDeploy is not installed there is nothing to read, and nothing else to speak to."""
     assert installed() is None
-    assert form_of(None) == (FORMS["develop"], "FastDeploy is not installed")
+    assert form_of(None) == (FORMS["develop"], "FastDeploy is not installed", True)
 
 
 def test_table_is_that_of_the_oracle_and_of_the_page() -> None:

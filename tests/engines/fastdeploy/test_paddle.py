@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import same_bytes, wait_for
+from tests.engines.fastdeploy.bus import same_bytes
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
 from tokenbus_contracts import ContractError
@@ -87,8 +87,7 @@ def test_paddle_tensors_are_saved_and_filled(op: str, kind: Any) -> None:  # noq
             getattr(fastdeploy, op)(*given.values())
             if "preempted_idx" in given:
                 assert not given["preempted_idx"].numpy().any()
-            wait_for(get)
-            getattr(fastdeploy, get)(*own, *k, 0, False)  # noqa: FBT003 - by that engine's positions
+            getattr(fastdeploy, get)(*own, *k, 0, True)  # noqa: FBT003 - by that engine's positions
             queue.save(op, arguments)
             undefined = queue.get(expected)
             for at, (found, wanted) in enumerate(zip(own, expected, strict=True)):

@@ -8,12 +8,14 @@ import pytest
 
 from tests.engines.fastdeploy.bus import Getter, is_empty, save, settings_in
 from tests.engines.fastdeploy.engine import Steps as Drawn
+from tests.engines.fastdeploy.theirs import GETS
+from tests.engines.fastdeploy.undefined import Array, entries
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.published import Published, SavedMessage, Steps
+from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
@@ -282,25 +284,43 @@ def test_uninitialised_scores_cost_no_token() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_saved_keeps_the_contract(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of random steps with anything in them every one is published, none refused, and no token is lost."""
+    """Of random steps with anything in them every one is published, none refused; the bus reads what a get fills in."""
     drawn, steps = Drawn(seed), Steps(Options())
-    taken: list[SavedMessage] = []
+    taken: list[Message] = []
     fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
     sender = PROCESS.sender()
     try:
         assert is_empty()
         monkeypatch.setattr(sender.published_of(0), "offer", taken.append)  # as they are saved
-        for op in ("speculate_save_output_topk", "mtp_save_first_token_with_topk", "save_output_topk") * 8:
+        for op in list(GETS) * 5:
             save(op, drawn.any(op, int(drawn._random.integers(0, 9)), int(drawn._random.integers(1, 6))))
-        assert len(taken) == 24
+            getter = Getter(GETS[op])
+            getter.get()
+            assert_read_alike(taken[-1], *(array.reshape(-1) for array in getter.arrays()))
+        assert len(taken) == 30
         assembler = StepAssembler(Limits.schema())
         for given in taken:
-            for arrays in steps.of(given.kept().message()):
+            for arrays in steps.of(given):
                 for batch in assembler.assemble(arrays):
                     encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
+
+
+def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
+    """Assert that a message has the elements that its get op filled in."""
+    columns, of_slots, header, rows = given.tokens.shape[1], 0, 2, np.arange(given.slots)
+    if not given.kind.is_single:
+        header, of_slots = (3, 512) if given.kind.is_scored else (2, 256)
+        assert tokens[header : header + given.slots].tolist() == given.counts.tolist()
+        slots, places = entries(given.counts)
+        rows = slots * 6 + places
+    stride = 21 if given.kind is Kind.SPECULATED_SCORED else columns
+    lines = rows[:, None] * stride + np.arange(columns)
+    wanted = (given.tokens, given.scores, given.ranks)
+    for found, at, mine in zip((tokens[header + of_slots :], *scored), (lines, lines, rows), wanted, strict=False):
+        np.testing.assert_array_equal(found[at], mine)
 
 
 async def test_processor_sees_paired_steps(folder: Path) -> None:
@@ -351,7 +371,7 @@ def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
     shown = Published(settings, Options(), 0)
     for computed in range(9, 40):
         given = message(TARGET, 1, 1, computed=computed)
-        shown.offer(SavedMessage(given.packed(1, 1), given.lengths, is_first=False))
+        shown.offer(given)
     shown.close()
     assert shown.settings.worker.policy == "fail"  # whatever the queue does when it is full
     assert shown.steps.counts.dropped > 0

@@ -12,8 +12,8 @@ import pytest
 
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
 from tests.support.waiting import wait_until
-from tokenbus_engines.fastdeploy.message import HEADER, Header, Kind, Message, unpacked
-from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
+from tokenbus_engines.fastdeploy.message import HEADER, Kind, Message, unpacked
+from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender, Source
 
 SECONDS = 0.01
 
@@ -32,6 +32,23 @@ def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Mes
     )
 
 
+def packed(given: Message, sequence: int, stamp: int, **changes: int) -> bytes:
+    """Return a message's bytes, with changes in its header."""
+    counts = given.counts if given.kind is not Kind.SINGLE else given.counts[:0]
+    arrays = b"".join(array.tobytes() for array in (counts, given.tokens, given.scores, given.ranks))
+    entries, columns = given.tokens.shape
+    header = np.zeros((), HEADER)
+    fields = {"magic": 0x51464254, "size": HEADER.itemsize + len(arrays), "kind": given.kind, "flag": given.flag}
+    fields |= {"columns": columns, "stop_flag": given.stop_flag, "slots": given.slots, "entries": entries}
+    for name, value in (fields | {"sequence": sequence, "stamp": stamp} | changes).items():
+        header[name] = value
+    return header.tobytes() + arrays
+
+
+def bytes_of(source: Source) -> bytes:
+    return bytes(source.data)
+
+
 def sender_in(folder: Path, **overrides: object) -> QueueSender:
     """Return a save side in a folder."""
     return QueueSender(str(folder / "q"), settings_in(folder, **overrides).worker, SECONDS)
@@ -39,20 +56,19 @@ def sender_in(folder: Path, **overrides: object) -> QueueSender:
 
 def send(sender: QueueSender, given: Message, stamp: int) -> None:
     """Send a message that was saved at a time."""
-    sender.send(lambda _, sequence: (given.packed(sequence, stamp), 0))
+    sender.send(lambda _, sequence: (packed(given, sequence, stamp), 0))
 
 
 def numbers(receiver: QueueReceiver, count: int) -> list[int]:
     """Get as many messages, and return which they are."""
     found = []
     for _ in range(count):
-        received = receiver.peek(MOST_SECONDS)
-        assert received is not None
-        got = unpacked(received.data)
+        data = receiver.get(MOST_SECONDS, bytes_of)
+        assert data is not None
+        got = unpacked(data)
         found.append(int(got.tokens[0, 0]))
         assert np.array_equal(got.tokens.reshape(-1), found[-1] + np.arange(got.tokens.size))
         assert np.array_equal(got.scores, got.tokens)
-        receiver.pop()
     return found
 
 
@@ -64,7 +80,7 @@ def test_more_than_a_socket_holds(folder: Path) -> None:
             send(sender, message(number, 512, 6, 21), number)
         assert sender.waiting[0] == 40
         assert numbers(receiver, 40) == list(range(40))
-        assert receiver.peek(0.0) is None
+        assert receiver.get(0.0, bytes_of) is None
     finally:
         sender.close(0)
         receiver.close()
@@ -114,7 +130,7 @@ def test_acknowledgement_that_finds_no_room_follows(closes: bool, folder: Path) 
     with socket.socket(socket.AF_UNIX) as saving:
         saving.connect(str(folder / "q"))
         for number in range(count):
-            saving.sendall(message(number).packed(number + 1, number))
+            saving.sendall(packed(message(number), number + 1, number))
             assert numbers(receiver, 1) == [number]
         found: list[int] = []
         acknowledged = threading.Thread(target=lambda: found.append(_last_acknowledgement(saving, count)))
@@ -122,7 +138,7 @@ def test_acknowledgement_that_finds_no_room_follows(closes: bool, folder: Path) 
         if closes:
             receiver.close()
         else:
-            wait_until(lambda: receiver.peek(0.0) is None and not acknowledged.is_alive())
+            wait_until(lambda: receiver.get(0.0, bytes_of) is None and not acknowledged.is_alive())
         acknowledged.join(MOST_SECONDS)
         assert found == [count]
     if not closes:
@@ -172,14 +188,11 @@ def test_program_that_speaks_something_else(folder: Path) -> None:
 )
 def test_header_that_contradicts_itself(changes: dict[str, Any], folder: Path) -> None:
     """A header is held against what a message can be before more is read: its connection ends (case 26)."""
-    data = message(1, 2, 2).packed(1, 1)
-    assert unpacked(data).tokens.tolist() == [[1], [2], [3], [4]]
     receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
     try:
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(folder / "q"))
-            header = Header._make(HEADER.unpack_from(data))._replace(**changes)
-            other.sendall(HEADER.pack(*header) + data[HEADER.size :])
+            other.sendall(packed(message(1, 2, 2), 1, 1, **changes))
             send(sender, message(4), 1)
             assert numbers(receiver, 1) == [4]
             other.settimeout(MOST_SECONDS)
@@ -212,7 +225,7 @@ def test_counts_that_contradict_the_header(kind: Kind, counts: list[int], tokens
     try:
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(folder / "q"))
-            other.sendall(given.packed(1, 1))
+            other.sendall(packed(given, 1, 1))
             send(sender, message(4), 2)
             assert numbers(receiver, 1) == [4]
             other.settimeout(MOST_SECONDS)
@@ -230,7 +243,7 @@ def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
 
     def wait() -> None:
         try:
-            receiver.peek(None)
+            receiver.get(None, bytes_of)
         except RuntimeError as error:
             ended.append(str(error))
 
@@ -290,7 +303,7 @@ def test_oldest_of_several_that_waited_is_next(folder: Path) -> None:
     try:
         for stamp, connection in reversed([*enumerate(connections)]):
             connection.connect(str(folder / "q"))
-            connection.sendall(message(stamp).packed(1, stamp))
+            connection.sendall(packed(message(stamp), 1, stamp))
         assert numbers(receiver, 3) == [0, 1, 2]
     finally:
         for connection in connections:

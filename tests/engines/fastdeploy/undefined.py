@@ -39,19 +39,9 @@ def undefined(form: str, op: str, given: Given, k: int = 20) -> Mask:
             return []
 
 
-def beyond(struct: Array) -> Mask:
-    """Return the mask of a struct of `speculate_get_output`, which is copied whole.
-
-    A message has no tokens behind its slots' counts, and nothing behind its last slot.
-    """
-    slots = int(struct["text"][1])
-    counts = np.where(np.arange(SPECULATIVE_SLOTS) < slots, struct["text"][_FIELDS:][:SPECULATIVE_SLOTS], 0)
-    return [(0, _FIELDS + np.arange(slots, SPECULATIVE_SLOTS)), (0, _tokens_beyond(counts))]
-
-
 def _speculated_topk(form: str, given: Given, k: int) -> Mask:
     """Forms before #7883 read lines of 21 columns: of narrower lines only the token's own id is where they look."""
-    slots, at = _entries(_sent_counts(given, flat(given["token_num_per_batch"])))
+    slots, at = entries(_sent_counts(given, flat(given["token_num_per_batch"])))
     return _narrow(form, given, k, slots * TOKENS + at)
 
 
@@ -63,13 +53,13 @@ def _first_topk(form: str, given: Given, k: int) -> Mask:
     counts = flat(given["token_num_per_batch"])
     sent = _sent_counts(given, counts)
     negative = np.flatnonzero((sent < 0) & ~_is_preempted(given, counts.size))
-    slots, at = _entries(np.where(sent > 0, sent + 1, 0))
-    entries = slots * TOKENS + at
-    drafts = entries[at > 0]
+    slots, at = entries(np.where(sent > 0, sent + 1, 0))
+    places = slots * TOKENS + at
+    drafts = places[at > 0]
     wide = given["logprob_token_ids"].shape[1] if form in PACKS_FLAG else k + 1
     lines = drafts[:, None] * COLUMNS + np.arange(wide)
     return [
-        *_narrow(form, given, k, entries[at == 0]),
+        *_narrow(form, given, k, places[at == 0]),
         (0, 3 + negative),
         (0, 3 + SLOTS + lines[:, 1:].reshape(-1)),
         (1, lines.reshape(-1)),
@@ -94,11 +84,11 @@ def _first(given: Given) -> Mask:
     return [(0, _FIELDS + np.flatnonzero(counts < 0)), (0, _tokens_beyond(counts))]
 
 
-def _narrow(form: str, given: Given, k: int, entries: Array) -> Mask:
+def _narrow(form: str, given: Given, k: int, places: Array) -> Mask:
     columns = given["logprob_token_ids"].shape[1]
     if form in PACKS_FLAG or columns >= COLUMNS:
         return []
-    lines = entries[:, None] * COLUMNS + np.arange(min(columns, k + 1))
+    lines = places[:, None] * COLUMNS + np.arange(min(columns, k + 1))
     return [(0, 3 + SLOTS + lines[:, 1:].reshape(-1)), (1, lines.reshape(-1))]
 
 
@@ -107,7 +97,7 @@ def _tokens_beyond(counts: Array) -> Array:
     return _FIELDS + SPECULATIVE_SLOTS + np.flatnonzero(places >= counts[:, None])
 
 
-def _entries(counts: Array) -> tuple[Array, Array]:
+def entries(counts: Array) -> tuple[Array, Array]:
     """Return the slot and the place of each token."""
     own = np.maximum(counts, 0)
     slots = np.repeat(np.arange(own.size), own)

@@ -12,7 +12,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -49,13 +48,15 @@ extern char *PyBytes_AsString(void *bytes);
 #define PREEMPTED (-9)
 #define NOTHING (-1)
 #define NOTHING_READ (-2)
+#define UNRECOVERABLE (-3)
 #define FLAT (-1)
 #define TARGET 3
+#define DRAFT 4
 
 enum op { SPECULATED_TOPK, FIRST_TOPK, SINGLE_TOPK, SPECULATED, FIRST, SINGLE };
 enum kind { KIND_SPECULATED_SCORED = 1, KIND_SINGLE_SCORED, KIND_SPECULATED, KIND_SINGLE };
 enum role { TOKENS, IDS, SCORES, RANKS, COUNTS, OFFSETS, STOP, DECODER, PROMPT, PREEMPTION, STEP, ROLES };
-enum what { FITS, NO_BUFFER, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY, NO_MESSAGE_ID, NO_COLUMNS };
+enum what { FITS, NO_BUFFER, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY, NO_COLUMNS };
 
 static const char FORMATS[ROLES] = {'l', 'l', 'f', 'l', 'i', 'i', '?', 'i', 'l', 'i', 'l'};
 
@@ -85,7 +86,8 @@ struct given {
     Buffer of[ROLES];
     int64_t items[ROLES];
     int has[ROLES];
-    int32_t op, is_dense, message_id, flag, skips_prefill;
+    int32_t op, is_dense, flag, skips_prefill;
+    const uint8_t *lost; /* of slots: whether tokens before this step were lost; or null */
 };
 
 static int fails(struct outcome *fault, int what, int role, int64_t slot, int64_t limit, int64_t value) {
@@ -129,14 +131,6 @@ static void release(struct given *given) {
 
 #define DATA(type, role) ((const type *)given->of[role].data)
 
-int tokenbus_fastdeploy_number(const char *variable, int otherwise);
-
-/* Read the message id. 0 has no negative, and -2 means that nothing was read: neither is taken. */
-static int take_message_id(struct given *given, struct outcome *fault) {
-    given->message_id = tokenbus_fastdeploy_number("INFERENCE_MSG_ID", 1);
-    return given->message_id < 1 || given->message_id == 2 ? fails(fault, NO_MESSAGE_ID, 0, 0, 0, 0) : 1;
-}
-
 /* Return the width of a slot's line of sampled tokens, or FLAT if they are found by their offsets. */
 static int64_t line_width(const struct given *given, int64_t slots) {
     if (given->of[TOKENS].dimensions < 2) return FLAT;
@@ -161,6 +155,7 @@ static int64_t count(const struct given *given, int64_t slots, int32_t *counts, 
             fails(fault, TOO_MANY, COUNTS, slot, MOST_TOKENS - is_first, found);
             return -1;
         }
+        if (given->lost && given->lost[slot]) found = UNRECOVERABLE;
         counts[slot] = found + (is_first && found > 0);
         total += counts[slot] > 0 ? counts[slot] : 0;
     }
@@ -260,6 +255,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
         }
         line[0] = (int32_t)id;
         for (int64_t column = 0; is_preempted && column < columns; column++) line[column] = PREEMPTED;
+        if (given->lost && given->lost[slot]) line[0] = UNRECOVERABLE;
     }
 }
 
@@ -303,7 +299,7 @@ static int64_t columns_of(const struct given *given, int64_t slots) {
     return columns > COLUMNS && !fits_dense ? COLUMNS : columns;
 }
 
-static void *packed(const struct given *given, uint64_t sequence, struct outcome *fault) {
+static void *packed(const struct given *given, int message_id, uint64_t sequence, struct outcome *fault) {
     static const uint8_t KINDS[] = {
         [SPECULATED_TOPK] = KIND_SPECULATED_SCORED, [FIRST_TOPK] = KIND_SPECULATED_SCORED, [SINGLE_TOPK] = KIND_SINGLE_SCORED,
         [SPECULATED] = KIND_SPECULATED, [FIRST] = KIND_SPECULATED, [SINGLE] = KIND_SINGLE};
@@ -330,7 +326,7 @@ static void *packed(const struct given *given, uint64_t sequence, struct outcome
     clock_gettime(CLOCK_MONOTONIC, &now);
     struct header header = {
         MAGIC, (uint32_t)bytes, KINDS[op], (uint8_t)given->flag, (uint16_t)columns,
-        DATA(uint8_t, STOP)[0] ? given->message_id : -given->message_id,
+        DATA(uint8_t, STOP)[0] ? message_id : -message_id,
         (uint32_t)slots, (uint32_t)entries, sequence, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec};
     memcpy(at, &header, sizeof header);
     struct arrays into;
@@ -348,13 +344,17 @@ static void *packed(const struct given *given, uint64_t sequence, struct outcome
 
 /*
  * Return a message as bytes, or empty bytes if an argument does not fit. If `socket` is not -1, send as many of its
- * bytes as the socket takes without blocking; `outcome.sent` is their number, or -errno.
+ * bytes as the socket takes without blocking; `outcome.sent` is their number, or -errno. `lost` has a byte for each of
+ * SLOTS slots, or is null: slots whose tokens were lost before become UNRECOVERABLE, except in a draft.
  */
 void *tokenbus_fastdeploy_pack(
-    const struct call *call, struct outcome *fault, void *tuple, int socket, uint64_t sequence) {
+    const struct call *call, struct outcome *fault, void *tuple, int socket, int message_id, uint64_t sequence, const uint8_t *lost) {
     struct given given;
     void *message = 0;
-    if (take(&given, call, tuple, fault) && take_message_id(&given, fault)) message = packed(&given, sequence, fault);
+    if (take(&given, call, tuple, fault)) {
+        given.lost = given.flag == DRAFT ? 0 : lost;
+        message = packed(&given, message_id, sequence, fault);
+    }
     release(&given);
     if (!message) return PyBytes_FromStringAndSize(0, 0);
     *fault = (struct outcome){0};
@@ -439,15 +439,6 @@ int64_t tokenbus_fastdeploy_acknowledged(int socket) {
         if ((size_t)bytes >= sizeof *found) last = (int64_t)found[bytes / sizeof *found - 1];
         if ((size_t)bytes < sizeof found) return last;
     }
-}
-
-/* Return an environment variable as a number, -1 if it is none. Read at each call: the process may change it. */
-int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
-    const char *text = getenv(variable);
-    char *end = "";
-    if (!text) return otherwise;
-    long found = strtol(text, &end, 10);
-    return *end || text[0] < '0' || text[0] > '9' || found > INT32_MAX ? -1 : (int)found;
 }
 
 /* The most bytes that a message may have. */
