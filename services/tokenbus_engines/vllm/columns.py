@@ -7,7 +7,7 @@ the batch that asked for most. Lines of draft tokens that were rejected may be a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,24 +33,9 @@ _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
-class Logprobs(Protocol):
-    """What is used of vLLM's LogprobsLists."""
-
-    @property
-    def logprob_token_ids(self) -> npt.NDArray[np.integer]:
-        """Of lines: the sampled token, then the most probable ones."""
-
-    @property
-    def logprobs(self) -> npt.NDArray[np.floating]:
-        """Of lines: their values."""
-
-    @property
-    def sampled_token_ranks(self) -> npt.NDArray[np.integer]:
-        """Of lines: the sampled token's rank."""
-
-    @property
-    def cu_num_generated_tokens(self) -> Sequence[int] | None:
-        """Of rows: its first line; None: the row's own index, since each row has one line."""
+Logprobs = Any
+"""vLLM's LogprobsLists: of lines the ids and their values, the sampled token's before the most probable ones', and the
+sampled token's rank; of rows the first line, or None where each row has the line of its own index."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +68,7 @@ def method_of(name: str | None) -> SpeculativeMethod:
 
 
 def step_arrays(
-    rows: Sequence[Row], logprobs: Logprobs | None, *, method: SpeculativeMethod, value_kind: ValueKind
+    rows: Sequence[Row], logprobs: Logprobs, *, method: SpeculativeMethod, value_kind: ValueKind
 ) -> StepArrays:
     """Return a step's rows as arrays; a ValueError says that vLLM's arrays are not of these rows."""
     stops = [row.stop for row in rows]
@@ -106,7 +91,7 @@ def step_arrays(
     return made
 
 
-def _score(made: StepArrays, rows: Sequence[Row], scored: Sequence[Row], logprobs: Logprobs | None) -> None:
+def _score(made: StepArrays, rows: Sequence[Row], scored: Sequence[Row], logprobs: Logprobs) -> None:
     """Add the logprobs, ranks and alternatives of the scored rows."""
     if logprobs is None:
         raise ValueError(f"vLLM gave no logprobs for {len(scored)} requests that want them")

@@ -29,7 +29,7 @@ class Call(NamedTuple):
     name: str
     """Within the module, with a dot for a method, whose first argument is the object."""
     positional: int = 0
-    keywords: tuple[str, ...] = ()
+    keywords: str = ""
 
 
 class Members(NamedTuple):
@@ -37,89 +37,65 @@ class Members(NamedTuple):
 
     module: str
     name: str
-    members: tuple[str, ...]
+    members: str
 
 
-_CORE, _ENGINE, _OUTPUTS = "vllm.v1.engine.core", "vllm.v1.engine", "vllm.v1.outputs"
-CALLS = (
-    Call("vllm.engine.arg_utils", "EngineArgs.add_cli_args", 1),
-    Call("vllm.engine.arg_utils", "EngineArgs.from_cli_args", 1),
-    Call("vllm.engine.arg_utils", "EngineArgs.create_engine_config", 2),
-    Call("vllm.utils.argparse_utils", "FlexibleArgumentParser", 0, ("prog",)),
+_ARGUMENTS, _CONFIG, _CORE, _ENGINE = "vllm.engine.arg_utils", "vllm.config", "vllm.v1.engine.core", "vllm.v1.engine"
+_SCHEDULED, _SCHEDULER = "vllm.v1.core.sched.output", "vllm.v1.core.sched.scheduler"
+_DETOKENIZER, _INPUTS = "vllm.v1.engine.detokenizer", "vllm.v1.engine.input_processor"
+_OUTPUTS, _SAMPLING = "vllm.v1.outputs", "vllm.sampling_params"
+_OF_BOTH: tuple[Call | Members, ...] = (
+    Call(_CONFIG, "ModelConfig.get_vocab_size", 1),
+    Call(_CONFIG, "ModelConfig.get_diff_sampling_param", 1),
+    Call(_SCHEDULER, "Scheduler.update_from_output", 3),
+    Call(_SCHEDULER, "Scheduler.has_requests", 1),
+    Call(_DETOKENIZER, "IncrementalDetokenizer.from_new_request", 2),
+    Call(_DETOKENIZER, "IncrementalDetokenizer.update", 3),
+    Members(_ENGINE, "EngineCoreOutput", "request_id new_token_ids finish_reason stop_reason new_logprobs"),
+    Members(_ENGINE, "EngineCoreOutputs", "outputs"),
+    Members(_ENGINE, "FinishReason", "STOP LENGTH ABORT ERROR REPETITION"),
+    Members(_OUTPUTS, "LogprobsLists", "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens"),
+    Members(_OUTPUTS, "ModelRunnerOutput", "logprobs req_id_to_index"),
+    Members(_SCHEDULED, "SchedulerOutput", "num_scheduled_tokens scheduled_spec_decode_tokens preempted_req_ids"),
+    Members(_SCHEDULED, "SchedulerOutput", "num_invalid_spec_tokens scheduled_new_reqs finished_req_ids"),
+    Members(_CONFIG, "ParallelConfig", "data_parallel_index data_parallel_rank_local world_size"),
+    Members(_CONFIG, "ModelConfig", "is_moe"),
+    Members("vllm.exceptions", "VLLMValidationError", "parameter value"),
+)
+OF_ENGINE: tuple[Call | Members, ...] = (
+    *_OF_BOTH,
+    Call(_ARGUMENTS, "EngineArgs.add_cli_args", 1),
+    Call(_ARGUMENTS, "EngineArgs.from_cli_args", 1),
+    Call(_ARGUMENTS, "EngineArgs.create_engine_config", 2),
+    Call("vllm.utils.argparse_utils", "FlexibleArgumentParser", 0, "prog"),
     Call("vllm.usage.usage_lib", "UsageContext", 1),
     Call("vllm.v1.executor", "Executor.get_class", 1),
     Call("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main"),
-    Call(_CORE, "EngineCore", 2, ("log_stats", "executor_fail_callback")),
+    Call(_CORE, "EngineCore", 2, "log_stats executor_fail_callback"),
     Call(_CORE, "EngineCore.get_supported_tasks", 1),
     Call(_CORE, "EngineCore.preprocess_add_request", 2),
     Call(_CORE, "EngineCore.add_request", 3),
     Call(_CORE, "EngineCore.step", 1),
     Call(_CORE, "EngineCore.step_with_batch_queue", 1),
-    Call(_CORE, "EngineCore.post_step", 1, ("model_executed",)),
+    Call(_CORE, "EngineCore.post_step", 1, "model_executed"),
     Call(_CORE, "EngineCore.abort_requests", 2),
-    Call(_CORE, "EngineCore.shutdown", 1),
-    Call("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", 3),
-    Call("vllm.v1.core.sched.scheduler", "Scheduler.has_requests", 1),
-    Call("vllm.v1.engine.input_processor", "InputProcessor", 1),
-    Call(
-        "vllm.v1.engine.input_processor",
-        "InputProcessor.process_inputs",
-        4,
-        ("supported_tasks", "lora_request", "priority"),
-    ),
-    Call("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.from_new_request", 2),
-    Call("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.update", 3),
     Call(_CORE, "EngineCore.add_lora", 2),
-    Call("vllm.lora.request", "LoRARequest", 0, ("lora_name", "lora_int_id", "lora_path")),
-    Call("vllm.inputs.engine", "tokens_input", 1, ("cache_salt",)),
-    Call("vllm.sampling_params", "StructuredOutputsParams", 0, ("json", "json_object", "regex", "choice", "grammar")),
-    Call("vllm.sampling_params", "SamplingParams", 0, SAMPLING_ARGUMENTS),
-    Call("vllm.config", "ModelConfig.get_vocab_size", 1),
-    Call("vllm.config", "ModelConfig.get_diff_sampling_param", 1),
+    Call(_CORE, "EngineCore.shutdown", 1),
+    Call(_INPUTS, "InputProcessor", 1),
+    Call(_INPUTS, "InputProcessor.process_inputs", 4, "supported_tasks lora_request priority"),
+    Call("vllm.lora.request", "LoRARequest", 0, "lora_name lora_int_id lora_path"),
+    Call("vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
+    Call(_SAMPLING, "StructuredOutputsParams", 0, "json json_object regex choice grammar"),
+    Call(_SAMPLING, "SamplingParams", 0, " ".join(SAMPLING_ARGUMENTS)),
 )
-MEMBERS = (
-    Members(
-        _ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason", "stop_reason", "new_logprobs")
-    ),
-    Members(_ENGINE, "EngineCoreOutputs", ("outputs",)),
-    Members(_ENGINE, "FinishReason", ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
-    Members(
-        _OUTPUTS,
-        "LogprobsLists",
-        ("logprob_token_ids", "logprobs", "sampled_token_ranks", "cu_num_generated_tokens"),
-    ),
-    Members(_OUTPUTS, "ModelRunnerOutput", ("logprobs", "req_id_to_index")),
-    Members(
-        "vllm.v1.core.sched.output",
-        "SchedulerOutput",
-        (
-            "num_scheduled_tokens",
-            "scheduled_spec_decode_tokens",
-            "preempted_req_ids",
-            "num_invalid_spec_tokens",
-            "scheduled_new_reqs",
-            "finished_req_ids",
-        ),
-    ),
-    Members("vllm.config", "ParallelConfig", ("data_parallel_index", "data_parallel_rank_local", "world_size")),
-    Members("vllm.config", "ModelConfig", ("is_moe",)),
-    Members("vllm.exceptions", "VLLMValidationError", ("parameter", "value")),
-)
-_SHARED = ("vllm.config", "vllm.v1.core.sched.scheduler", "vllm.v1.engine.detokenizer")
-OF_ENGINE: tuple[Call | Members, ...] = (*CALLS, *MEMBERS)
 """What the engine uses."""
 OF_SCHEDULER: tuple[Call | Members, ...] = (
-    *(each for each in CALLS if each.module in _SHARED),
-    Call("vllm.v1.core.sched.scheduler", "Scheduler.schedule", 1),
-    Call("vllm.v1.core.sched.scheduler", "Scheduler.shutdown", 1),
-    Call("vllm.config", "SchedulerConfig.get_scheduler_cls", 1),
-    *MEMBERS,
-    Members("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "sampling_params")),
-    Members(
-        "vllm.sampling_params",
-        "SamplingParams",
-        ("num_logprobs", "logprobs", "logprob_token_ids", "stop", "extra_args"),
-    ),
+    *_OF_BOTH,
+    Call(_SCHEDULER, "Scheduler.schedule", 1),
+    Call(_SCHEDULER, "Scheduler.shutdown", 1),
+    Call(_CONFIG, "SchedulerConfig.get_scheduler_cls", 1),
+    Members(_SCHEDULED, "NewRequestData", "req_id sampling_params"),
+    Members(_SAMPLING, "SamplingParams", "num_logprobs logprobs logprob_token_ids stop extra_args"),
 )
 """What the scheduler of a vLLM that is deployed already uses."""
 
@@ -143,7 +119,9 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
 def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
     """Raise a VersionError for a version out of the range, or in which a call has changed, with the first of them."""
     change = next(filter(None, map(_change, used)), None)
-    if not _is_supported(version):
+    numbers = version.split(".")[:2]
+    is_supported = all(map(str.isdecimal, numbers)) and OLDEST <= tuple(map(int, numbers)) <= NEWEST
+    if not is_supported:
         what = change or "no call that is used has changed, but it was never run"
         raise VersionError(f"vLLM: a version from {_RANGE}, got {version}: {what}")
     if change:
@@ -157,15 +135,6 @@ def check_members(owner: object, names: tuple[str, ...]) -> None:
             raise VersionError(f"vLLM: {type(owner).__name__}.{name} is not there")
 
 
-def _is_supported(version: str) -> bool:
-    numbers = version.split(".")[:2]
-    return len(numbers) == len(OLDEST) and all(map(str.isdecimal, numbers)) and _within(*map(int, numbers))
-
-
-def _within(*numbers: int) -> bool:
-    return OLDEST <= numbers <= NEWEST
-
-
 def _change(used: Call | Members) -> str:
     """Return what has changed in a call or a class, or nothing."""
     try:
@@ -175,10 +144,10 @@ def _change(used: Call | Members) -> str:
     except (ImportError, AttributeError) as error:
         return f"{used.module}.{used.name} is not there: {error}"
     if isinstance(used, Members):
-        lacking = [name for name in used.members if not _has_member(found, name)]
+        lacking = [name for name in used.members.split() if not _has_member(found, name)]
         return f"{used.module}.{used.name} has no {', '.join(lacking)}" if lacking else ""
     try:
-        inspect.signature(found).bind(*[None] * used.positional, **dict.fromkeys(used.keywords))
+        inspect.signature(found).bind(*[None] * used.positional, **dict.fromkeys(used.keywords.split()))
     except TypeError as error:
         return f"{used.module}.{used.name} has changed: {error}"
     except ValueError:  # no signature can be had, as of a class in C

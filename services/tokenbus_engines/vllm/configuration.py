@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
@@ -23,17 +23,10 @@ def check_model(model: Path | None, settings: Settings) -> Path:
     return model
 
 
-class Configuration(NamedTuple):
-    """What vLLM is started with."""
-
-    vllm: Any
-    """Its VllmConfig."""
-    adapters: Sequence[Adapter]
-    """What its own configuration does not have: its API server holds them."""
-
-
-def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configuration:
-    """Return vLLM's configuration; a ValueError says which option or limit does not fit."""
+def configured(
+    vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings
+) -> tuple[Any, list[Adapter]]:
+    """Return vLLM's VllmConfig and the adapters, which it does not have; a ValueError says what does not fit."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)
@@ -55,7 +48,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
         set_rank(config, rank)
     check_limits(config, settings)
     check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
-    return Configuration(config, adapters)
+    return config, adapters
 
 
 def most_rows(settings: Settings) -> int:

@@ -10,7 +10,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.children import own_session, sleep_while_they_compute
-from tokenbus_engines.vllm.columns import Logprobs, Row
+from tokenbus_engines.vllm.columns import Logprobs
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
 from tokenbus_engines.vllm.parameters import sampling_arguments
@@ -29,7 +29,7 @@ class _Computed(NamedTuple):
     """Its SchedulerOutput."""
     indices: dict[str, int]
     """Each request's index in the step's arrays."""
-    logprobs: Logprobs | None
+    logprobs: Logprobs
     outputs: Sequence[Any]
     """Its EngineCoreOutput objects."""
 
@@ -184,8 +184,10 @@ class VllmEngine:
             self._compute()
         made = []
         for computed in self._computed:
-            rows += self._rows_of(computed)
-            if rows:
+            of_step, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
+            if stopped:
+                self._core.abort_requests(stopped)
+            if rows := rows + of_step:
                 made.append(self._requests.arrays(rows, computed.logprobs))
             rows = []
         return [*made, self._requests.arrays(rows, None)] if rows else made
@@ -228,13 +230,6 @@ class VllmEngine:
             return outputs
 
         scheduler.update_from_output = update_from_output
-
-    def _rows_of(self, computed: _Computed) -> list[Row]:
-        """Return the rows of a step, and end the requests that a stop string ended."""
-        rows, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
-        if stopped:
-            self._core.abort_requests(stopped)
-        return rows
 
     def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
         """Return what finds the request's stop strings."""

@@ -48,7 +48,10 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
     try:
         vllm = load_vllm(OF_SCHEDULER)
         settings = settings_for(config)
-        tokenizer = _tokenizer(config, given["structured_output_manager"])
+        tokenizer = None
+        if not config.model_config.skip_tokenizer_init:
+            check_members(given["structured_output_manager"], ("tokenizer",))
+            tokenizer = given["structured_output_manager"].tokenizer
         made = own_class(config)(**given)
         check_members(made, _USED_OF_SCHEDULER)
         configure(settings.log)
@@ -90,14 +93,6 @@ def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmC
     chosen.scheduler_cls = None
     own: Callable[..., Any] = chosen.get_scheduler_cls()
     return own
-
-
-def _tokenizer(config: Any, manager: Any) -> Any:  # noqa: ANN401 - vLLM's
-    """Return the model's tokenizer as vLLM's core has it, or None: it runs without."""
-    if config.model_config.skip_tokenizer_init:
-        return None
-    check_members(manager, ("tokenizer",))
-    return manager.tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Requests:
         ended = [self._open.pop(name, None) for name in names]
         return [request.row(RowStatus.ABORTED) for request in ended if request is not None]
 
-    def arrays(self, rows: Sequence[Row], logprobs: Logprobs | None) -> StepArrays:
+    def arrays(self, rows: Sequence[Row], logprobs: Logprobs) -> StepArrays:
         """Return rows as a step; a ValueError says that vLLM's logprobs are not of these rows."""
         return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
 

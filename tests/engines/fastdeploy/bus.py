@@ -57,7 +57,6 @@ def speaking(form: str, folder: Path) -> Iterator[None]:
 
 
 def as_tensors(values: list[Any]) -> list[Any]:
-    """Return arguments with tensors in the place of arrays."""
     return [engine.Tensor(value) if isinstance(value, np.ndarray) else value for value in values]
 
 
@@ -78,7 +77,6 @@ KINDS = {
 
 
 def is_empty() -> bool:
-    """Tell whether neither of the two queues has a message."""
     return all(PROCESS.receiver(kind).get(0.0, lambda found: found) is None for kind in (Kind.SINGLE, Kind.SPECULATED))
 
 
@@ -98,7 +96,6 @@ class Getter:
         getattr(fastdeploy, named)(*self.outputs, *k, rank, wait)
 
     def arrays(self) -> list[Array]:
-        """Return what the tensors hold."""
         return [output if isinstance(output, np.ndarray) else output.numpy() for output in self.outputs]
 
 

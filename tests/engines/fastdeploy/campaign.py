@@ -102,7 +102,6 @@ def drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slo
 
 
 def _slots(draw: np.random.Generator, most: int) -> int:
-    """Return a number of slots, small mostly, and now and then as many as there may be."""
     return int(draw.choice([0, 1, 2, 3, int(draw.integers(1, 33)), int(draw.integers(1, most + 1)), most]))
 
 

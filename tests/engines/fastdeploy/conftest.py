@@ -19,7 +19,6 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def bus(folder: Path) -> Iterator[Path]:
-    """Both sides of the drop-in in this process, with addresses in a folder; nothing of them is left afterwards."""
     with speaking("develop", folder):
         yield folder
 

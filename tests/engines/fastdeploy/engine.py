@@ -19,13 +19,11 @@ class Tensor:
         return self._array.copy()
 
     def set_value(self, array: Array) -> None:
-        """Take a copy of an array of the same shape and type."""
         assert array.shape == self._array.shape
         assert array.dtype == self._array.dtype
         self._array = array.copy()
 
     def __setitem__(self, place: Any, value: Any) -> None:  # noqa: ANN401 - as numpy takes them
-        """Set some elements."""
         self._array[place] = value
 
 
@@ -149,7 +147,6 @@ class Steps:
         }
 
     def not_need_stop(self) -> Array:
-        """Return that there is something left to do, mostly."""
         return np.array([self._random.random() < 0.8])
 
     def lengths(self, slots: int) -> dict[str, Array]:
@@ -159,21 +156,17 @@ class Steps:
         return {"seq_lens_decoder": computed.astype(np.int32), "prompt_lens": prompts}
 
     def preempted(self, slots: int) -> Array:
-        """Return which slots were preempted: few."""
         return (self._random.random((slots, 1)) < 0.1).astype(np.int32)
 
     def numbers(self, slots: int, most: int) -> Array:
-        """Return how many tokens each slot has; some have none, some are not to be recovered."""
         found = self._random.integers(0, most + 1, slots)
         found[self._random.random(slots) < 0.05] = -3
         return found.astype(np.int32)
 
     def ids(self, *shape: int) -> Array:
-        """Return token ids, 0 among them."""
         return self._random.integers(0, _VOCABULARY, shape) * (self._random.random(shape) < 0.9)
 
     def speculated(self, slots: int, columns: int, flag: int = 3) -> dict[str, Any]:
-        """Return the arguments of speculate_save_output_topk, by name and in their order."""
         numbers = self.numbers(slots, TOKENS)
         own = np.maximum(numbers, 0)
         scored = self.scored(int(own.sum()), columns)
@@ -193,7 +186,6 @@ class Steps:
         }
 
     def first_tokens(self, slots: int, columns: int) -> dict[str, Any]:
-        """Return the arguments of mtp_save_first_token_with_topk."""
         numbers = self.numbers(slots, TOKENS - 1)
         numbers[numbers < 0] = 0
         scored = self.scored(int(numbers.sum()), columns)
@@ -212,7 +204,6 @@ class Steps:
         }
 
     def sampled(self, slots: int, columns: int) -> dict[str, Any]:
-        """Return the arguments of save_output_topk."""
         scored = self.scored(slots, columns)
         return {
             "sampled_token_ids": self.with_magic(scored["ids"][:, :1].copy()),
@@ -225,7 +216,6 @@ class Steps:
         }
 
     def accepted(self, slots: int) -> dict[str, Any]:
-        """Return the arguments of speculate_save_output."""
         return {
             "accept_tokens": self.ids(slots, int(self._random.integers(TOKENS, TOKENS + 3))),
             "accept_num": self.numbers(slots, TOKENS),
@@ -238,7 +228,6 @@ class Steps:
         }
 
     def plain_first_tokens(self, slots: int) -> dict[str, Any]:
-        """Return the arguments of mtp_save_first_token."""
         return {
             "base_model_draft_tokens": self.ids(slots, TOKENS),
             "not_need_stop": self.not_need_stop(),
@@ -250,7 +239,6 @@ class Steps:
         }
 
     def plain(self, slots: int) -> dict[str, Any]:
-        """Return the arguments of save_output."""
         return {
             "sampled_token_ids": self.with_magic(self.ids(slots, 1)),
             "not_need_stop": self.not_need_stop(),

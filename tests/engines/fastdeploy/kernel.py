@@ -56,13 +56,11 @@ class KernelQueue:
     """FastDeploy's ops on one id; the messages in its queues are counted here, as a get would wait for ever."""
 
     def __init__(self, ops: Theirs) -> None:
-        """Save and get by some ops."""
         self.ops = ops
         self._saved = 0
         self._waiting: dict[int, deque[Saved]] = {queue.identity: deque() for queue in ops.queues}
 
     def __len__(self) -> int:
-        """Return how many messages are in both queues."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -84,7 +82,6 @@ class KernelQueue:
         return undefined(self.ops.form, found.op, found.given, k)
 
     def forget(self, head: Saved) -> None:
-        """Count a queue's head no more: it was read."""
         waiting = self._waiting[self.ops.queues.of(head.op).identity]
         assert waiting[0] is head
         waiting.popleft()

@@ -37,7 +37,6 @@ def test_random_steps_come_as_the_kernels_queue_has_them(
 @pytest.mark.parametrize("op", GETS)
 @pytest.mark.usefixtures("bus")
 def test_every_op_at_every_size(op: str, tensors: bool) -> None:  # noqa: FBT001 - a parameter
-    """Every field of every message, of few slots and of as many as there may be, is what that engine's own is."""
     steps = Steps(7)
     with kernel.queue() as queue:
         beside = Beside(queue, tensors=tensors)
@@ -145,7 +144,6 @@ def test_columns_are_cut_where_the_struct_has_no_place() -> None:
 
 @pytest.mark.parametrize("form", ["2.5", "develop"])
 def test_preempted_slot_is_so_in_all_columns(form: str, folder: Path) -> None:
-    """A slot that was preempted has -9 in each of its columns, which a reader may look at before the first one."""
     with speaking(form, folder), kernel.queue(form) as queue:
         beside = Beside(queue)
         for columns in (1, 4, 21):
@@ -180,7 +178,6 @@ def test_get_of_another_kind_is_an_error_and_the_next_one_is_got(saved: str, op:
 
 
 def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
-    """`speculate_get_output` reads on ranks above 0 where `get_each_rank` is set, and there alone."""
     op = "speculate_get_output"
     beside.save("speculate_save_output", Steps(8).accepted(3))
     beside.get_on_idle_rank(op, 1)
@@ -192,7 +189,6 @@ def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
 
 @pytest.mark.parametrize("op", sorted(set(GETS.values())))
 def test_empty_get_leaves_what_that_engines_leaves(op: str, beside: Beside) -> None:
-    """Where nothing waits the stop flag is -2, and the tensors are otherwise as they were."""
     beside.get_nothing(op)
 
 
@@ -217,7 +213,6 @@ def test_targets_and_drafts_in_any_order(beside: Beside) -> None:
 
 @pytest.mark.parametrize("op", ["speculate_save_output", "speculate_save_output_topk"])
 def test_slot_that_accepted_nothing_has_no_token(op: str, beside: Beside) -> None:
-    """A count of 0 arrives as 0, between slots that have tokens: newer token processors look at `accept_num == 0`."""
     counts = np.array([2, 0, 1], np.int32)
     given = Steps(4).drawn(op, 3, 2) | {
         "seq_lens_decoder": np.full(3, 9, np.int32),
@@ -237,7 +232,6 @@ def test_slot_that_accepted_nothing_has_no_token(op: str, beside: Beside) -> Non
 
 
 def test_idle_and_unrecoverable_steps(beside: Beside) -> None:
-    """A step with nothing left to do has its flag, and one whose slots all ended has no token."""
     steps = Steps(4)
     for op in GETS:
         given = steps.drawn(op, 3, 2)
@@ -263,7 +257,6 @@ def test_ranks_that_share_a_queue_keep_their_order(folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [12, 9])
 def test_older_forms_of_the_save_op(count: int, beside: Beside) -> None:
-    """Without preempted_idx, and without the lengths too, the op takes what it is given by how much there is."""
     steps = Steps(3)
     missing = ["preempted_idx", *(["seq_lens_decoder", "prompt_lens", "save_each_rank"] if count == 9 else [])]
     for flag in (3, 4, 3):
@@ -276,7 +269,6 @@ def test_older_forms_of_the_save_op(count: int, beside: Beside) -> None:
 
 @pytest.mark.parametrize("op", ["save_output_topk", "save_output", "speculate_save_output"])
 def test_older_forms_without_preempted_slots(op: str, beside: Beside) -> None:
-    """An op whose earlier form has no preempted_idx is the same without it."""
     steps = Steps(5)
     for _ in range(4):
         arguments = steps.drawn(op, 5, 3)
@@ -286,7 +278,6 @@ def test_older_forms_without_preempted_slots(op: str, beside: Beside) -> None:
 
 
 def test_uninitialised_scores_are_sent_as_they_are(beside: Beside) -> None:
-    """Logprobs and ranks that are whatever lay in memory refuse no step, and are sent as they are."""
     steps = Steps(9)
     for bits in (0xFFFFFFFF, 0x7F800000, 0):
         given = steps.sampled(4, 3)
@@ -297,7 +288,6 @@ def test_uninitialised_scores_are_sent_as_they_are(beside: Beside) -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_queues_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is saved to one queue is never got from another: each data-parallel rank has its own."""
     steps = Steps(6)
     with kernel.queue() as one, kernel.queue() as two:
         queues = {"3": Beside(one), "4": Beside(two)}
@@ -310,7 +300,6 @@ def test_queues_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engine_goes_on_with_its_own_arrays(beside: Beside) -> None:
-    """What the engine writes into its arrays after a save changes nothing in what was saved."""
     arguments = Steps(9).speculated(6, 4)
     beside.kernel.save("speculate_save_output_topk", arguments)
     fastdeploy.speculate_save_output_topk(*arguments.values())

@@ -36,7 +36,6 @@ def test_each_queue_is_a_place_of_its_own(own_folder: Path) -> None:
 
 
 def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
-    """Where a processor's address is set the bus is shown what is saved, and a queue stays on this machine."""
     environment = {"TOKENBUS_BUS_WORKERS_ADDRESS": "ipc:///run/w", "TOKENBUS_WORKER_ID": "mine"}
     found = settings_for(environment)
     assert is_published(found)
@@ -49,7 +48,6 @@ def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
 
 
 def test_folder_that_others_may_write_to_is_refused(own_folder: Path) -> None:
-    """A name that anyone can guess must be in a folder of this user's alone."""
     own_folder.mkdir()
     own_folder.chmod(0o777)
     with pytest.raises(SettingsError) as refused:
@@ -58,7 +56,6 @@ def test_folder_that_others_may_write_to_is_refused(own_folder: Path) -> None:
 
 
 def test_switch_is_on_or_off() -> None:
-    """Anything else is refused: a misspelt switch would otherwise leave the engine where it was."""
     assert [is_off({}), is_off({"TOKENBUS_FASTDEPLOY": "on"}), is_off({"TOKENBUS_FASTDEPLOY": " OFF "})] == [
         False,
         False,
@@ -70,7 +67,6 @@ def test_switch_is_on_or_off() -> None:
 
 
 def test_path_that_no_socket_can_have(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path that is too long for a socket is named by both sides: a save would wait for a get side that cannot be."""
     monkeypatch.setattr(tempfile, "tempdir", str(own_folder.parent / ("long" * 20)))
     Path(tempfile.gettempdir()).mkdir()
     with pytest.raises(SettingsError) as refused:
@@ -97,7 +93,6 @@ def test_queue_that_is_no_number(text: str) -> None:
 
 
 def test_message_id_that_means_something_else() -> None:
-    """2 says that nothing was read, and 0 has no negative: neither can be the stop flag."""
     assert (message_id({}), message_id({"INFERENCE_MSG_ID": "7"})) == (1, 7)
     with pytest.raises(SettingsError) as refused:
         message_id({"INFERENCE_MSG_ID": "2"})
@@ -109,7 +104,6 @@ def test_message_id_that_means_something_else() -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_save_names_a_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save reads the variables at each step, and says which of them it cannot read, whatever they were before."""
     for name, least in (("INFERENCE_MSG_ID", 1), ("INFERENCE_MSG_QUEUE_ID", 0)):
         for text in (" 5", "x", "5 "):
             monkeypatch.setenv(name, text)
@@ -123,7 +117,6 @@ def test_save_names_a_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.usefixtures("bus")
 def test_stop_flag_is_the_message_id(is_running: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-    """It is positive while there is something left to do, and negative when there is not, whatever its slots hold."""
     monkeypatch.setenv("INFERENCE_MSG_ID", "9")
     getter, steps = Getter("speculate_get_output"), Steps(8)
     for slots in (0, 1, 4):

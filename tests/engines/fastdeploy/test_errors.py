@@ -176,7 +176,6 @@ def test_step_that_does_not_fit_is_refused_whole(
     ],
 )
 def test_what_the_kernels_queue_carries_is_carried(op: str, changes: dict[str, Any], beside: Beside) -> None:
-    """What means nothing, or nothing good, is for the reader to judge: it is neither refused nor changed."""
     beside.save(op, two_slots(op) | changes)
     beside.get_all()
 
@@ -201,7 +200,6 @@ def test_flag_keeps_to_its_bits(beside: Beside) -> None:
     ],
 )
 def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> None:
-    """As many arguments as no release has are named, beside those that are known."""
     with pytest.raises(TypeError) as refused:
         getattr(fastdeploy, op)(*range(count))
     assert str(refused.value) == message
@@ -209,7 +207,6 @@ def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> N
 
 @pytest.mark.usefixtures("bus")
 def test_tensors_to_get_into_are_checked_first() -> None:
-    """A tensor of another type or size, or one that cannot be filled where it lies, is named."""
     get: Any = fastdeploy.speculate_get_output_topk
     tokens, scores, ranks = outputs("speculate_get_output_topk")
     frozen = tokens.copy()
@@ -242,7 +239,6 @@ def test_tensors_to_get_into_are_checked_first() -> None:
 
 
 def test_tensors_to_clear_are_checked_first(beside: Beside) -> None:
-    """Preempted flags that cannot be cleared are named before the step is sent."""
     right = two_slots(TOPK)
     frozen = right["preempted_idx"].copy()
     frozen.flags.writeable = False
@@ -255,7 +251,6 @@ def test_tensors_to_clear_are_checked_first(beside: Beside) -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_threads_that_get_share_what_was_saved() -> None:
-    """Each message is got by one thread, whole and in order, as from the kernel's queue."""
     messages, threads = 1000, 3
     found: list[list[int]] = [[] for _ in range(threads)]
 
@@ -278,7 +273,6 @@ def test_threads_that_get_share_what_was_saved() -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_get_that_a_signal_interrupts_leaves_the_next_one_as_it_was() -> None:
-    """Wherever a signal's handler raises, the next get finds what was saved."""
     interrupts = 0
 
     def handler(*_: object) -> None:
@@ -324,7 +318,6 @@ def test_get_that_does_not_wait_returns_while_another_thread_waits() -> None:
 
 
 def test_ranks_that_read_nothing_touch_nothing() -> None:
-    """Where only rank 0 gets, another rank's tensors stay as they were, and nothing is begun for it."""
     for op in ("get_output", "speculate_get_output"):
         (tokens,) = outputs(op)
         getattr(fastdeploy, op)(tokens, 1, DO_NOT_WAIT)
@@ -333,7 +326,6 @@ def test_ranks_that_read_nothing_touch_nothing() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 7])
 def test_get_under_data_parallelism(rank: int, beside: Beside) -> None:
-    """`get_output_ep` gets on every rank what `get_output` gets on the first alone."""
     given = two_slots("save_output")
     beside.save("save_output", given)
     (tokens,) = outputs("get_output_ep")
@@ -356,7 +348,6 @@ def test_keys_and_slots_are_checked() -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_choices_are_made_before_anything_runs() -> None:
-    """What runs already would not follow another choice, so it is refused."""
     save(TOPK, two_slots(TOPK))
     with pytest.raises(RuntimeError, match="before the first save and get"):
         fastdeploy.configure(fastdeploy.Options())
@@ -365,7 +356,6 @@ def test_choices_are_made_before_anything_runs() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("bus")
 def test_whatever_is_given_arrives_or_is_refused_in_one_line(seed: int) -> None:
-    """Tensors of any length, shape and type are either saved, and got, or named in one line; nothing else happens."""
     draw, steps = np.random.default_rng(seed), Steps(seed)
     refused: list[tuple[str, str]] = []
     for _ in range(150):

@@ -51,7 +51,6 @@ def install(folder: Path, version: str, reader: str) -> None:
 def test_installed_version_and_its_reader_say_which_form(
     version: str, reader: str, form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version says how ranks save, and the token processor what it reads: that changed under one version."""
     install(folder, version, reader)
     monkeypatch.syspath_prepend(str(folder))
     found = chosen(environment={})
@@ -64,27 +63,23 @@ def test_installed_version_and_its_reader_say_which_form(
 
 @pytest.mark.parametrize("version", ["2.7.0", "3.0", "0.0.0", "2.3.0", "unknown"])
 def test_unknown_version_is_taken_for_the_newest_and_says_so(version: str) -> None:
-    """A release that no form was read of is named, beside those that are known."""
     form, why, is_known = form_of(Installed(version, (True, True)))
     assert (form, is_known) == (FORMS["develop"], False)
     assert why == f"unknown version {version} (known: 2.4, 2.5, 2.6)"
 
 
 def test_unknown_version_has_the_form_that_it_reads() -> None:
-    """Of an unknown version the token processor's source is known, and is a reason."""
     form, why, _ = form_of(Installed("0.0.0", (True, False)))
     assert form is FORMS["2.6-before-7884"]
     assert why == "unknown version 0.0.0 (known: 2.4, 2.5, 2.6), as its token processor reads"
 
 
 def test_fastdeploy_that_came_from_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of that name that a program made itself is no installed FastDeploy."""
     monkeypatch.setitem(sys.modules, "fastdeploy", ModuleType("fastdeploy"))
     assert installed() is None
 
 
 def test_environment_says_otherwise() -> None:
-    """The variable names a form, whatever is installed, and a name that is none is refused."""
     assert chosen(environment={"TOKENBUS_FASTDEPLOY_FORM": " 2.5 "}) is FORMS["2.5"]
     assert chosen("2.4", {"TOKENBUS_FASTDEPLOY_FORM": "2.5"}) is FORMS["2.4"]
     with pytest.raises(SettingsError) as refused:
@@ -93,7 +88,6 @@ def test_environment_says_otherwise() -> None:
 
 
 def test_one_line_says_which_form_is_spoken(caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the form, and why it was chosen."""
     with caplog.at_level("INFO"):
         chosen(environment={"TOKENBUS_FASTDEPLOY_FORM": "2.6"})
     (record,) = [record for record in caplog.records if "FastDeploy form chosen" in record.getMessage()]
@@ -102,13 +96,11 @@ def test_one_line_says_which_form_is_spoken(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_without_fastdeploy_the_newest_form_is_spoken() -> None:
-    """Where FastDeploy is not installed there is nothing to read, and nothing else to speak to."""
     assert installed() is None
     assert form_of(None) == (FORMS["develop"], "FastDeploy is not installed", True)
 
 
 def test_table_is_that_of_the_oracle_and_of_the_page() -> None:
-    """Every form is held against FastDeploy's own logic, and stands in the page."""
     assert tuple(FORMS) == theirs.FORMS
     page = (Path(__file__).resolve().parents[3] / "docs" / "fastdeploy.md").read_text()
     for form in FORMS.values():

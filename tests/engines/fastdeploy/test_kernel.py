@@ -36,7 +36,6 @@ def two_slots(sampled: Array, columns: int = 2) -> Given:
 
 
 def got(form: str, op: str, given: Given) -> list[Array]:
-    """Return what an op's get fills in."""
     outputs = stained(GETS[op])
     with kernel.queue(form) as queue:
         queue.save(op, given)
@@ -45,7 +44,6 @@ def got(form: str, op: str, given: Given) -> list[Array]:
 
 
 def slot(tokens: Array, number: int) -> Array:
-    """Return a slot's lines of ids."""
     found: Array = tokens[IDS:].reshape(512, 6, 21)[number]
     return found
 
@@ -62,7 +60,6 @@ def test_sampled_tokens_are_read_in_lines_since_5927(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_columns_are_said_and_strided_by_since_7860_and_7883(form: str) -> None:
-    """Two columns: two are written and their number is in the flag, or 21, the rest of them -1."""
     tokens, scores, _ = got(form, TOPK, two_slots(np.array([[101, 7], [201, 202]]), 21))
     assert slot(tokens, 1)[1, 1:3].tolist() == [21, 22]
     assert scores.reshape(512, 6, 21)[1, 1, :3].tolist() == [-20.0, -21.0, -22.0]
@@ -96,7 +93,6 @@ def test_draft_behind_a_first_token_has_what_was_there(form: str) -> None:
 
 
 def test_first_tokens_negative_count_is_one_more() -> None:
-    """-3, not to be recovered, is sent as -2, and -9 is sent of a preempted slot alone."""
     given = dict(two_slots(np.array([[1, 2], [3, 4]])))
     given |= {"token_num_per_batch": np.array([-3, -3], np.int32), "preempted_idx": np.array([0, 1], np.int32)}
     tokens, _, _ = got("develop", FIRST_TOPK, given)
@@ -105,7 +101,6 @@ def test_first_tokens_negative_count_is_one_more() -> None:
 
 @pytest.mark.parametrize("op", dict.fromkeys(GETS.values()))
 def test_empty_queue_is_said_at_once(op: str) -> None:
-    """A get that does not wait finds ENOMSG, and writes -2 and no slots; all else stays."""
     outputs, before = stained(op), stained(op)
     with kernel.queue() as queue:
         assert queue.ops.get(op, outputs) == -errno.ENOMSG
@@ -137,8 +132,6 @@ def test_structs_have_the_sizes_that_are_sent(op: str) -> None:
 
 
 def test_kernel_that_refuses_its_queue_is_skipped_but_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test says why it is skipped; where NEEDS_SYSV is 1, as in CI, it fails."""
-
     def refuse(_: int) -> AbstractContextManager[Queue]:
         raise NotRunError("not run: raising them failed")
 

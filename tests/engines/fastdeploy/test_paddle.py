@@ -27,18 +27,15 @@ class OldTensor:
         return self._tensor.numpy()
 
     def set_value(self, array: Any) -> None:  # noqa: ANN401 - an array
-        """Take a copy of an array of the same shape and type."""
         self._tensor.set_value(array)
 
 
 def tensors(values: Any, kind: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
-    """Return arguments with paddle's tensors in the place of arrays."""
     return [kind(paddle.to_tensor(value)) if isinstance(value, np.ndarray) else value for value in values]
 
 
 @pytest.mark.usefixtures("bus")
 def test_tensor_that_numpy_has_no_type_for_is_refused() -> None:
-    """Bits of bfloat16 are not saved as token ids."""
     given = tensors(
         (Steps(31).plain(2) | {"sampled_token_ids": np.array([[5.0], [6.0]])}).values(), lambda tensor: tensor
     )
@@ -60,7 +57,6 @@ def views() -> Iterator[None]:
 
 @pytest.mark.usefixtures("bus", "views")
 def test_view_that_is_not_contiguous_is_refused() -> None:
-    """A tensor that lies between another one's elements is not written to, as those would change, too."""
     whole, flags = paddle.arange(2 * 514).reshape([514, 2]), paddle.ones([2, 2], dtype="int32")
     with pytest.raises(ContractError) as refused:
         fastdeploy.get_output(whole[:, :1], 0, False)  # noqa: FBT003 - by that engine's positions
@@ -76,7 +72,6 @@ def test_view_that_is_not_contiguous_is_refused() -> None:
 @pytest.mark.parametrize("op", GETS)
 @pytest.mark.usefixtures("bus")
 def test_paddle_tensors_are_saved_and_filled(op: str, kind: Any) -> None:  # noqa: ANN401 - as above
-    """What is saved from paddle's tensors fills paddle's tensors, bit for bit as that engine's own ops do."""
     steps, get = Steps(31), GETS[op]
     own, expected = tensors(outputs(get), kind), outputs(get)
     k = [20] if get.endswith("_topk") else []

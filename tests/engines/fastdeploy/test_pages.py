@@ -9,7 +9,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_answers_name_tests_that_exist() -> None:
-    """Every remark has a test, and every test that is named is defined in the file that is named with it."""
     page = (ROOT / "docs" / "fastdeploy.md").read_text()
     lines = page[page.index("## What three reports found") :].splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| what")]
@@ -22,7 +21,6 @@ def test_answers_name_tests_that_exist() -> None:
 
 
 def test_page_names_every_op_and_no_other() -> None:
-    """Each op that can be imported stands in the table of ops, and nothing else does."""
     text = (ROOT / "docs" / "fastdeploy.md").read_text()
     table = text[text.index("| save | get |") : text.index("A tensor is a paddle tensor")]
     ops = {name for name in fastdeploy.__all__ if "output" in name or "first_token" in name}
@@ -30,7 +28,6 @@ def test_page_names_every_op_and_no_other() -> None:
 
 
 def test_page_quotes_errors_as_they_are() -> None:
-    """The lines that the page shows are those that the tests of errors expect."""
     text = (ROOT / "docs" / "fastdeploy.md").read_text()
     folder = Path(__file__).parent
     expected = "".join((folder / name).read_text() for name in ("test_errors.py", "test_environment.py"))

@@ -43,20 +43,17 @@ def beside() -> Iterator[Beside]:
 
 
 def start(environment: dict[str, str], seed: int, count: int, how: str = "ends") -> subprocess.Popen[str]:
-    """Start the engine's process."""
     command = [sys.executable, "-m", "tests.engines.fastdeploy.saving_program", str(seed), str(count), how]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def wait_until_done(process: subprocess.Popen[str]) -> None:
-    """Wait until a process that stays has done its steps."""
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n", process.stderr.read() if process.stderr else ""
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """End a process in the middle of anything."""
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=MOST_SECONDS)
 
@@ -69,7 +66,6 @@ def check(beside: Beside, steps: Steps, count: int) -> None:
 
 
 def test_other_process_saves_and_ends(environment: dict[str, str], beside: Beside) -> None:
-    """Every step that a process saved arrives, also those of the moment before it ended, in order and whole."""
     with start(environment, 21, 30) as saving:
         check(beside, Steps(21), 30)
         assert is_empty()
@@ -79,7 +75,6 @@ def test_other_process_saves_and_ends(environment: dict[str, str], beside: Besid
 
 
 def test_process_that_ended_long_ago_is_got_from(environment: dict[str, str], beside: Beside) -> None:
-    """What was saved while a get side was there is got after the process that saved it has ended, as the kernel's."""
     Getter("get_output").get(wait=False)
     with start(environment, 4, 12) as saving:
         _, errors = saving.communicate(timeout=MOST_SECONDS)
@@ -114,7 +109,6 @@ def test_get_side_that_was_killed_comes_again(environment: dict[str, str], besid
 
 
 def test_processes_come_out_in_the_order_of_their_saves(environment: dict[str, str], beside: Beside) -> None:
-    """What one process saved before another one did is got before it, as from the kernel's queue."""
     Getter("get_output").get(wait=False)
     with start(environment, 1, 3, "stays") as one:
         wait_until_done(one)
@@ -127,7 +121,6 @@ def test_processes_come_out_in_the_order_of_their_saves(environment: dict[str, s
 
 
 def test_forked_process_has_a_queue_of_its_own(environment: dict[str, str], beside: Beside) -> None:
-    """What a process had begun is not used by one that was forked off: that begins its own, and ends it."""
     with start(environment | {"INFERENCE_MSG_QUEUE_ID": "6", "SAVING_QUEUE_ID": "5"}, 3, 4, "forks") as saving:
         check(beside, Steps(3), 4)
         _, errors = saving.communicate(timeout=MOST_SECONDS)
@@ -145,7 +138,6 @@ def test_second_process_that_gets_is_refused(folder: Path) -> None:
 
 
 def test_importing_costs_no_framework_and_no_thread() -> None:
-    """What is imported starts nothing, and loads neither a GPU framework nor the processor."""
     program = (
         "import sys, threading; from tokenbus_engines import fastdeploy; "
         "names = {'paddle', 'torch', 'cupy', 'tokenbus_services.processor'}; "
@@ -156,7 +148,6 @@ def test_importing_costs_no_framework_and_no_thread() -> None:
 
 
 def test_switch_goes_back_to_the_ops_that_were_there(folder: Path) -> None:
-    """With TOKENBUS_FASTDEPLOY=off the same import has the engine's own ops; what its release lacks is not there."""
     module = folder / "fastdeploy" / "model_executor" / "ops" / "gpu.py"
     module.parent.mkdir(parents=True)
     module.write_text("def save_output(*arguments):\n    print('theirs', *arguments)\n")

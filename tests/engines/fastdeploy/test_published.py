@@ -25,7 +25,6 @@ TARGET, DRAFT = 3, 4
 
 
 def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
-    """Return a step of slots with so many tokens each, whose ids go up by one."""
     tokens = np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1)
     found = Message(
         kind=Kind.SPECULATED_SCORED,
@@ -79,13 +78,11 @@ def _name(arrays: StepArrays) -> str:
 
 
 def test_drafts_behind_their_targets() -> None:
-    """A draft that is saved after its target has its step, from the first one on."""
     shown = Shown()
     assert [shown.round("TD") for _ in range(3)] == [["T1!", "D1"], ["T2!", "D2"], ["T3!", "D3"]]
 
 
 def test_drafts_before_their_targets() -> None:
-    """A draft that is saved before its target waits for it, and goes with it; no target waits for a draft."""
     shown = Shown()
     assert [shown.round("DT") for _ in range(3)] == [["", "T1! D1"], ["", "T2! D2"], ["", "T3! D3"]]
     assert shown.round("T") == ["T4"]
@@ -93,7 +90,6 @@ def test_drafts_before_their_targets() -> None:
 
 
 def test_idle_target_takes_no_later_draft() -> None:
-    """A target with nothing left to do has no draft, and the next one's is the next one's."""
     shown = Shown()
     assert shown.round("TD") == ["T1!", "D1"]
     assert shown.all(message(TARGET, 0, 0, is_running=False)) == ["T2"]
@@ -118,7 +114,6 @@ def test_draft_that_is_missing_leaves_the_others_alone() -> None:
 
 
 def test_target_that_was_passed_over_takes_no_draft() -> None:
-    """A target behind which another one had its draft, on whichever side, has none any more."""
     shown = Shown()
     one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
     late, stray = (message(DRAFT, 2, 1, computed=computed) for computed in (11, 9))
@@ -131,14 +126,12 @@ def test_target_that_was_passed_over_takes_no_draft() -> None:
 
 
 def test_drafts_that_stop_coming_are_not_announced() -> None:
-    """After some targets without a draft none is announced, so that no step waits for what does not come."""
     shown = Shown()
     assert shown.round("TTTTT") == ["T1!", "T2!", "T3!", "T4!", "T5"]
     assert shown.steps.of(message(DRAFT, 2, 1, computed=shown.computed))[0].step == 3
 
 
 def test_stray_drafts_are_counted() -> None:
-    """A second draft, and one of more slots than its target, go without, and nothing waits for them."""
     shown = Shown()
     assert shown.round("DDT") == ["", "", "T1! D1"]
     assert shown.all(message(DRAFT, 1, 1, 1), message(TARGET, 1, 1)) == ["", "T2"]
@@ -154,7 +147,6 @@ def test_method_without_a_proposer_announces_nothing() -> None:
 
 
 def test_unknown_flag_is_left_out() -> None:
-    """A message flag that the bus has no kind for is counted, and the next message is what it was."""
     shown = Shown()
     assert shown.all(message(7, 1), message(TARGET, 1)) == ["", "T1!"]
     assert shown.steps.counts.dropped == 1
@@ -177,7 +169,6 @@ def test_slots_that_say_something_else() -> None:
 
 
 def test_first_tokens_come_with_proposals() -> None:
-    """A prefill's first token is a token, and the draft ids that came with it are proposals."""
     shown = Shown()
     (arrays,) = shown.steps.of(message(TARGET, 3, 0, 2, is_first=True))
     assert (arrays.token_ids.tolist(), arrays.token_counts.tolist()) == ([0, 3], [1, 0, 1])
@@ -197,7 +188,6 @@ def published(given: Message) -> LogprobBatch:
 
 
 def test_certain_scores_are_mended() -> None:
-    """A rounding above 0 is 0, minus infinity the lowest, ties go by the lower id, and one token has one value (33)."""
     lowest = -np.inf
     batch = published(
         scored(
@@ -246,7 +236,6 @@ def test_certain_scores_are_mended() -> None:
     ],
 )
 def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list[float], rank: int) -> None:
-    """Such a row has its tokens without scores, the row beside it all of both; it is counted, no token is lost (24)."""
     shown = Shown()
     given = scored([[1, 1], ids, ids, [2, 2]], [[-1, -1], [-1, -1], scores, [-2, -2]], [1, 1, rank, 1], 1, 2, 1)
     if rank in (0, 1, 7):
@@ -261,7 +250,6 @@ def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list
 
 
 def test_padded_alternatives_are_left_out() -> None:
-    """Alternatives behind the first that is -1 are none, in every token of its row; other rows have all of theirs."""
     batch = published(
         scored(
             [[1, 1, 2, 3], [1, 1, -1, 3], [4, 4, 5, 6]],
@@ -275,7 +263,6 @@ def test_padded_alternatives_are_left_out() -> None:
 
 
 def test_uninitialised_scores_cost_no_token() -> None:
-    """Where all scores are whatever lay in memory, all tokens go without them."""
     given = scored([[7, 8], [9, 1]], [[np.nan] * 2] * 2, [0, -5])
     batch = published(given)
     assert batch.token_ids.tolist() == [7, 9]
@@ -324,7 +311,6 @@ def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
 
 
 async def test_processor_sees_paired_steps(folder: Path) -> None:
-    """A processor at the bus's address has each step with its draft, in either order; the queue goes its own way."""
     settings = settings_in(folder, worker__drain_timeout_ms=5000)
     fastdeploy.configure(fastdeploy.Options(settings=settings))
     drawn = Drawn(3)
@@ -354,7 +340,6 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
 
 
 def test_what_is_lost_ends_its_requests() -> None:
-    """Every request that was open when messages were left out ends with an error, and its slot has another after it."""
     steps = Steps(Options())
     before = set(steps.of(message(TARGET, 1, 1))[0].request_keys.tolist())
     steps.lose("no room")
@@ -366,7 +351,6 @@ def test_what_is_lost_ends_its_requests() -> None:
 
 
 def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
-    """Where no processor takes what is published, the queue goes on; what found no room is counted."""
     settings = settings_in(folder, worker__outbox=2, worker__retention_items=2, worker__block_timeout_ms=1)
     shown = Published(settings, Options(), 0)
     for computed in range(9, 40):

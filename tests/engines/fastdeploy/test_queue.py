@@ -19,7 +19,6 @@ SECONDS = 0.01
 
 
 def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Message:
-    """Return a message that differs from others."""
     tokens = number + np.arange(slots * each * columns, dtype=np.int32).reshape(-1, columns)
     return Message(
         kind=Kind.SPECULATED_SCORED,
@@ -55,12 +54,10 @@ def sender_in(folder: Path, **overrides: object) -> QueueSender:
 
 
 def send(sender: QueueSender, given: Message, stamp: int) -> None:
-    """Send a message that was saved at a time."""
     sender.send(lambda _, sequence: (packed(given, sequence, stamp), 0))
 
 
 def numbers(receiver: QueueReceiver, count: int) -> list[int]:
-    """Get as many messages, and return which they are."""
     found = []
     for _ in range(count):
         data = receiver.get(MOST_SECONDS, bytes_of)
@@ -73,7 +70,6 @@ def numbers(receiver: QueueReceiver, count: int) -> list[int]:
 
 
 def test_more_than_a_socket_holds(folder: Path) -> None:
-    """Messages that find no room in the socket follow in pieces, in order and whole, and the save does not wait."""
     receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
     try:
         for number in range(40):
@@ -87,7 +83,6 @@ def test_more_than_a_socket_holds(folder: Path) -> None:
 
 
 def test_what_is_saved_first_waits_for_a_get_side(folder: Path) -> None:
-    """A get side that comes later has all of it, and one after it nothing that was got."""
     sender = sender_in(folder)
     try:
         for number in range(3):
@@ -155,7 +150,6 @@ def _last_acknowledgement(connection: socket.socket, wanted: int) -> int:
 
 
 def test_program_that_speaks_something_else(folder: Path) -> None:
-    """Bytes that are no message end their connection, and nothing else."""
     receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
     try:
         with socket.socket(socket.AF_UNIX) as other:
@@ -216,7 +210,6 @@ def test_header_that_contradicts_itself(changes: dict[str, Any], folder: Path) -
     ],
 )
 def test_counts_that_contradict_the_header(kind: Kind, counts: list[int], tokens: int, folder: Path) -> None:
-    """Counts are held against how many tokens there are, before any is written into a tensor: its connection ends."""
     given = message(1, tokens)
     given.kind, given.counts = kind, np.array(counts, np.int32)
     if not kind.is_scored:
@@ -237,7 +230,6 @@ def test_counts_that_contradict_the_header(kind: Kind, counts: list[int], tokens
 
 
 def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
-    """A thread that waits for a message gets an error when the get side is closed."""
     receiver = QueueReceiver(str(folder / "q"))
     ended: list[str] = []
 
@@ -255,7 +247,6 @@ def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
 
 
 def test_save_that_waits_ends_with_the_save_side(folder: Path) -> None:
-    """A save that waits for room raises when its side is closed, and not at its timeout."""
     sender = sender_in(folder, worker__retention_items=2, worker__block_timeout_ms=3_600_000)
     for number in range(2):
         send(sender, message(number), number)
@@ -276,7 +267,6 @@ def test_save_that_waits_ends_with_the_save_side(folder: Path) -> None:
 
 
 def test_save_to_a_side_that_was_closed(folder: Path) -> None:
-    """A save that comes after the close, as of another thread, says so."""
     sender = sender_in(folder)
     sender.close(0)
     with pytest.raises(QueueFullError, match="closed"):
@@ -284,7 +274,6 @@ def test_save_to_a_side_that_was_closed(folder: Path) -> None:
 
 
 def test_oldest_of_several_is_next(folder: Path) -> None:
-    """Of what several processes saved, the next message is the one that was saved first."""
     receiver, one, other = QueueReceiver(str(folder / "q")), sender_in(folder), sender_in(folder)
     try:
         for stamp, sender in enumerate((one, other, other, one, other)):
@@ -297,7 +286,6 @@ def test_oldest_of_several_is_next(folder: Path) -> None:
 
 
 def test_oldest_of_several_that_waited_is_next(folder: Path) -> None:
-    """Processes that came before the first get have their messages ordered, too."""
     receiver = QueueReceiver(str(folder / "q"))
     connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     try:
@@ -312,7 +300,6 @@ def test_oldest_of_several_that_waited_is_next(folder: Path) -> None:
 
 
 def test_connection_that_breaks_is_not_tried_again_at_once(folder: Path) -> None:
-    """A get side that accepts and closes costs a connection for each `bus.reconnect_ms`, and not one for each save."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "q"))
         listener.listen()
@@ -328,7 +315,6 @@ def test_connection_that_breaks_is_not_tried_again_at_once(folder: Path) -> None
 
 
 def test_queue_that_nothing_gets_from_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line says that messages wait and no process gets them, as where the token processor has FastDeploy's ops."""
     sender = sender_in(folder)
     try:
         for number in range(200):
@@ -339,7 +325,6 @@ def test_queue_that_nothing_gets_from_is_named(folder: Path, caplog: pytest.LogC
 
 
 def test_path_that_cannot_be_connected_to_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a queue's path is no socket, one line says why nothing of what is saved arrives."""
     (folder / "q").symlink_to("q")
     sender = sender_in(folder)
     try:

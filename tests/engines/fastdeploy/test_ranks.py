@@ -21,7 +21,6 @@ WITH_PREEMPTED = [op for op in GETS if op != "mtp_save_first_token"]
 
 
 def call(op: str, arguments: dict[str, Any]) -> None:
-    """Call a save op with the very arrays."""
     getattr(fastdeploy, op)(*arguments.values())
 
 
@@ -114,7 +113,6 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
 
 
 def test_queue_that_no_process_has_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves to a queue that nobody gets from are kept up to the bound, and then one line names the op and the queue."""
     monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "77")
     settings = settings_in(folder, worker__policy="fail", worker__retention_items=2)
     fastdeploy.configure(fastdeploy.Options(settings=settings))
@@ -131,7 +129,6 @@ def test_queue_that_no_process_has_is_named(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
-    """Under the policy `block` a save returns when there is room, and raises when the time for that is over."""
     fastdeploy.configure(
         fastdeploy.Options(settings=settings_in(folder, worker__retention_items=2, worker__block_timeout_ms=50))
     )

@@ -28,7 +28,6 @@ class Told:
     def step(
         self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True
     ) -> StepArrays:
-        """Tell of a step, and follow its rows as a processor does."""
         message = self.message(*counts, computed=computed, prompt=prompt, is_running=is_running)
         arrays, _ = arrays_of(message, Options())
         self.registry.fill(arrays, message)
@@ -37,7 +36,6 @@ class Told:
 
     @staticmethod
     def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Message:
-        """Return a step of slots with so many tokens each, whose ids go up by one."""
         return Message(
             kind=Kind.SPECULATED,
             stop_flag=1 if is_running else -1,
@@ -64,7 +62,6 @@ def statuses(rows: StepArrays) -> list[RowStatus]:
 
 
 def test_request_goes_on_while_its_slot_has_tokens() -> None:
-    """As long as a slot's length grows, its rows are one request's, each at the place behind the former tokens."""
     told = Told()
     rows = [told.step(*counts, computed=computed) for counts, computed in (((1,), (4,)), ((3,), (7,)), ((2,), (9,)))]
     assert len({int(row.request_keys[0]) for row in rows}) == 1
@@ -81,7 +78,6 @@ def test_prompt_that_is_computed_in_chunks_has_no_tokens() -> None:
 
 
 def test_request_ends_when_its_slot_begins_another_prompt() -> None:
-    """A slot that prefills after it had tokens has another request: the former one's last row says that it ended."""
     told = Told()
     first = told.step(2, 2, computed=(6, 6))
     second = told.step(0, 1, computed=(2, 7))
@@ -95,7 +91,6 @@ def test_request_ends_when_its_slot_begins_another_prompt() -> None:
 
 @pytest.mark.parametrize(("computed", "prompt"), [((4,), 4), ((9,), 5), ((6,), 4)])
 def test_request_that_takes_a_slot_without_a_step_between(computed: tuple[int, ...], prompt: int) -> None:
-    """Another prompt, or a length that does not grow, is another request's; the former one is ended beside it."""
     told = Told()
     before = told.step(2, computed=(6,))
     rows = told.step(1, computed=computed, prompt=prompt)
@@ -115,7 +110,6 @@ def test_slot_without_lengths_ends_its_request_where_it_has_no_token() -> None:
 
 
 def test_step_without_a_token_in_the_middle_is_no_end() -> None:
-    """A slot whose prompt is computed may have no token in a step, and goes on."""
     told = Told()
     told.step(2, computed=(6,))
     assert statuses(told.step(0, computed=(6,))) == [IDLE]
@@ -134,7 +128,6 @@ def test_request_that_was_preempted_is_resumed_as_another() -> None:
 
 
 def test_slot_that_has_tokens_right_after_its_request_was_preempted() -> None:
-    """The former request ends beside the row of the new one, whatever its length."""
     told = Told()
     told.step(2)
     told.step(-9)
@@ -143,7 +136,6 @@ def test_slot_that_has_tokens_right_after_its_request_was_preempted() -> None:
 
 
 def test_request_that_cannot_be_recovered_is_over() -> None:
-    """What follows in its slot is another's."""
     told = Told()
     told.step(1)
     assert statuses(told.step(-3)) == [RowStatus.UNRECOVERABLE]
@@ -160,7 +152,6 @@ def test_nothing_left_to_do_ends_every_request() -> None:
 
 
 def test_life_does_not_last_longer_than_a_request_may() -> None:
-    """A slot without any sign is given another life in good time, as a processor lets no request last for ever."""
     told = Told()
     told.step(1, 0)
     told.clock.advance(11 * HOUR)
@@ -171,7 +162,6 @@ def test_life_does_not_last_longer_than_a_request_may() -> None:
 
 
 def test_processor_ends_what_was_silent_for_a_day() -> None:
-    """A life that its processor has ended itself needs no row that says so."""
     told = Told()
     told.step(1, 0)
     told.clock.advance(30 * HOUR)
@@ -181,7 +171,6 @@ def test_processor_ends_what_was_silent_for_a_day() -> None:
 
 
 def test_step_that_is_refused_never_was() -> None:
-    """A step that could not be published, as its lengths are not its slots', changes nothing."""
     told = Told()
     told.step(2)
     with pytest.raises(ValueError, match="broadcast"):
@@ -191,7 +180,6 @@ def test_step_that_is_refused_never_was() -> None:
 
 
 def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
-    """They have their last row in the next step, under their own keys, and their slots go on as others."""
     told = Told()
     before = told.step(1, 1, 0).request_keys.tolist()
     told.registry.lose()
@@ -213,7 +201,6 @@ def test_lives_that_the_bus_has_ended_need_no_row() -> None:
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:
-    """With keys of the engine's own nothing is guessed: a request lasts until its slot is another's."""
     told = Told()
     told.registry.assign(1, 77)
     told.step(1, 1)
@@ -243,7 +230,6 @@ def test_assigned_request_is_resumed_in_another_slot() -> None:
 
 
 def test_assigned_request_that_moves_without_being_preempted() -> None:
-    """Its tokens go on in the other slot, and the one that it left has a life of its own."""
     told = Told()
     told.registry.assign(0, 77)
     told.step(2, 0)
@@ -254,7 +240,6 @@ def test_assigned_request_that_moves_without_being_preempted() -> None:
 
 
 def test_key_of_a_request_that_ended_is_not_taken_again() -> None:
-    """A processor would take its tokens for late ones."""
     told = Told()
     told.registry.assign(0, 77)
     told.step(-3)

@@ -42,7 +42,6 @@ class Machine:
         return str(self.bin / "python")
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command as a user of this environment does."""
         usual = {name: text for name, text in os.environ.items() if not name.startswith(("TOKENBUS_", "INFERENCE_"))}
         own = {"PATH": f"{self.bin}:{usual['PATH']}", "PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)}
         pipe = subprocess.PIPE
@@ -115,7 +114,6 @@ def one_line(run: subprocess.CompletedProcess[str], status: int) -> str:
 
 @pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
 def test_command_switches_every_process(machine: Machine, how: str) -> None:
-    """Behind `tokenbus fastdeploy --` the token processor gets what the worker saves, in whichever process it runs."""
     run = machine.tokenbus("python", *SERVER, how, str(STEPS), "0")
     assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
     (line,) = [line for line in run.stderr.splitlines() if "ops replaced" in line]
@@ -125,7 +123,6 @@ def test_command_switches_every_process(machine: Machine, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
 def test_variable_switches_every_process(machine: Machine, how: str) -> None:
-    """TOKENBUS_FASTDEPLOY=on does the same without the command; FastDeploy's files are as they were."""
     files = {path: path.read_bytes() for path in machine.folder.rglob("*.py")}
     run = machine.serve(how, TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
@@ -134,21 +131,18 @@ def test_variable_switches_every_process(machine: Machine, how: str) -> None:
 
 @pytest.mark.parametrize("variables", [{}, {"TOKENBUS_FASTDEPLOY": "off"}])
 def test_installed_tokenbus_changes_nothing_by_itself(machine: Machine, variables: Mapping[str, str]) -> None:
-    """Without the variable, or with off, FastDeploy has its own ops."""
     run = machine.serve(**variables)
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, OWN), run.stderr
     assert "tokenbus" not in run.stderr
 
 
 def test_off_goes_before_the_command(machine: Machine) -> None:
-    """With off, `tokenbus fastdeploy --` runs FastDeploy as it is, and says so."""
     run = machine.tokenbus("python", *SERVER, "thread", str(STEPS), "0", TOKENBUS_FASTDEPLOY="off")
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, OWN), run.stderr
     assert run.stderr.startswith("tokenbus: TOKENBUS_FASTDEPLOY=off: FastDeploy's own ops stay\n")
 
 
 def test_misspelt_switch_starts_no_fastdeploy(machine: Machine) -> None:
-    """Another value than on and off is refused where FastDeploy is imported; other programs start as ever."""
     run = machine.serve(TOKENBUS_FASTDEPLOY="of")
     assert run.returncode == 1
     assert "ImportError: TOKENBUS_FASTDEPLOY: on or off, got 'of'" in run.stderr
@@ -160,7 +154,6 @@ def test_misspelt_switch_starts_no_fastdeploy(machine: Machine) -> None:
 
 
 def test_fastdeploy_that_is_missing(machine: Machine) -> None:
-    """Where FastDeploy is not installed the command starts nothing, and says where it was looked for."""
     shutil.rmtree(machine.folder / "fastdeploy")
     line = one_line(machine.tokenbus("python", "-c", "print('started')"), 1)
     assert line.startswith(
@@ -169,7 +162,6 @@ def test_fastdeploy_that_is_missing(machine: Machine) -> None:
 
 
 def test_ops_that_are_elsewhere(machine: Machine) -> None:
-    """A FastDeploy that has no package with ops where they were starts neither by the command nor by the variable."""
     ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
     shutil.rmtree(ops / "gpu")
     fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got cute_dsl_ops, triton_ops"
@@ -181,7 +173,6 @@ def test_ops_that_are_elsewhere(machine: Machine) -> None:
 
 @pytest.mark.parametrize(("ops", "found"), [((), "none: were its ops compiled?"), (("save_output",), "save_output")])
 def test_ops_that_are_not_there(machine: Machine, ops: tuple[str, ...], found: str) -> None:
-    """Where ops cannot be loaded, or a save has no get, the process that imports one ends with a line that says so."""
     stand_in.install(machine.folder, ops=ops)
     run = machine.run("python", "-m", "fastdeploy.worker.worker_process", "1", TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (1, "")
@@ -195,7 +186,6 @@ def test_ops_that_are_not_there(machine: Machine, ops: tuple[str, ...], found: s
 
 
 def test_upgrade_of_fastdeploy(machine: Machine) -> None:
-    """A newer FastDeploy in the place of the old one is switched as that was."""
     assert machine.serve(TOKENBUS_FASTDEPLOY="on").stdout == SWITCHED
     shutil.rmtree(machine.folder / "fastdeploy")
     stand_in.install(machine.folder, version="2.7.1", ops=(*stand_in.OPS, "mtp_save_first_token_with_topk"))
@@ -207,7 +197,6 @@ def test_upgrade_of_fastdeploy(machine: Machine) -> None:
 
 @pytest.mark.parametrize("platform", ["xpu", "hardware_of_tomorrow"])
 def test_ops_of_other_hardware(machine: Machine, platform: str) -> None:
-    """Each kind of hardware has ops in a module of its own, and they are replaced there; with fewer ops, too."""
     shutil.rmtree(machine.folder / "fastdeploy")
     stand_in.install(machine.folder, platform=platform)
     run = machine.tokenbus("python", *SERVER, "thread", str(STEPS), "0")
@@ -233,14 +222,12 @@ def test_ranks_of_other_hardware(machine: Machine, platform: str, saved: int) ->
 
 
 def test_way_of_fastdeploy_without_ops(machine: Machine) -> None:
-    """Where FastDeploy is told to use ZeroMQ in the place of its queue the command refuses: no op would be called."""
     run = machine.tokenbus("python", *SERVER, FD_USE_GET_SAVE_OUTPUT_V1="1")
     expected = "tokenbus: FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op otherwise, got 1"
     assert one_line(run, 2) == expected
 
 
 def test_command_that_cannot_be_run(machine: Machine) -> None:
-    """Without a command, with one that is not there or no program, nothing is started, and the status says which."""
     assert "a command behind --" in one_line(machine.tokenbus(), 2)
     assert one_line(machine.tokenbus("no-such-command"), 127) == "tokenbus: no-such-command: command not found"
     program = machine.folder / "damaged"
@@ -263,7 +250,6 @@ def test_command_that_cannot_be_run(machine: Machine) -> None:
     ],
 )
 def test_variable_that_no_process_could_read(machine: Machine, name: str, value: str, wanted: str) -> None:
-    """A value at which each process of the engine would fail starts nothing."""
     line = one_line(machine.tokenbus("python", *SERVER, **{name: value}), 2)
     assert line.startswith(f"tokenbus: {name}: {wanted}")
     assert line.endswith(f"got {value!r}" if name != "INFERENCE_MSG_ID" else "got 2")
@@ -277,7 +263,6 @@ def test_signals_are_those_of_a_command_that_a_shell_starts(machine: Machine) ->
 
 
 def test_status_and_signals_are_the_commands_own(machine: Machine) -> None:
-    """The command runs in the place of `tokenbus`: its exit status is returned, and SIGTERM reaches it."""
     assert machine.tokenbus("python", *SERVER, "thread", "1", "7").returncode == 7
     with machine.start("tokenbus", "fastdeploy", "--", "python", *SERVER, "wait", "0", "0") as process:
         assert process.stdout is not None
@@ -288,14 +273,12 @@ def test_status_and_signals_are_the_commands_own(machine: Machine) -> None:
 
 
 def test_form_is_handed_on(machine: Machine) -> None:
-    """`--form` is the form of every process."""
     program = "import os; print(os.environ['TOKENBUS_FASTDEPLOY_FORM'], os.environ['TOKENBUS_FASTDEPLOY'])"
     run = machine.run("tokenbus", "fastdeploy", "--form", "2.4", "--", "python", "-c", program)
     assert run.stdout == "2.4 on\n", run.stderr
 
 
 def test_scripts_of_the_engine(machine: Machine) -> None:
-    """A program of FastDeploy's, and a shell's script that starts it, are switched as its modules are."""
     module = "fastdeploy.entrypoints.api_server"
     program = machine.folder / "serve"
     program.write_text(f"#!{machine.python}\nimport runpy; runpy.run_module({module!r}, run_name='__main__')\n")
@@ -309,7 +292,6 @@ def test_scripts_of_the_engine(machine: Machine) -> None:
 
 
 def test_fastdeploy_that_is_not_installed_but_found(machine: Machine) -> None:
-    """A FastDeploy in the working folder, or beside the script that is run, is switched as Python finds it there."""
     (machine.folder / "serve.py").write_text("import fastdeploy; print('found')\n")
     machine.variables["PYTHONPATH"] = ""
     for command in (["-uX", "dev", "-m", "fastdeploy"], ["-Bmfastdeploy"], ["-W", "ignore", "serve.py"]):
@@ -324,7 +306,6 @@ def test_fastdeploy_that_is_not_installed_but_found(machine: Machine) -> None:
 
 @pytest.mark.parametrize("configured", ["", "import logging; logging.basicConfig()\n"])
 def test_lines_come_out_however_the_engine_logs(machine: Machine, configured: str) -> None:
-    """Where FastDeploy logs no more than warnings, what was replaced and by which form is said once all the same."""
     (machine.folder / "fastdeploy" / "__init__.py").write_text(configured)
     run = machine.serve(TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
@@ -333,7 +314,6 @@ def test_lines_come_out_however_the_engine_logs(machine: Machine, configured: st
 
 
 def test_compiled_ops_are_replaced_where_they_lie(machine: Machine) -> None:
-    """The module with the compiled ops, which the package loads, has ours too; what has no ops of the queue is left."""
     program = f"""if True:
         import {OPS}.gpu, {OPS}.triton_ops
         from {OPS}.gpu.fastdeploy_ops import save_output
@@ -344,7 +324,6 @@ def test_compiled_ops_are_replaced_where_they_lie(machine: Machine) -> None:
 
 
 def test_package_without_init_is_refused(machine: Machine) -> None:
-    """What is named like FastDeploy and has no ops is refused where it is imported, whatever kind of package it is."""
     shutil.rmtree(machine.folder / "fastdeploy" / "model_executor" / "ops" / "gpu")
     (machine.folder / "fastdeploy" / "model_executor" / "ops" / "LICENSE").touch()
     (machine.folder / "fastdeploy" / "__init__.py").unlink()
@@ -356,7 +335,6 @@ def test_package_without_init_is_refused(machine: Machine) -> None:
 
 
 def test_finder_of_an_old_kind(machine: Machine) -> None:
-    """A finder without find_spec, as old releases of six have, leaves a module that is missing an ImportError."""
     program = f"""if True:
         import sys, types
         sys.meta_path.append(types.SimpleNamespace(find_module=lambda *_: None))
@@ -384,7 +362,6 @@ def test_python_that_reads_no_pth_file(folder: Path) -> None:
 
 
 def test_python_that_prints_no_text(machine: Machine) -> None:
-    """Bytes that are no text, which something of the environment prints as Python starts, do not hinder the command."""
     (machine.folder / "sitecustomize.py").write_text("import os; os.write(2, b'\\xff\\n')\n")
     run = machine.run("sh", "-c", "tokenbus fastdeploy -- python -c 'print(1)' 2>/dev/null")
     assert run.stdout == "1\n"
@@ -400,14 +377,12 @@ def bare() -> Iterator[Machine]:
 
 @pytest.mark.parametrize("flags", ["-E", "-I", "-S", "-uI", "-BE", "-X dev -I", "-W ignore -E", "-Xdev -bI"])
 def test_python_that_cannot_be_switched(bare: Machine, flags: str) -> None:
-    """A Python that reads neither .pth files nor PYTHONPATH is not started: its FastDeploy would keep its own ops."""
     line = one_line(bare.tokenbus("python", *flags.split(), *SERVER), 1)
     assert line.startswith(f"tokenbus: {bare.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH")
 
 
 @pytest.mark.parametrize("first", ["{python} -I", "/usr/bin/env -S python -E", "{python} -Im"])
 def test_script_that_cannot_be_switched(bare: Machine, first: str) -> None:
-    """The options in a script's first line are Python's, too, and those before -m in one word with it."""
     program = bare.folder / "serve"
     program.write_text(f"#!{first.format(python=bare.python)}\nimport fastdeploy\n")
     program.chmod(0o755)
@@ -416,7 +391,6 @@ def test_script_that_cannot_be_switched(bare: Machine, first: str) -> None:
 
 
 def test_other_programs_load_nothing(machine: Machine) -> None:
-    """With the switch on, a program that is not FastDeploy loads the switch, and neither numpy nor anything else."""
     program = "import sys; print(*sys.modules)"
     off = machine.run("python", "-c", program)
     on = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on")
@@ -426,7 +400,6 @@ def test_other_programs_load_nothing(machine: Machine) -> None:
 
 
 def test_tokenbus_that_was_half_removed(folder: Path) -> None:
-    """A .pth file that was left behind lets every Python start, and says with the switch that it has no effect."""
     programs = make_environment(folder / "left")
     for path in (folder / "left").rglob("_tokenbus.pth"):
         path.unlink()
@@ -439,7 +412,6 @@ def test_tokenbus_that_was_half_removed(folder: Path) -> None:
 
 
 def test_switch_off_of_edited_imports_where_fastdeploy_is_missing(machine: Machine) -> None:
-    """With off, tokenbus_engines.fastdeploy is imported anywhere; an op that is missing is named with its module."""
     shutil.rmtree(machine.folder / "fastdeploy")
     program = "from tokenbus_engines.fastdeploy import OPS, Options; print(len(OPS)); "
     program += "from tokenbus_engines.fastdeploy import save_output"
@@ -465,7 +437,6 @@ def loaded() -> Iterator[ModuleType]:
 
 
 def test_names_of_ops(loaded: ModuleType) -> None:
-    """An op is replaced under its name and under that of its static form; what the release lacks stays missing."""
     other = loaded.get_output_kv_signal
     replace_ops(loaded.__name__)
     for op in stand_in.OPS:
@@ -477,7 +448,6 @@ def test_names_of_ops(loaded: ModuleType) -> None:
 
 
 def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
-    """An op of FastDeploy's queue that is not replaced cannot be imported: what it saved or got would be lost."""
     loaded.save_output_v2 = lambda *_: None  # type: ignore[attr-defined]
     loaded.get_output_logger = "no op"  # type: ignore[attr-defined]
     loaded.__getattr__ = {"own": "FastDeploy's"}.__getitem__  # type: ignore[method-assign]
@@ -491,7 +461,6 @@ def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
 
 
 def test_submodules_with_ops(loaded: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a loaded submodule has is replaced and refused as in its package; what is no module there is left alone."""
     compiled, other = ModuleType(f"{OPS}.test.compiled"), ModuleType(f"{OPS}.test_other")
     for module in (loaded, compiled, other):
         vars(module).update(save_output=print, save_output_v2=print)
@@ -507,8 +476,6 @@ def test_submodules_with_ops(loaded: ModuleType, monkeypatch: pytest.MonkeyPatch
 
 
 def test_module_that_is_none() -> None:
-    """What FastDeploy may put in the place of a module without ops is refused: each of its ops is None."""
-
     class NoneModule:
         def __getattr__(self, name: str) -> None:
             return None

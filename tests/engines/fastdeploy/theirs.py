@@ -95,7 +95,6 @@ class Theirs:
     """The ops of one release over an id's queues."""
 
     def __init__(self, form: str, queues: Queues) -> None:
-        """Be of a form that `FORMS` names, or of `FLAT_FORM`."""
         self.form = form
         self.queues = queues
         library, why_not = compiled()

@@ -19,7 +19,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_both_forms_name_an_adapter(folder: Path) -> None:
-    """`name=path` and an object in JSON are as `vllm serve` reads them; vLLM counts adapters from 1."""
     given = [f"a={folder}", json.dumps({"name": "b=1", "path": str(folder), "base_model_name": "m"})]
     given.append(json.dumps({"name": "c", "path": str(folder), "is_3d_lora_weight": True}))
     adapters = adapters_of(given, "model")
@@ -33,7 +32,6 @@ def test_both_forms_name_an_adapter(folder: Path) -> None:
 
 
 def test_what_is_no_adapter_is_one_line(folder: Path) -> None:
-    """A form, a name or a folder that cannot be is refused with the option, what is expected and what was given."""
     elsewhere = folder.parent
     for given, line in (
         (["ada"], "--lora-modules: name=path, or an object in JSON, got 'ada'"),

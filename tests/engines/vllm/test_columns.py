@@ -22,12 +22,10 @@ RANKS = np.array([4, 4])
 
 
 def made(rows: list[Row], logprobs: Any) -> StepArrays:  # noqa: ANN401 - as vLLM's
-    """Return a step's arrays."""
     return step_arrays(rows, logprobs, method=SpeculativeMethod.NGRAM, value_kind=ValueKind.RAW_LOGPROBS)
 
 
 def batch_of(rows: list[Row], logprobs: Any, vocabulary: int = VOCABULARY) -> LogprobBatch:  # noqa: ANN401 - as above
-    """Return the batch that a worker would publish; encoding it checks the contract."""
     (batch,) = StepAssembler(Limits.schema(), vocabulary).assemble(made(rows, logprobs))
     header = batch.header._replace(worker_id="w")
     encode(LogprobBatch.of_views(header, batch.columns), Limits.schema())
@@ -49,7 +47,6 @@ def lists(width: int, tokens: int, starts: list[int] | None = None, seed: int = 
 
 
 def test_ties_are_in_the_order_of_their_ids() -> None:
-    """Alternatives come with the largest value first, and among equal ones the lowest id, whatever torch left."""
     rows = [
         Row(key=7, position=0, status=RowStatus.ACTIVE, token_ids=[103], top_k=5, index=0),
         Row(key=9, position=4, status=RowStatus.ACTIVE, token_ids=[250], top_k=5, index=1),
@@ -105,7 +102,6 @@ def test_any_lines_keep_the_contract(seed: int) -> None:
 
 
 def test_minus_infinity_sorts_last_and_is_floored() -> None:
-    """Values of masked tokens are minus infinity: they are sorted like any other, and published as -9999."""
     nothing = -np.inf
     given = Lists(
         np.array([[5, 5, 40, 12, 3]]),
@@ -119,14 +115,12 @@ def test_minus_infinity_sorts_last_and_is_floored() -> None:
 
 
 def test_zeros_of_either_sign_are_ties() -> None:
-    """Minus zero is no less than zero, so their order is that of their ids."""
     ids, values = in_order(np.array([[9, 4]]), np.array([[0.0, -0.0]], np.float32), np.array([2]))
     assert ids.tolist() == [[4, 9]]
     assert values.tolist() == [[0, 0]]
 
 
 def test_logits_above_zero_are_sorted_too() -> None:
-    """Values need be no logprobs: where vLLM gives logits, those above zero come first."""
     given = np.array([[2.5, 2.5, -1.0, -1.0, -3.0]], np.float32)
     ids, values = in_order(np.array([[8, 2, 7, 1, 0]]), given, np.array([5]))
     assert ids.tolist() == [[2, 8, 1, 7, 0]]
@@ -135,7 +129,6 @@ def test_logits_above_zero_are_sorted_too() -> None:
 
 @pytest.mark.parametrize("starts", [[0, 4], None])
 def test_rejected_drafts_are_left_out(starts: list[int] | None) -> None:
-    """The lines of a row begin where vLLM says, and end after the tokens that the scheduler kept."""
     given = lists(2, 8, starts)
     second = 4 if starts else 1
     first = given.logprob_token_ids[:2, 0].tolist() if starts else given.logprob_token_ids[:1, 0].tolist()
@@ -160,7 +153,6 @@ def test_rejected_drafts_are_left_out(starts: list[int] | None) -> None:
 
 
 def test_rows_without_tokens_say_why() -> None:
-    """Chunks of prompts, preempted and aborted requests have rows of their own, and need no logprobs of vLLM's."""
     rows = [
         Row(key=1, position=0, status=RowStatus.PREFILLING, top_k=3),
         Row(key=2, position=8, status=RowStatus.PREEMPTED),
@@ -174,7 +166,6 @@ def test_rows_without_tokens_say_why() -> None:
 
 
 def test_row_says_which_stop_ended_it() -> None:
-    """Beside rows that go on, one that ended by a stop of its own says which; where none did, no row pays for it."""
     goes_on = Row(key=1, position=0, status=RowStatus.ACTIVE, token_ids=[7])
     ended = Row(key=2, position=4, status=RowStatus.FINISHED_STOP, token_ids=[9], stop=3)
     assert [row.stop for row in batch_of([goes_on, ended], None).rows()] == [0, 3]
@@ -182,7 +173,6 @@ def test_row_says_which_stop_ended_it() -> None:
 
 
 def test_wrong_arrays_are_refused() -> None:
-    """A logprob is never given to a token that it is not of: where vLLM's arrays do not fit, the step fails."""
     row = Row(key=1, position=0, status=RowStatus.ACTIVE, token_ids=[9], top_k=1)
     with pytest.raises(ValueError, match="of other tokens than it sampled"):
         made([row], Lists(IDS, VALUES, RANKS, None))
@@ -206,5 +196,4 @@ def test_wrong_arrays_are_refused() -> None:
     ],
 )
 def test_methods_have_the_contracts_names(name: str | None, method: SpeculativeMethod) -> None:
-    """Each of vLLM's methods of speculation has a name of the contract's."""
     assert method_of(name) is method

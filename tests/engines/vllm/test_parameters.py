@@ -9,12 +9,10 @@ from tokenbus_engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_argum
 
 
 def arguments(generate: Generate, defaults: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the arguments of vLLM's SamplingParams, for a model of 100 tokens."""
     return sampling_arguments(generate, defaults or {}, vocabulary_size=100, top_logprobs=20)
 
 
 def test_every_field_has_its_place() -> None:
-    """Each field of a request that says all reaches vLLM, by vLLM's name."""
     sampling = SamplingParameters(
         max_tokens=5,
         temperature=0.5,
@@ -43,7 +41,6 @@ def test_no_field_is_forgotten() -> None:
 
 
 def test_what_is_left_open_is_the_models_own() -> None:
-    """A request that says nothing gets the model's own defaults, as many tokens as fit, and no logprobs."""
     defaults = {"temperature": 0.7, "top_k": 20}
     nothing = Generate(request_key=1, sampling=SamplingParameters())
     assert arguments(nothing, defaults) == {"max_tokens": None, **defaults}
@@ -71,14 +68,12 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(generate: Generate, line: str) -> None:
-    """What the engine cannot do is refused with one line that names the field and the value."""
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         arguments(generate)
     assert "\n" not in str(raised.value)
 
 
 def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that a newer schema brings is refused by its name, and never ignored."""
     monkeypatch.delitem(_PARAMETERS, "top_k")
     asked = Generate(request_key=1, sampling=SamplingParameters(top_k=3))
     with pytest.raises(ValueError, match=r"sampling\.top_k: not known to the engine vllm"):
@@ -96,6 +91,5 @@ def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_form_of_an_output(form: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Each form that an output may have is vLLM's of the same kind."""
     sampling = SamplingParameters(structured_output=form)
     assert arguments(Generate(request_key=1, sampling=sampling))["structured_outputs"] == theirs

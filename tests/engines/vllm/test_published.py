@@ -43,7 +43,6 @@ VLLM = SimpleNamespace(FinishReason=FinishReason)
 
 
 def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfig
-    """Return what is read of vLLM's configuration."""
     described = {
         "served_model_name": "tiny",
         "tokenizer": "nowhere",
@@ -62,7 +61,6 @@ def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfi
 
 
 def sampling(**given: object) -> SimpleNamespace:
-    """Return a request's parameters."""
     made = {"logprobs": None, "logprob_token_ids": None, "stop": None, "extra_args": None, **given}
     return SimpleNamespace(**made, num_logprobs=made["logprobs"])
 
@@ -83,12 +81,10 @@ class Core:
         self._new.append(name)
 
     def drop(self, name: str) -> None:
-        """End a request that its client has dropped."""
         del self.requests[name]
         self._finished.add(name)
 
     def schedule(self) -> Any:  # noqa: ANN401 - as vLLM's
-        """Return a step of all requests."""
         new = [SimpleNamespace(req_id=name, sampling_params=self.requests[name].sampling_params) for name in self._new]
         finished, self._finished, self._new = self._finished, set(), []
         return SimpleNamespace(
@@ -126,17 +122,14 @@ class Core:
         """End."""
 
     def step(self, logprobs: Any = None) -> tuple[Any, list[Any]]:  # noqa: ANN401 - as vLLM's
-        """Make a step as the core does, and return the model's arrays and what the front end gets."""
         return self.finish(self.launch(), logprobs)
 
     def launch(self) -> Any:  # noqa: ANN401 - as vLLM's
-        """Begin a step, which the model computes from now on."""
         scheduled = self.schedule()
         self.given = [new.sampling_params.logprobs for new in scheduled.scheduled_new_reqs]
         return scheduled
 
     def finish(self, scheduled: Any, logprobs: Any = None) -> tuple[Any, list[Any]]:  # noqa: ANN401 - as vLLM's
-        """End a step as `step` does."""
         names = list(scheduled.num_scheduled_tokens)
         scores = logprobs or lists(TOP_K + 2, max(1, len(names)), seed=len(names))
         indices = {name: place for place, name in enumerate(names)}
@@ -176,14 +169,12 @@ def folder() -> Iterator[str]:
 
 @pytest.fixture
 def bus(folder: str) -> Iterator[Bus]:
-    """Publish the steps of a scheduler."""
     made = Bus(folder)
     yield made
     made.core.shutdown()
 
 
 async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) -> list[Any]:
-    """Return the rows of all steps, up to the one of that key and status."""
     rows: list[Any] = []
     async for step in steps:
         rows += step.rows.rows()
@@ -193,7 +184,6 @@ async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) ->
 
 
 def test_fewer_alternatives_are_cut() -> None:
-    """The front end gets the columns that it asked for, whole arrays, and all where it asked for all."""
     given = lists(5, 2)
     two = cut(given, 2)
     assert two.logprobs.tolist() == given.logprobs[:, :3].tolist()
@@ -253,7 +243,6 @@ async def test_steps_overlap(bus: Bus) -> None:
 
 
 async def test_chosen_ids_leave_no_alternatives(bus: Bus) -> None:
-    """Where vLLM scores ids that one request chose, all rows have their own token's logprob alone."""
     bus.core.add("plain", extra_args={ARGUMENT: 1})
     bus.core.add("chosen", logprob_token_ids=[5, 6], extra_args={ARGUMENT: 2})
     scores, _ = bus.core.step(lists(2, 2))
@@ -265,7 +254,6 @@ async def test_chosen_ids_leave_no_alternatives(bus: Bus) -> None:
 
 
 async def test_arrays_that_do_not_fit_end_their_requests_alone(bus: Bus) -> None:
-    """A step whose logprobs are of other tokens ends its requests with an error; vLLM and later ones go on."""
     bus.core.add("first", extra_args={ARGUMENT: 1})
     async with Processor(bus.settings) as processor:
         processor.steps()
@@ -304,7 +292,6 @@ async def test_without_a_processor_vllm_goes_on(folder: str) -> None:
         later = count(3)
 
         def is_shown() -> bool:
-            """Add a request, and tell whether one of those that were added is on the bus: acks make room in time."""
             bus.core.add(f"later-{next(later)}", extra_args={ARGUMENT: next(later)})
             bus.core.step()
             return seen[-1][0] > 2
@@ -315,7 +302,6 @@ async def test_without_a_processor_vllm_goes_on(folder: str) -> None:
 
 
 async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong in publishing, vLLM's step returns as it was; the worker leaves, and its requests end."""
     bus.core.add("first", extra_args={ARGUMENT: 1})
     async with Processor(bus.settings) as processor:
         processor.steps()
@@ -330,7 +316,6 @@ async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogC
 
 
 def test_vllm_that_cannot_be_used_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM finds the scheduler by its name, and what is wrong ends its core with one line."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     found = import_module("tokenbus_engines.vllm").scheduler  # as vLLM does
     with pytest.raises(SystemExit, match=r"^tokenbus: vLLM is not installed: pip install 'tokenbus\[vllm\]'$"):
@@ -340,7 +325,6 @@ def test_vllm_that_cannot_be_used_ends_the_process(monkeypatch: pytest.MonkeyPat
 async def test_page_has_a_reader(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The reader in docs/vllm-scheduler.md shows each token with its logprob."""
     for name in ("workers_address", "clients_address"):
         monkeypatch.setenv(f"TOKENBUS_BUS_{name.upper()}", getattr(bus.settings.bus, name))
     monkeypatch.chdir(tmp_path)
@@ -351,7 +335,6 @@ async def test_page_has_a_reader(
     shown = ""
 
     def is_shown() -> bool:
-        """Tell whether the request's first row is shown."""
         nonlocal shown
         shown += capsys.readouterr().out
         return "0000000000000007 0 ACTIVE" in shown
@@ -363,7 +346,6 @@ async def test_page_has_a_reader(
 
 
 def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The model is the one that vLLM serves, no request is asked for, and ranks have names of their own."""
     for name in ("TOKENBUS_SETTINGS", "TOKENBUS_WORKER_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -391,7 +373,6 @@ def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_wrong_settings_are_one_line(
     variables: dict[str, object], model: dict[str, object], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is one line with the setting, the limit and the value."""
     for name, value in variables.items():
         monkeypatch.setenv(f"TOKENBUS_{name.replace('.', '_').upper()}", str(value))
     with pytest.raises(ValueError, match=line) as raised:

@@ -39,14 +39,12 @@ class Arguments:
     ],
 )
 def test_options_of_each_rank(given: list[str], ranks: int) -> None:
-    """Where vLLM's options say how many ranks there are and not which one it is, each rank has them with its own."""
     each = [[*given, "--data-parallel-rank", str(rank)] for rank in range(ranks)] if ranks > 1 else [given]
     assert engine_kind("vllm").ranks(given) == each
     assert engine_kind("ngram").ranks(given) == [given]
 
 
 def test_rank_runs_as_an_engine_that_is_alone() -> None:
-    """A rank of several is taken out of vLLM's options; options of an engine that is alone stay as they are."""
     for alone in (Arguments(), Arguments(1, 0), Arguments(0), Arguments(data_parallel_address="here")):
         arguments = replace(alone)
         assert take_rank(arguments) is None
@@ -72,7 +70,6 @@ def test_rank_runs_as_an_engine_that_is_alone() -> None:
     ],
 )
 def test_ranks_that_cannot_be_workers(arguments: Arguments, line: str) -> None:
-    """Several ranks in one worker, a rank that is none of them, and what ranks of vLLM's own share are one line."""
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         take_rank(arguments)
     assert "\n" not in str(raised.value)
@@ -90,7 +87,6 @@ def test_ranks_that_cannot_be_workers(arguments: Arguments, line: str) -> None:
 def test_ranks_take_the_devices_that_they_see_in_turn(
     devices: int, size: int, locals_: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank takes the devices of its own among those of several ranks, and the first where it sees no others."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: devices)))
     for rank, local in enumerate(locals_):
         parallel = SimpleNamespace(world_size=size, data_parallel_index=0, data_parallel_rank_local=None)
@@ -99,7 +95,6 @@ def test_ranks_take_the_devices_that_they_see_in_turn(
 
 
 def test_ranks_of_a_mixture_of_experts_are_refused() -> None:
-    """The ranks of such a model compute each step together, which workers of their own do not."""
     config = SimpleNamespace(model_config=SimpleNamespace(is_moe=True))
     with pytest.raises(ValueError, match=r"^--data-parallel-rank: none for a mixture of experts, .*, got 1$"):
         set_rank(config, 1)

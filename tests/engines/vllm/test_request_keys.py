@@ -13,18 +13,15 @@ SUFFIX = "-0a1b2c3d"
 
 
 def test_any_language_can_compute_the_key() -> None:
-    """The key of an id is the first 64 bits of its SHA-256."""
     assert request_key("chatcmpl-42") == int(sha256(b"chatcmpl-42").hexdigest()[:16], 16)
 
 
 @pytest.mark.parametrize("known", ["chatcmpl-42", "cmpl-42-0", "cmpl-42-11", "0_cmpl-42-0", "chatcmpl-a_b"])
 def test_clients_know_the_key_by_the_answers_id(known: str) -> None:
-    """What the core's own name adds at its end is left out."""
     assert RequestKeys().key_of(known + SUFFIX, None) == request_key(known)
 
 
 def test_name_without_addition_is_taken_whole() -> None:
-    """Where vLLM adds nothing, nothing is cut off."""
     assert RequestKeys().key_of("cmpl-42-0", {}) == request_key("cmpl-42-0")
 
 
@@ -36,12 +33,10 @@ def test_names_that_were_counted_are_no_names(counted: str) -> None:
 
 @pytest.mark.parametrize("given", [7, "7", 2**64 - 1, str(2**64 - 1)])
 def test_requests_choose_their_keys(given: object) -> None:
-    """A request that says its key has it; a client without numbers of 64 bits writes its digits."""
     assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == int(str(given))
 
 
 def test_each_of_n_answers_has_a_key() -> None:
-    """Of a request for n answers each has the one after the other's, and none is 0."""
     keys = RequestKeys()
     last = 2**64 - 1
     assert [keys.key_of(f"{number}_cmpl-1-0{SUFFIX}", {ARGUMENT: last - 1}) for number in range(3)] == [
@@ -53,14 +48,12 @@ def test_each_of_n_answers_has_a_key() -> None:
 
 @pytest.mark.parametrize("given", [0, -1, 2**64, True, 1.5, "x", "\u0667", "9" * 400, None, [7]])
 def test_wrong_keys_are_told_and_left(given: object, caplog: pytest.LogCaptureFixture) -> None:
-    """What is no key leaves the request the one that its id has, and a line says so."""
     with caplog.at_level(logging.WARNING):
         assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == request_key("cmpl-1-0")
     assert "request key refused" in caplog.text
 
 
 def test_key_is_never_given_twice(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is chosen or sent again, each request has a key of its own; those long ago do not count."""
     keys = RequestKeys(most=4)
     name = "cmpl-1-0" + SUFFIX
     with caplog.at_level(logging.WARNING):

@@ -41,5 +41,4 @@ def is_installed() -> None:
 
 @pytest.fixture(scope="session")
 def model(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001 - it comes first
-    """Return the folder of a tiny model."""
     return make(tmp_path_factory.mktemp("models") / "tiny")

@@ -82,7 +82,6 @@ class Answer:
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return vLLM's options as its command line has them."""
     given = []
     for name, value in options.items():
         given.append(f"--{name.replace('_', '-')}")
@@ -136,7 +135,6 @@ def _answers(model: Path, options: Mapping[str, Any], groups: Sequence[Sequence[
 
 
 def answered(engine: Engine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
-    """Return what the engine answers; each of its batches is held to the contract."""
     answers = {}
     for key, case in enumerate(cases, first_key):
         engine.admit(case.generate(key))

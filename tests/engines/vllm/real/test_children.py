@@ -10,7 +10,6 @@ from tokenbus_engines.vllm.children import sleep_while_they_compute
 
 
 def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of vLLM's own queue spins no longer than a moment after a message, and gets what comes."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     spins: list[None] = []
@@ -28,7 +27,6 @@ def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPa
 
 
 def test_message_without_a_wake_up_is_seen() -> None:
-    """What a process writes is read soon also where vLLM's own writer leaves the wake-up out, as under load."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     writer = shm_broadcast.MessageQueue(1, 1)
@@ -51,7 +49,6 @@ def test_message_without_a_wake_up_is_seen() -> None:
 
 
 def test_engine_without_processes_waits_for_none() -> None:
-    """An executor that runs the model itself, and a worker with a queue of another kind, are left as they are."""
     bare, workers = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace(rank=0)]
     for executor in (bare, SimpleNamespace(workers=workers)):
         sleep_while_they_compute(executor)

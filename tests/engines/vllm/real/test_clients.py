@@ -143,7 +143,6 @@ CHATS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("ask", [answers, streams])
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_same_completions(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN401 - one of two functions
-    """Texts, tokens, logprobs, offsets, finish and stop reasons and usage are vLLM's, whole or streamed."""
     given = {"model": servers.model, **COMPLETIONS[name]}
     theirs, ours = (ask(server, completions, **given) for server in servers[:2])
     assert ours == theirs
@@ -152,7 +151,6 @@ def test_same_completions(servers: Servers, name: str, ask: Any) -> None:  # noq
 @pytest.mark.parametrize("ask", [answers, streams])
 @pytest.mark.parametrize("name", CHATS)
 def test_same_chats(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN401
-    """Chats are, too, with what their template was given, and the calls of functions."""
     given = {"model": servers.model, "messages": MESSAGES, **CHATS[name]}
     if "logit_bias" in given:
         given["logit_bias"] = {_token(servers, text): bias for text, bias in given["logit_bias"].items()}
@@ -185,14 +183,12 @@ def _token(servers: Servers, text: str) -> str:
     ],
 )
 def test_same_tokens(servers: Servers, path: str, body: dict[str, Any]) -> None:
-    """Texts and chats are encoded, and ids decoded, as vLLM does it."""
     theirs, ours = (server.plain.post(path, json={"model": servers.model, **body}) for server in servers[:2])
     assert theirs.status_code == 200
     assert ours.json() == theirs.json()
 
 
 def test_same_models(servers: Servers) -> None:
-    """A client finds the model by listing them, as vLLM's examples do, with its context."""
     theirs, ours = (
         [(each.id, each.object, each.model_dump()["max_model_len"]) for each in server.openai.models.list().data]
         for server in servers[:2]
@@ -249,7 +245,6 @@ TEXT = {"prompt": "a", "max_tokens": 2}
     ],
 )  # fmt: skip
 def test_same_refusals(servers: Servers, path: str, body: dict[str, Any], status: int, param: str | None) -> None:
-    """What is wrong gets the same status from both; ours says it in one line of OpenAI's form, with the field."""
     theirs, ours = (server.plain.post(f"/v1/{path}", json={"model": servers.model, **body}) for server in servers[:2])
     assert (theirs.status_code, ours.status_code) == (status, status), (theirs.text, ours.text)
     error = error_of(ours.text)
@@ -260,7 +255,6 @@ def test_same_refusals(servers: Servers, path: str, body: dict[str, Any], status
 
 
 def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
-    """OpenAI's client raises the same errors for both."""
     for server in servers[:2]:
         with pytest.raises(openai.NotFoundError):
             server.openai.completions.create(model="other", prompt="a")
@@ -289,7 +283,6 @@ def test_part_of_a_character_is_named_by_its_bytes(servers: Servers) -> None:
 
 
 def test_character_that_is_cut_off_has_no_text(servers: Servers) -> None:
-    """Where the length ends an answer within a character, both leave it out of the text."""
     extra = {"structured_outputs": {"choice": ["a🦊"]}, "return_token_ids": True}
     given = {"model": servers.model, "prompt": "a", "max_tokens": 3, **GREEDY, "extra_body": extra}
     for ask in (answers, streams):
@@ -299,7 +292,6 @@ def test_character_that_is_cut_off_has_no_text(servers: Servers) -> None:
 
 
 def test_special_token_takes_no_place_in_the_text(servers: Servers) -> None:
-    """Special tokens have vLLM's names; in `text_offset`, which vLLM counts in names, ours have no length."""
     given = {"model": servers.model, "prompt": "a", "max_tokens": 20, **seeded(1, temperature=2.0), "logprobs": 1}
     extra = {"allowed_token_ids": [0, 80, 81], "ignore_eos": True}
     theirs, ours = (answers(server, completions, **given, extra_body=extra).choices[0] for server in servers[:2])
@@ -315,7 +307,6 @@ def test_special_token_takes_no_place_in_the_text(servers: Servers) -> None:
 def test_special_tokens_are_shown_where_they_are_wanted(
     servers: Servers, ask: Callable[..., Answer], others: dict[str, Any]
 ) -> None:
-    """With `skip_special_tokens: false` the text, and each token's place in it, are vLLM's."""
     given = {"model": servers.model, "prompt": "a", "max_tokens": 20, **seeded(1, temperature=2.0), "logprobs": 1}
     extra = {"allowed_token_ids": [0, 80, 81], "ignore_eos": True, "skip_special_tokens": False, **others}
     theirs, ours = (ask(server, completions, **given, extra_body=extra).choices[0] for server in servers[:2])
@@ -324,7 +315,6 @@ def test_special_tokens_are_shown_where_they_are_wanted(
 
 
 def test_special_token_of_a_chat_has_no_bytes(servers: Servers) -> None:
-    """The bytes of a chat's tokens are its content's, so that a special token has a name, and no bytes as in vLLM."""
     body = {"model": servers.model, **USER, "max_tokens": 1, "logprobs": True, **GREEDY}
     theirs, ours = (
         server.plain.post("/v1/chat/completions", json=body | {"allowed_token_ids": [0]}).json()["choices"][0]
@@ -338,7 +328,6 @@ def test_special_token_of_a_chat_has_no_bytes(servers: Servers) -> None:
 
 
 def test_several_greedy_choices(servers: Servers) -> None:
-    """Several greedy choices of one prompt are the same text so many times, where vLLM refuses them."""
     body = {"model": servers.model, **TEXT, "n": 2, **GREEDY}
     theirs, ours = (server.plain.post("/v1/completions", json=body) for server in servers[:2])
     first, second = ours.json()["choices"]
@@ -346,7 +335,6 @@ def test_several_greedy_choices(servers: Servers) -> None:
 
 
 def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
-    """The role of an answer is `assistant`, where vLLM repeats the last message's if none is begun."""
     body = {"model": servers.model, "messages": MESSAGES, "add_generation_prompt": False, "max_tokens": 2, **GREEDY}
     theirs, ours = (
         server.plain.post("/v1/chat/completions", json=body).json()["choices"][0]["message"] for server in servers[:2]
@@ -363,7 +351,6 @@ def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
     ],
 )
 def test_what_vllm_ignores_is_refused(servers: Servers, fields: dict[str, Any], param: str) -> None:
-    """A field that is not known, a role that is none, and a priority that would not count are refused, not ignored."""
     body = {"model": servers.model, **USER, "max_tokens": 1, **fields}
     theirs, ours = (server.plain.post("/v1/chat/completions", json=body) for server in servers[:2])
     assert (theirs.status_code, ours.status_code, error_of(ours.text)["param"]) == (200, 400, param)

@@ -69,7 +69,6 @@ def compare(mine: list[Answer], theirs: list[Answer], cases: list[Case]) -> None
 
 
 def test_same_answers(model: Path) -> None:
-    """Greedy and seeded, any k, stop ids and strings, chunked prompts and shared prefixes are as vLLM answers them."""
     plain = [
         Case(prompt, {**sampling, "max_tokens": 12}, k)
         for prompt, k in zip(SHORT, (None, 0, 5, 20), strict=True)
@@ -155,7 +154,6 @@ def raises(*_: object, **__: object) -> None:
 
 
 def test_same_answers_after_preemption(model: Path) -> None:
-    """Requests that lose their cache to others and compute it again say so, and get the same answers."""
     options = {**SHARED, "num_gpu_blocks_override": 10}
     cases = [Case([place, *range(40, 70)], {**GREEDY, "max_tokens": 90}, 2) for place in range(4)]
     ((_, theirs),) = reference(model, options, cases)
@@ -169,7 +167,6 @@ def test_same_answers_after_preemption(model: Path) -> None:
 
 
 def test_same_answers_with_adapters(model: Path, tmp_path: Path) -> None:
-    """Requests for two LoRA adapters and for the model itself share steps, and each has the answers of its own."""
     ada, bob = (make_adapter(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob")))
     # vLLM on a CPU adds the last place's adapter to requests without one: of three places one stays empty.
     options = {**SHARED, "enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
@@ -199,7 +196,6 @@ def test_same_answers_with_adapters(model: Path, tmp_path: Path) -> None:
 
 
 def test_same_answers_with_speculation(model: Path) -> None:
-    """Drafts change no answer, several tokens come in a step, and the drafts are counted."""
     options = {**SHARED, "speculative_config": SPECULATION}
     cases = [Case([7, 8, 9] * 8, {**GREEDY, "max_tokens": 60}, k) for k in (None, 0, 5)]
     cases.append(Case(SHORT[2], {**GREEDY, "max_tokens": 60}, 20))
@@ -230,7 +226,6 @@ def test_same_answers_with_speculation(model: Path) -> None:
 def test_limits_and_options_are_compared_first(
     model: Path, arguments: list[str], overrides: dict[str, object], line: str
 ) -> None:
-    """What does not fit is one line, before the model is loaded."""
     settings = Settings.load(environment={}, overrides=overrides)
     with pytest.raises(ValueError, match=line) as raised:
         VllmEngine(model, arguments, settings)
@@ -241,7 +236,6 @@ def test_limits_and_options_are_compared_first(
 def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(
     model: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version without something that text requests need is refused by its name, and its engine core is shut down."""
     from vllm.v1.engine.core import EngineCore
 
     used, shut = compatibility.check_members, []

@@ -84,12 +84,10 @@ def expected(model: Path) -> list[tuple[list[Case], list[Answer]]]:
 def test_outputs_are_those_of_vllm(
     llm: tokenbus.LLM, expected: list[tuple[list[Case], list[Answer]]], group: int
 ) -> None:
-    """Greedy and seeded, for no logprobs and 0, 5 and 20 alternatives, and with stops: nothing differs."""
     compare(llm, *expected[group])
 
 
 def test_samples_have_seeds_of_their_own(llm: tokenbus.LLM, expected: list[tuple[list[Case], list[Answer]]]) -> None:
-    """Sample `i` of a prompt is what vLLM answers with the seed plus `i`."""
     cases, theirs = expected[1]
     first, second = llm.generate([cases[1].prompt], parameters(cases[1]), n=2)
     check(cases[1], answer(first), theirs[1])
@@ -97,7 +95,6 @@ def test_samples_have_seeds_of_their_own(llm: tokenbus.LLM, expected: list[tuple
 
 
 def test_chat_is_what_the_template_writes(llm: tokenbus.LLM) -> None:
-    """A chat is the prompt that the model's own template writes; several are several prompts."""
     chat = [{"role": "user", "content": "the cat"}]
     (only,) = llm.chat(chat, GREEDY, max_tokens=6)  # type: ignore[arg-type]  # as `parameters`
     (written,) = llm.generate(["<user>the cat<end><assistant>"], GREEDY, max_tokens=6)  # type: ignore[arg-type]
@@ -115,7 +112,6 @@ def test_chat_is_what_the_template_writes(llm: tokenbus.LLM) -> None:
 def test_what_the_model_cannot_have_is_said_first(
     llm: tokenbus.LLM, prompt: list[int], wanted: tokenbus.RequestParameters, fault: str
 ) -> None:
-    """A token that the model does not have, and a prompt that leaves no room, are refused before anything is sent."""
     with pytest.raises(ValueError, match=r"prompts\[1\]") as raised:
         llm.generate([[1], prompt], wanted)
     assert str(raised.value) == fault
@@ -132,7 +128,6 @@ if __name__ == "__main__":
 
 
 def test_process_ends_without_closing_it(model: Path, tmp_path: Path) -> None:
-    """A program that does not close its LLM ends with status 0, and vLLM's processes end with it."""
     script = tmp_path / "left_open.py"
     script.write_text(LEFT_OPEN)
     environment = {name: value for name, value in os.environ.items() if name != "TOKENBUS_NEEDS_VLLM"}

@@ -34,7 +34,6 @@ def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
 
 
 async def answered(client: Client, cases: list[Case]) -> list[tuple[str, int, Answer]]:
-    """Return the worker and the rank of each request, one after another, and its answer."""
     found: list[tuple[str, int, Answer]] = []
     async with client.steps() as steps:
         for case in cases:
@@ -85,14 +84,12 @@ async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: P
     ],
 )
 def test_ranks_that_cannot_be_workers(model: Path, options: dict[str, int], line: str) -> None:
-    """What cannot be said of a rank is one line, before the model is loaded."""
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         VllmEngine(model, arguments({**WHOLE, **options}))
     assert "\n" not in str(raised.value)
 
 
 def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, tmp_path: Path) -> None:
-    """The ranks of such a model compute each step together, which workers of their own do not."""
     for path in model.iterdir():
         (tmp_path / path.name).symlink_to(path)
     config = json.loads((model / "config.json").read_text())

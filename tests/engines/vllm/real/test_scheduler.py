@@ -53,7 +53,6 @@ class Audit:
                 add(self.answers.setdefault(row.key, Answer()), row)
 
     def ended(self, key: int) -> bool:
-        """Return whether a request's last row was seen."""
         return key in self.answers and self.answers[key].status in {*ENDS.values(), RowStatus.ABORTED}
 
 
@@ -71,7 +70,6 @@ def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
 
 @asynccontextmanager
 async def audited(deployment: Deployment) -> AsyncIterator[Audit]:
-    """Read all steps until what was published at the end of `async with` is read."""
     audit = Audit()
     async with Processor(deployment.settings()) as processor:
         reading = asyncio.create_task(audit.read(processor.steps()))
@@ -80,7 +78,6 @@ async def audited(deployment: Deployment) -> AsyncIterator[Audit]:
 
 
 def named(cases: Sequence[Case], first_key: int) -> list[Case]:
-    """Return requests that choose their keys."""
     return [
         replace(case, theirs={**case.theirs, "extra_args": {ARGUMENT: key}})
         for key, case in enumerate(cases, first_key)
@@ -110,7 +107,6 @@ async def compared(model: Path, deployment: Deployment, options: Mapping[str, An
 
 
 async def test_same_columns_and_answers(model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its clients ask for, vLLM answers as without the scheduler, and the bus has each token's columns."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     plain = [
         Case(prompt, {**sampling, "max_tokens": 12}, k)
@@ -124,7 +120,6 @@ async def test_same_columns_and_answers(model: Path, deployment: Deployment, mon
 async def test_same_with_drafts_and_preemption(
     model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tokens a step, and requests that lose their cache to others, change neither answers nor columns."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     options = {**SHARED, "num_gpu_blocks_override": 10, "speculative_config": SPECULATION}
     cases = [
@@ -147,7 +142,6 @@ def server(deployment: Deployment, model: Path) -> Program:
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_base_is_what_vllm_would_choose(is_async: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """With asynchronous scheduling vLLM has a scheduler of its own for that."""
     from vllm.config import SchedulerConfig
 
     config = SchedulerConfig.default_factory(async_scheduling=is_async, scheduler_cls=OURS)
@@ -157,7 +151,6 @@ def test_base_is_what_vllm_would_choose(is_async: bool) -> None:  # noqa: FBT001
 
 
 def test_wrong_setting_ends_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not fit is one line, before vLLM has a scheduler."""
     monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)
     monkeypatch.setenv("TOKENBUS_WORKER_TOP_LOGPROBS", "21")
     line = "^tokenbus: worker.top_logprobs: at most 20, as --max-logprobs, got 21$"
@@ -176,7 +169,6 @@ class Http:
         return {**self._asked, "prompt": "the cat", **parameters}
 
     async def completion(self, headers: Mapping[str, str] | None = None, **parameters: object) -> list[dict[str, Any]]:
-        """Return the choices of an answer."""
         answer = await self.client.post("/v1/completions", json=self.body(**parameters), headers=headers)
         assert answer.status_code == 200, answer.text
         choices: list[dict[str, Any]] = answer.json()["choices"]
@@ -185,7 +177,6 @@ class Http:
 
 @pytest.fixture
 async def http(deployment: Deployment, model: Path) -> AsyncIterator[Http]:
-    """Return a client of the server."""
     transport = httpx.AsyncHTTPTransport(uds=f"{deployment.folder}/http")
     async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=waiting.MOST) as client:
         yield Http(client, str(model))

@@ -12,7 +12,6 @@ TEXTS = ["hello world, the quick brown fox jumps over the lazy dog", "你好 �
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_saved_tokenizer_is_the_workers(kind: str, tmp_path: Path) -> None:
-    """What transformers saves of a tokenizer.model encodes as transformers does, which vLLM tokenizes with."""
     import sentencepiece  # noqa: PLC0415 - only where vLLM is
     from transformers import AutoTokenizer  # noqa: PLC0415 - as above
 

