@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.engines.fastdeploy.undefined import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
 
+TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
 _VOCABULARY = 151_936
 
 
@@ -53,25 +54,15 @@ class Steps:
 
     def drawn(self, op: str, slots: int, columns: int) -> dict[str, Any]:
         """Return the arguments of a save op, by name and in their order."""
-        match op:
-            case "speculate_save_output_topk":
-                return self.speculated(slots, columns)
-            case "mtp_save_first_token_with_topk":
-                return self.first_tokens(slots, columns)
-            case "save_output_topk":
-                return self.sampled(slots, columns)
-            case "speculate_save_output":
-                return self.accepted(slots)
-            case "mtp_save_first_token":
-                return self.plain_first_tokens(slots)
-            case _:
-                return self.plain(slots)
+        scored = {TOPK: self.speculated, FIRST: self.first_tokens, "save_output_topk": self.sampled}
+        plain = {PLAIN: self.accepted, "mtp_save_first_token": self.plain_first_tokens, "save_output": self.plain}
+        return scored[op](slots, columns) if op in scored else plain[op](slots)
 
     def any(self, op: str, slots: int, columns: int) -> dict[str, Any]:
         """Return arguments as no well-behaved step has them: whatever the struct can hold."""
         draw = self._random
         given = self.drawn(op, slots, columns)
-        if op == "speculate_save_output_topk":
+        if op == TOPK:
             given["sampled_token_ids"] = self._laid(given, str(draw.choice(["lines", "lines", "upright", "flat"])))
             given["message_flag"] = int(draw.choice([3, 3, 3, 4, 4, 4, 0, 255]))
         if "cu_batch_token_offset" in given and draw.random() < 0.5:
@@ -252,3 +243,26 @@ class Steps:
         special = self._random.choice([-1, -3], ids.shape)
         found: Array = np.where(self._random.random(ids.shape) < 0.1, special, ids)
         return found
+
+
+def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
+    """Return a step whose slots have so many tokens each: none is preempted, prefilling or the last."""
+    steps, slots, numbers = Steps(6), len(counts), np.array(counts, np.int32)
+    given = steps.drawn(op, slots, columns)
+    scored = steps.scored(sum(counts) if "token_num_per_batch" in given else slots, columns)
+    changes: dict[str, Any] = {
+        "sampled_token_ids": np.arange(5, 5 + 6 * slots).reshape(slots, 6) if op == FIRST else scored["ids"][:, :1],
+        "logprob_token_ids": scored["ids"],
+        "logprob_scores": scored["logprobs"],
+        "logprob_ranks": scored["ranks"],
+        "token_num_per_batch": numbers,
+        "cu_batch_token_offset": (np.cumsum(numbers) - numbers).astype(np.int32),
+        "accept_num": numbers,
+        "not_need_stop": np.array([True]),
+        "seq_lens_decoder": np.full((slots, 1), 9, np.int32),
+        "prompt_lens": np.full((slots, 1), 4),
+        "preempted_idx": np.zeros((slots, 1), np.int32),
+        "step_idx": np.ones((slots, 1), np.int64),
+        "skip_chunk_prefill": True,
+    }
+    return given | {name: value for name, value in changes.items() if name in given}

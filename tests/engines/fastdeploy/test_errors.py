@@ -8,40 +8,13 @@ import numpy as np
 import pytest
 
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save
-from tests.engines.fastdeploy.engine import Steps, outputs
+from tests.engines.fastdeploy.engine import FIRST, PLAIN, TOPK, Steps, outputs, whole
 from tests.engines.fastdeploy.theirs import GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 
-TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
-
 DO_NOT_WAIT, WAIT = False, True
 WRITABLE = "a tensor of paddle or an array of numpy to write to"
-
-
-def two_slots(op: str) -> dict[str, Any]:
-    """Return a step of two slots with two tokens each, or one, of which nothing is wrong."""
-    arguments = Steps(6).drawn(op, 2, 3) | {"not_need_stop": np.array([True])}
-    changes: dict[str, Any] = {
-        "seq_lens_decoder": np.array([[9], [9]], np.int32),
-        "prompt_lens": np.array([[4], [4]]),
-        "preempted_idx": np.zeros((2, 1), np.int32),
-        "token_num_per_batch": np.array([2, 2], np.int32),
-        "cu_batch_token_offset": np.array([0, 2], np.int32),
-        "accept_num": np.array([2, 2], np.int32),
-        "step_idx": np.array([[1], [1]]),
-        "skip_chunk_prefill": True,
-    }
-    arguments |= {name: value for name, value in changes.items() if name in arguments}
-    if "token_num_per_batch" in arguments:
-        scored = Steps(6).scored(4, 3)
-        arguments |= {"logprob_token_ids": scored["ids"], "logprob_scores": scored["logprobs"]}
-        arguments |= {"logprob_ranks": scored["ranks"], "sampled_token_ids": scored["ids"][:, :1].copy()}
-    if op == FIRST:
-        arguments["sampled_token_ids"] = np.array([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
-    if op in {"save_output", "save_output_topk"}:
-        arguments["sampled_token_ids"] = np.array([[5], [6]])
-    return arguments
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -149,7 +122,7 @@ def test_step_that_does_not_fit_is_refused_whole(
 
     More than its arrays hold is found before anything is written (case 5, 26, 28, 30).
     """
-    right = two_slots(op)
+    right = whole(op, 2, 2)
     with pytest.raises(ContractError) as refused:
         save(op, right | changes)
     assert str(refused.value) == f"{op}.{message}"
@@ -157,33 +130,10 @@ def test_step_that_does_not_fit_is_refused_whole(
     beside.get_all()
 
 
-@pytest.mark.parametrize(
-    ("op", "changes"),
-    [
-        (TOPK, {"token_num_per_batch": np.array([-1, 2], np.int32)}),
-        (TOPK, {"message_flag": 7}),
-        (TOPK, {"cu_batch_token_offset": np.array([2, 0], np.int32)}),
-        (TOPK, {"cu_batch_token_offset": np.array([1, 1], np.int32)}),
-        (TOPK, {"sampled_token_ids": np.array([5, -1, 6, 7])}),
-        (TOPK, {"logprob_scores": np.full((4, 3), np.nan, np.float32)}),
-        (TOPK, {"logprob_ranks": np.array([0, -1, 2**31, 3])}),
-        (FIRST, {"message_flag": 4}),
-        (FIRST, {"token_num_per_batch": np.array([2, -3], np.int32)}),
-        (PLAIN, {"accept_tokens": np.array([[5, 6, 7, 8], [-1, -1, -1, -1]])}),
-        (PLAIN, {"skip_chunk_prefill": np.True_, "seq_lens_decoder": np.array([1, 9], np.int32)}),
-        ("save_output", {"sampled_token_ids": np.array([[5], [-2]])}),
-        ("save_output", {"sampled_token_ids": np.ones((2, 2), np.int64)}),
-    ],
-)
-def test_what_the_kernels_queue_carries_is_carried(op: str, changes: dict[str, Any], beside: Beside) -> None:
-    beside.save(op, two_slots(op) | changes)
-    beside.get_all()
-
-
 def test_flag_keeps_to_its_bits(beside: Beside) -> None:
     """A message flag above 255 does not fall into the count of columns, which has the bits above (case 29)."""
     for flag in (3, 4, 3 + 256, 4 | 1 << 8):
-        beside.save(TOPK, two_slots(TOPK) | {"message_flag": flag})
+        beside.save(TOPK, whole(TOPK, 2, 2) | {"message_flag": flag})
         field = int(beside.get().arrays()[0][1, 0])
         assert (field & 0xFF, field >> 8) == (flag & 0xFF, 3)
 
@@ -225,7 +175,7 @@ def test_tensors_to_get_into_are_checked_first() -> None:
         ([tokens, scores.tolist(), ranks], f"speculate_get_output_topk.output_scores: {WRITABLE}, got list"),
         ([tokens.astype(">i8"), scores, ranks], "speculate_get_output_topk.output_tokens: int64, got >i8"),
     ]
-    save(TOPK, two_slots(TOPK))
+    save(TOPK, whole(TOPK, 2, 2))
     for given, message in wrong:
         with pytest.raises(ContractError) as refused:
             get(*given, 20, 0, DO_NOT_WAIT)
@@ -239,7 +189,7 @@ def test_tensors_to_get_into_are_checked_first() -> None:
 
 
 def test_tensors_to_clear_are_checked_first(beside: Beside) -> None:
-    right = two_slots(TOPK)
+    right = whole(TOPK, 2, 2)
     frozen = right["preempted_idx"].copy()
     frozen.flags.writeable = False
     with pytest.raises(ContractError) as refused:
@@ -317,27 +267,6 @@ def test_get_that_does_not_wait_returns_while_another_thread_waits() -> None:
     assert waiting[1:3, 0].tolist() == [1, 5]
 
 
-def test_ranks_that_read_nothing_touch_nothing() -> None:
-    for op in ("get_output", "speculate_get_output"):
-        (tokens,) = outputs(op)
-        getattr(fastdeploy, op)(tokens, 1, DO_NOT_WAIT)
-        np.testing.assert_array_equal(tokens, outputs(op)[0])
-
-
-@pytest.mark.parametrize("rank", [0, 1, 7])
-def test_get_under_data_parallelism(rank: int, beside: Beside) -> None:
-    given = two_slots("save_output")
-    beside.save("save_output", given)
-    (tokens,) = outputs("get_output_ep")
-    fastdeploy.get_output_ep(tokens, rank, WAIT)
-    expected = outputs("get_output")
-    beside.kernel.get(expected)
-    np.testing.assert_array_equal(tokens, expected[0])
-    if rank == 0:
-        fastdeploy.get_output_ep(tokens, rank, DO_NOT_WAIT)
-        assert tokens[:2, 0].tolist() == [-2, 0]
-
-
 @pytest.mark.usefixtures("bus")
 def test_keys_and_slots_are_checked() -> None:
     with pytest.raises(ContractError, match="slot: 0 to 511, got 512"):
@@ -348,7 +277,7 @@ def test_keys_and_slots_are_checked() -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_choices_are_made_before_anything_runs() -> None:
-    save(TOPK, two_slots(TOPK))
+    save(TOPK, whole(TOPK, 2, 2))
     with pytest.raises(RuntimeError, match="before the first save and get"):
         fastdeploy.configure(fastdeploy.Options())
 

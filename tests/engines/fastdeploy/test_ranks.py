@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, settings_in, speaking
-from tests.engines.fastdeploy.engine import Steps, Tensor
+from tests.engines.fastdeploy.engine import Steps, Tensor, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
@@ -84,7 +84,7 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
     getter = Getter(GETS[op])
     try:
         assert is_empty()
-        given = [plenty(op, Steps(number)) for number in range(5)]
+        given = [whole(op, 1, 1, 1, 1)] * 5
         with kernel.queue() as queue:
             beside = Beside(queue)
             for arguments in given[:2]:
@@ -145,25 +145,3 @@ def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
-
-
-def plenty(op: str, steps: Steps) -> dict[str, Any]:
-    """Return arguments with a token for each of four slots, which are at their end and not preempted."""
-    given = steps.drawn(op, 4, 3)
-    scored = steps.scored(4, 3)
-    changes: dict[str, Any] = {
-        "preempted_idx": np.zeros((4, 1), np.int32),
-        "seq_lens_decoder": np.full((4, 1), 9, np.int32),
-        "prompt_lens": np.full((4, 1), 4),
-        "not_need_stop": np.array([True]),
-        "token_num_per_batch": np.ones(4, np.int32),
-        "accept_num": np.ones(4, np.int32),
-        "step_idx": np.ones((4, 1), np.int64),
-        "cu_batch_token_offset": np.arange(4, dtype=np.int32),
-        "logprob_token_ids": scored["ids"],
-        "logprob_scores": scored["logprobs"],
-        "logprob_ranks": scored["ranks"],
-    }
-    if op != "mtp_save_first_token_with_topk":
-        changes["sampled_token_ids"] = scored["ids"][:, :1].copy()
-    return given | {name: value for name, value in changes.items() if name in given}
