@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.fastdeploy.bus import Getter, is_empty, save, settings_in
+from tests.engines.fastdeploy.bus import Getter, save, settings_in, speaking
 from tests.engines.fastdeploy.engine import Steps as Drawn
+from tests.engines.fastdeploy.engine import whole
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
@@ -77,16 +78,19 @@ def _name(arrays: StepArrays) -> str:
     return f"T{arrays.step}{'!' if arrays.draft_follows else ''}"
 
 
-def test_drafts_behind_their_targets() -> None:
-    shown = Shown()
-    assert [shown.round("TD") for _ in range(3)] == [["T1!", "D1"], ["T2!", "D2"], ["T3!", "D3"]]
-
-
-def test_drafts_before_their_targets() -> None:
-    shown = Shown()
-    assert [shown.round("DT") for _ in range(3)] == [["", "T1! D1"], ["", "T2! D2"], ["", "T3! D3"]]
-    assert shown.round("T") == ["T4"]
-    assert shown.round("DT") == ["", "T5! D5"]
+@pytest.mark.parametrize(
+    ("orders", "shown"),
+    [
+        (["TD"] * 3, [["T1!", "D1"], ["T2!", "D2"], ["T3!", "D3"]]),
+        (["DT", "DT", "DT"], [["", "T1! D1"], ["", "T2! D2"], ["", "T3! D3"]]),
+        (["DT", "T", "DT"], [["", "T1! D1"], ["T2"], ["", "T3! D3"]]),
+        (["TTTTT"], [["T1!", "T2!", "T3!", "T4!", "T5"]]),  # drafts that stop coming are not announced
+    ],
+)
+def test_drafts_and_targets_in_one_order(orders: list[str], shown: list[list[str]]) -> None:
+    """A draft has the step of the target before it, or waits for the one behind it; no target waits for a draft."""
+    told = Shown()
+    assert [told.round(order) for order in orders] == shown
 
 
 def test_idle_target_takes_no_later_draft() -> None:
@@ -123,12 +127,6 @@ def test_target_that_was_passed_over_takes_no_draft() -> None:
     other = Shown()
     narrow, wide = message(TARGET, 1), message(DRAFT, 1, 1)
     assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
-
-
-def test_drafts_that_stop_coming_are_not_announced() -> None:
-    shown = Shown()
-    assert shown.round("TTTTT") == ["T1!", "T2!", "T3!", "T4!", "T5"]
-    assert shown.steps.of(message(DRAFT, 2, 1, computed=shown.computed))[0].step == 3
 
 
 def test_stray_drafts_are_counted() -> None:
@@ -274,25 +272,19 @@ def test_whatever_is_saved_keeps_the_contract(seed: int, folder: Path, monkeypat
     """Of random steps with anything in them every one is published, none refused; the bus reads what a get fills in."""
     drawn, steps = Drawn(seed), Steps(Options())
     taken: list[Message] = []
-    fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
-    sender = PROCESS.sender()
-    try:
-        assert is_empty()
-        monkeypatch.setattr(sender.published_of(0), "offer", taken.append)  # as they are saved
+    with speaking("develop", folder):
+        monkeypatch.setattr(PROCESS.sender().published_of(0), "offer", taken.append)  # as they are saved
         for op in list(GETS) * 5:
             save(op, drawn.any(op, int(drawn._random.integers(0, 9)), int(drawn._random.integers(1, 6))))
             getter = Getter(GETS[op])
             getter.get()
             assert_read_alike(taken[-1], *(array.reshape(-1) for array in getter.arrays()))
-        assert len(taken) == 30
-        assembler = StepAssembler(Limits.schema())
-        for given in taken:
-            for arrays in steps.of(given):
-                for batch in assembler.assemble(arrays):
-                    encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
-    finally:
-        fastdeploy.close()
-        fastdeploy.configure(fastdeploy.Options())
+    assembler = StepAssembler(Limits.schema())
+    for given in taken:
+        for arrays in steps.of(given):
+            for batch in assembler.assemble(arrays):
+                encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
+    assert len(taken) == 30
 
 
 def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
@@ -311,32 +303,26 @@ def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
 
 
 async def test_processor_sees_paired_steps(folder: Path) -> None:
-    settings = settings_in(folder, worker__drain_timeout_ms=5000)
-    fastdeploy.configure(fastdeploy.Options(settings=settings))
-    drawn = Drawn(3)
-    try:
-        async with Processor(settings) as processor:
+    order = (TARGET, DRAFT, DRAFT, TARGET)
+    with speaking("develop", folder, worker__drain_timeout_ms=5000):
+        async with Processor(settings_in(folder)) as processor:
             steps = processor.steps()
-            assert is_empty()
-            given = drawn.speculated(3, 4, TARGET) | {"seq_lens_decoder": np.full(3, 9), "prompt_lens": np.full(3, 4)}
-            given |= {"preempted_idx": np.zeros(3, np.int32), "not_need_stop": np.array([True])}
+            given = whole("speculate_save_output_topk", 2, 1, 3)
             fastdeploy.assign(1, 77)
-            for flag in (TARGET, DRAFT, DRAFT, TARGET):
-                given = given | {"seq_lens_decoder": given["seq_lens_decoder"] + (flag == TARGET)}
-                await asyncio.to_thread(save, "speculate_save_output_topk", given | {"message_flag": flag})
+            for flag in order:
+                given |= {"seq_lens_decoder": given["seq_lens_decoder"] + (flag == TARGET), "message_flag": flag}
+                await asyncio.to_thread(save, "speculate_save_output_topk", given)
             found = [await asyncio.wait_for(anext(steps), SECONDS) for _ in range(2)]
             await steps.aclose()
+            await asyncio.to_thread(PROCESS.sender().close)
         for step in found:
             assert step.draft is not None
             assert step.target.request_keys[1] == 77
             assert step.target.token_ids.tolist() == step.draft.token_ids.tolist()
         getter = Getter("speculate_get_output_topk")
-        for flag in (TARGET, DRAFT, DRAFT, TARGET):
+        for flag in order:
             getter.get()
             assert int(getter.arrays()[0][1, 0]) & 0xFF == flag
-    finally:
-        await asyncio.to_thread(fastdeploy.close)
-        fastdeploy.configure(fastdeploy.Options())
 
 
 def test_what_is_lost_ends_its_requests() -> None:

@@ -4,8 +4,10 @@ import contextlib
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,15 +51,45 @@ def bytes_of(source: Source) -> bytes:
 
 
 def sender_in(folder: Path, **overrides: object) -> QueueSender:
-    """Return a save side in a folder."""
     return QueueSender(str(folder / "q"), settings_in(folder, **overrides).worker, SECONDS)
 
 
+@pytest.fixture
+def sender(folder: Path) -> Iterator[QueueSender]:
+    with sending(sender_in(folder)) as made:
+        yield made
+
+
+@contextmanager
+def sending(sender: QueueSender) -> Iterator[QueueSender]:
+    try:
+        yield sender
+    finally:
+        sender.close(0)
+
+
+@contextmanager
+def getting(folder: Path) -> Iterator[QueueReceiver]:
+    receiver = QueueReceiver(str(folder / "q"))
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+@pytest.fixture
+def receiver(folder: Path) -> Iterator[QueueReceiver]:
+    with getting(folder) as made:
+        yield made
+
+
 def send(sender: QueueSender, given: Message, stamp: int) -> None:
+    """Send a message that was saved at a time."""
     sender.send(lambda _, sequence: (packed(given, sequence, stamp), 0))
 
 
 def numbers(receiver: QueueReceiver, count: int) -> list[int]:
+    """Get as many messages, and return which they are."""
     found = []
     for _ in range(count):
         data = receiver.get(MOST_SECONDS, bytes_of)
@@ -69,52 +101,26 @@ def numbers(receiver: QueueReceiver, count: int) -> list[int]:
     return found
 
 
-def test_more_than_a_socket_holds(folder: Path) -> None:
-    receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
-    try:
-        for number in range(40):
-            send(sender, message(number, 512, 6, 21), number)
-        assert sender.waiting[0] == 40
-        assert numbers(receiver, 40) == list(range(40))
-        assert receiver.get(0.0, bytes_of) is None
-    finally:
-        sender.close(0)
-        receiver.close()
+def test_more_than_a_socket_holds(receiver: QueueReceiver, sender: QueueSender) -> None:
+    for number in range(40):
+        send(sender, message(number, 512, 6, 21), number)
+    assert sender.waiting[0] == 40
+    assert numbers(receiver, 40) == list(range(40))
+    assert receiver.get(0.0, bytes_of) is None
 
 
-def test_what_is_saved_first_waits_for_a_get_side(folder: Path) -> None:
-    sender = sender_in(folder)
-    try:
-        for number in range(3):
-            send(sender, message(number), number)
-        first = QueueReceiver(str(folder / "q"))
-        assert numbers(first, 2) == [0, 1]
-        first.close()
-        second = QueueReceiver(str(folder / "q"))
-        assert numbers(second, 1) == [2]
-        send(sender, message(7), 3)
+@pytest.mark.parametrize("count", [3, 1000])
+def test_what_is_saved_waits_for_a_get_side_and_is_got_once(count: int, folder: Path, sender: QueueSender) -> None:
+    """However many were got and acknowledged, none of them comes again to the next get side (case 17)."""
+    for number in range(count):
+        send(sender, message(number), number)
+    with getting(folder) as first:
+        assert numbers(first, count - 1) == list(range(count - 1))
+    with getting(folder) as second:
+        assert numbers(second, 1) == [count - 1]
+        send(sender, message(7), count)
         assert numbers(second, 1) == [7]
         assert sender.counts.connections == 2
-        second.close()
-    finally:
-        sender.close(0)
-
-
-def test_many_acknowledgements_are_all_read(folder: Path) -> None:
-    """However many messages wait, those that were got are let go of, and none of them comes again (case 17)."""
-    sender = sender_in(folder)
-    try:
-        for number in range(1000):
-            send(sender, message(number), number)
-        first = QueueReceiver(str(folder / "q"))
-        assert numbers(first, 1000) == list(range(1000))
-        first.close()
-        second = QueueReceiver(str(folder / "q"))
-        send(sender, message(5), 1)
-        assert numbers(second, 1) == [5]
-        second.close()
-    finally:
-        sender.close(0)
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -149,186 +155,115 @@ def _last_acknowledgement(connection: socket.socket, wanted: int) -> int:
     return last
 
 
-def test_program_that_speaks_something_else(folder: Path) -> None:
-    receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
-    try:
-        with socket.socket(socket.AF_UNIX) as other:
-            other.connect(str(folder / "q"))
-            other.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
-            send(sender, message(4), 1)
-            assert numbers(receiver, 1) == [4]
-            other.settimeout(MOST_SECONDS)
-            with pytest.raises(ConnectionResetError):  # with bytes that were not read, it is a reset
-                other.recv(1)
-    finally:
-        sender.close(0)
-        receiver.close()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"magic": 1},
-        {"kind": 0},
-        {"kind": 9},
-        {"size": 41},
-        {"size": 2**32 - 1},
-        {"slots": 513},
-        {"entries": 4000},
-        {"columns": 22},
-        {"columns": 0},
-        {"columns": 65_535},
-    ],
-)
-def test_header_that_contradicts_itself(changes: dict[str, Any], folder: Path) -> None:
-    """A header is held against what a message can be before more is read: its connection ends (case 26)."""
-    receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
-    try:
-        with socket.socket(socket.AF_UNIX) as other:
-            other.connect(str(folder / "q"))
-            other.sendall(packed(message(1, 2, 2), 1, 1, **changes))
-            send(sender, message(4), 1)
-            assert numbers(receiver, 1) == [4]
-            other.settimeout(MOST_SECONDS)
-            with pytest.raises(ConnectionResetError):  # its bytes were not read
-                other.recv(1)
-    finally:
-        sender.close(0)
-        receiver.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "counts", "tokens"),
-    [
-        (Kind.SPECULATED_SCORED, [7, 1], 8),
-        (Kind.SPECULATED_SCORED, [2, 2], 3),
-        (Kind.SPECULATED, [6, 6], 2),
-        (Kind.SPECULATED, [100_000, 1], 2),
-        (Kind.SPECULATED, [-3, 1], 2),
-        (Kind.SINGLE_SCORED, [1, 1], 1),
-        (Kind.SINGLE, [1, 1], 1),
-    ],
-)
-def test_counts_that_contradict_the_header(kind: Kind, counts: list[int], tokens: int, folder: Path) -> None:
+def with_counts(kind: Kind, counts: list[int], tokens: int) -> bytes:
+    """Return a message whose counts do not name as many tokens as it has."""
     given = message(1, tokens)
     given.kind, given.counts = kind, np.array(counts, np.int32)
     if not kind.is_scored:
         given.scores, given.ranks = given.scores[:0], given.ranks[:0]
-    receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
-    try:
-        with socket.socket(socket.AF_UNIX) as other:
-            other.connect(str(folder / "q"))
-            other.sendall(packed(given, 1, 1))
-            send(sender, message(4), 2)
-            assert numbers(receiver, 1) == [4]
-            other.settimeout(MOST_SECONDS)
-            with contextlib.suppress(ConnectionResetError):  # where its bytes were not all read
-                assert other.recv(1) == b""
-    finally:
-        sender.close(0)
-        receiver.close()
+    return packed(given, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4,
+        *(
+            packed(message(1, 2, 2), 1, 1, **{name: value})
+            for name, values in {
+                "magic": [1],
+                "kind": [0, 9],
+                "size": [41, 2**32 - 1],
+                "slots": [513],
+                "entries": [4000],
+                "columns": [22, 0, 65_535],
+            }.items()
+            for value in values
+        ),
+        with_counts(Kind.SPECULATED_SCORED, [7, 1], 8),
+        with_counts(Kind.SPECULATED_SCORED, [2, 2], 3),
+        with_counts(Kind.SPECULATED, [6, 6], 2),
+        with_counts(Kind.SPECULATED, [100_000, 1], 2),
+        with_counts(Kind.SPECULATED, [-3, 1], 2),
+        with_counts(Kind.SINGLE_SCORED, [1, 1], 1),
+        with_counts(Kind.SINGLE, [1, 1], 1),
+    ],
+)
+def test_bytes_that_are_no_message_end_their_connection_alone(
+    data: bytes, folder: Path, receiver: QueueReceiver, sender: QueueSender
+) -> None:
+    """A header, and the counts behind it, are held against what a message can be before more is read (case 26)."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(str(folder / "q"))
+        other.sendall(data)
+        send(sender, message(4), 2)
+        assert numbers(receiver, 1) == [4]
+        other.settimeout(MOST_SECONDS)
+        with contextlib.suppress(ConnectionResetError):  # where its bytes were not all read
+            assert other.recv(1) == b""
 
 
 def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
     receiver = QueueReceiver(str(folder / "q"))
-    ended: list[str] = []
-
-    def wait() -> None:
-        try:
-            receiver.get(None, bytes_of)
-        except RuntimeError as error:
-            ended.append(str(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    receiver.close()
-    waiting.join(MOST_SECONDS)
-    assert ended == ["the get side was closed"]
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(receiver.get, None, bytes_of)
+        receiver.close()
+        with pytest.raises(RuntimeError, match="the get side was closed"):
+            waiting.result(MOST_SECONDS)
 
 
-def test_save_that_waits_ends_with_the_save_side(folder: Path) -> None:
+def test_save_ends_with_the_save_side_and_not_at_its_timeout(folder: Path) -> None:
     sender = sender_in(folder, worker__retention_items=2, worker__block_timeout_ms=3_600_000)
     for number in range(2):
         send(sender, message(number), number)
-    ended: list[str] = []
-
-    def wait() -> None:
-        try:
-            send(sender, message(2), 2)
-        except QueueFullError as error:
-            ended.append(str(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: sender.counts.blocked)
-    sender.close(0)
-    waiting.join(MOST_SECONDS)
-    assert "closed" in ended[0]
-
-
-def test_save_to_a_side_that_was_closed(folder: Path) -> None:
-    sender = sender_in(folder)
-    sender.close(0)
-    with pytest.raises(QueueFullError, match="closed"):
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(send, sender, message(2), 2)
+        wait_until(lambda: sender.counts.blocked)
+        sender.close(0)
+        with pytest.raises(QueueFullError, match="closed"):
+            waiting.result(MOST_SECONDS)
+    with pytest.raises(QueueFullError, match="closed"):  # as of another thread
         send(sender, message(0), 0)
 
 
-def test_oldest_of_several_is_next(folder: Path) -> None:
-    receiver, one, other = QueueReceiver(str(folder / "q")), sender_in(folder), sender_in(folder)
-    try:
-        for stamp, sender in enumerate((one, other, other, one, other)):
-            send(sender, message(stamp), stamp)
+def test_oldest_of_several_is_next(receiver: QueueReceiver, folder: Path, sender: QueueSender) -> None:
+    with sending(sender_in(folder)) as other:
+        for stamp, saving in enumerate((sender, other, other, sender, other)):
+            send(saving, message(stamp), stamp)
         assert numbers(receiver, 5) == [0, 1, 2, 3, 4]
-    finally:
-        one.close(0)
-        other.close(0)
-        receiver.close()
 
 
-def test_oldest_of_several_that_waited_is_next(folder: Path) -> None:
-    receiver = QueueReceiver(str(folder / "q"))
-    connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    try:
+def test_oldest_of_several_that_waited_is_next(receiver: QueueReceiver, folder: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
         for stamp, connection in reversed([*enumerate(connections)]):
             connection.connect(str(folder / "q"))
             connection.sendall(packed(message(stamp), 1, stamp))
         assert numbers(receiver, 3) == [0, 1, 2]
-    finally:
-        for connection in connections:
-            connection.close()
-        receiver.close()
 
 
 def test_connection_that_breaks_is_not_tried_again_at_once(folder: Path) -> None:
+    """A get side that accepts and closes costs a connection for each `bus.reconnect_ms`, and not one for each save."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "q"))
         listener.listen()
-        sender = QueueSender(str(folder / "q"), settings_in(folder).worker, 3600)
-        try:
+        with sending(QueueSender(str(folder / "q"), settings_in(folder).worker, 3600)) as sender:
             send(sender, message(0), 0)
             listener.accept()[0].close()
             for number in range(1, 4):
                 send(sender, message(number, 512, 6, 21), number)
             assert sender.counts.connections == 1
-        finally:
-            sender.close(0)
 
 
-def test_queue_that_nothing_gets_from_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sender = sender_in(folder)
-    try:
-        for number in range(200):
-            send(sender, message(number), number)
-        wait_until(lambda: "no process gets from the queue" in caplog.text)
-    finally:
-        sender.close(0)
+def test_queue_that_nothing_gets_from_is_named(sender: QueueSender, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(200):
+        send(sender, message(number), number)
+    wait_until(lambda: "no process gets from the queue" in caplog.text)
 
 
-def test_path_that_cannot_be_connected_to_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_path_that_cannot_be_connected_to_is_named(
+    folder: Path, sender: QueueSender, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "q").symlink_to("q")
-    sender = sender_in(folder)
-    try:
-        send(sender, message(0), 0)
-        wait_until(lambda: "queue cannot be reached" in caplog.text)
-    finally:
-        sender.close(0)
+    send(sender, message(0), 0)
+    wait_until(lambda: "queue cannot be reached" in caplog.text)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, settings_in, speaking
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, speaking
 from tests.engines.fastdeploy.engine import Steps, Tensor, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS
 from tokenbus_contracts import ContractError
@@ -78,70 +78,49 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
 
     A slot whose tokens were lost is said to be not recoverable, once, and what follows that is whole.
     """
-    fastdeploy.configure(
-        fastdeploy.Options(settings=settings_in(folder, worker__policy="fail", worker__retention_items=2))
-    )
-    getter = Getter(GETS[op])
-    try:
-        assert is_empty()
-        given = [whole(op, 1, 1, 1, 1)] * 5
-        with kernel.queue() as queue:
-            beside = Beside(queue)
-            for arguments in given[:2]:
-                beside.save(op, arguments)
-            flags = np.array([0, 0, 0, 1], np.int32)
-            changes = {"preempted_idx": flags} if "preempted_idx" in given[2] else {}
-            with pytest.raises(RetentionFullError) as full:
-                call(op, given[2] | changes)
-            text = rf"{op}: queue w.queue-1\S*: no room \(at most 2 messages and \d+ bytes, policy fail\): 2 messages"
-            assert re.match(text, str(full.value))
-            assert not flags.any() or not changes
-            beside.get_all()
-            save(op, given[3])
-            getter.get()
-            meta = 3 if GETS[op] == "speculate_get_output_topk" else 2
-            found = getter.arrays()[0].reshape(-1)[meta:]
-            stride = 3 if op == "save_output_topk" else 1
-            assert found[: 4 * stride : stride].tolist() == [-3] * 4
-            beside.save(op, given[4])
-            beside.get_all()
+    getter, given = Getter(GETS[op]), whole(op, 1, 1, 1, 1)
+    with speaking(None, folder, worker__policy="fail", worker__retention_items=2), kernel.queue() as queue:
+        beside = Beside(queue)
+        for _ in range(2):
+            beside.save(op, given)
+        flags = np.array([0, 0, 0, 1], np.int32)
+        changes = {"preempted_idx": flags} if "preempted_idx" in given else {}
+        with pytest.raises(RetentionFullError) as full:
+            call(op, given | changes)
+        text = rf"{op}: queue w.queue-1\S*: no room \(at most 2 messages and \d+ bytes, policy fail\): 2 messages"
+        assert re.match(text, str(full.value))
+        assert not flags.any() or not changes
+        beside.get_all()
+        save(op, given)
+        getter.get()
+        meta = 3 if GETS[op] == "speculate_get_output_topk" else 2
+        found = getter.arrays()[0].reshape(-1)[meta:]
+        stride = 3 if op == "save_output_topk" else 1
+        assert found[: 4 * stride : stride].tolist() == [-3] * 4
+        beside.save(op, given)
+        beside.get_all()
         counts = fastdeploy.counts()
         assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
-    finally:
-        fastdeploy.close()
-        fastdeploy.configure(fastdeploy.Options())
 
 
 def test_queue_that_no_process_has_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "77")
-    settings = settings_in(folder, worker__policy="fail", worker__retention_items=2)
-    fastdeploy.configure(fastdeploy.Options(settings=settings))
-    try:
-        for seed in range(2):
-            save("save_output", Steps(seed).plain(3))
-        with pytest.raises(RetentionFullError) as full:
-            save("save_output", Steps(2).plain(3))
+    with speaking(None, folder, is_got=False, worker__policy="fail", worker__retention_items=2):
+        for _ in range(2):
+            save("save_output", whole("save_output", 1))
         text = r"save_output: queue w.queue-77: no room \(at most 2 messages .*; no process gets from it\): 2 messages"
-        assert re.match(text, str(full.value))
-    finally:
-        fastdeploy.close()
-        fastdeploy.configure(fastdeploy.Options())
+        with pytest.raises(RetentionFullError, match=text):
+            save("save_output", whole("save_output", 1))
 
 
 def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
-    fastdeploy.configure(
-        fastdeploy.Options(settings=settings_in(folder, worker__retention_items=2, worker__block_timeout_ms=50))
-    )
-    try:
-        receiver = PROCESS.receiver(Kind.SINGLE)
-        for number in range(2):
-            save("save_output", Steps(number).plain(3))
+    given = whole("save_output", 1)
+    with speaking(None, folder, worker__retention_items=2, worker__block_timeout_ms=50):
+        for _ in range(2):
+            save("save_output", given)
         with pytest.raises(RetentionFullError, match="waited 50 ms"):
-            save("save_output", Steps(3).plain(3))
-        assert receiver.get(MOST_SECONDS, lambda found: found.kind) is Kind.SINGLE
-        save("save_output", Steps(4).plain(3))
+            save("save_output", given)
+        assert PROCESS.receiver(Kind.SINGLE).get(MOST_SECONDS, lambda found: found.kind) is Kind.SINGLE
+        save("save_output", given)
         assert fastdeploy.counts()["blocked"] == 1
         assert fastdeploy.counts()["waiting_items"] == 2
-    finally:
-        fastdeploy.close()
-        fastdeploy.configure(fastdeploy.Options())

@@ -1,5 +1,7 @@
 """SlotRegistry: one request of a slot is told from the next, and none is left open."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -61,86 +63,60 @@ def statuses(rows: StepArrays) -> list[RowStatus]:
     return [RowStatus(status) for status in np.asarray(rows.statuses).tolist()]
 
 
-def test_request_goes_on_while_its_slot_has_tokens() -> None:
+OVER = RowStatus.UNRECOVERABLE
+GOES_ON = ((1, 1), (), [ACTIVE] * 2)
+LIVES: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
+    "a length that grows is one request's": (
+        [((1,), (4,), [ACTIVE]), ((3,), (7,), [ACTIVE]), ((2,), (9,), [ACTIVE])],
+        [6],
+    ),
+    "a prompt in chunks has no tokens": (
+        [((0,), (2,), [PREFILLING]), ((0,), (3,), [PREFILLING]), ((1,), (4,), [ACTIVE])],
+        [1],
+    ),
+    "another prompt ends the former request": (
+        [((2, 2), (6, 6), [ACTIVE] * 2), ((0, 1), (2, 7), [FINISHED, ACTIVE]), ((1, 1), (4, 8), [ACTIVE] * 2)],
+        [1, 4],
+    ),
+    "a shorter length is another request's": ([((2,), (6,), [ACTIVE]), ((1,), (4,), [ACTIVE, REPLACED])], [1]),
+    "the same length too": ([((2,), (6,), [ACTIVE]), ((1,), (6,), [ACTIVE, REPLACED])], [1]),
+    "another prompt's length too": ([((2,), (6,), [ACTIVE]), ((1,), (9,), [ACTIVE, REPLACED], 5)], [1]),
+    "an op without lengths has a token for each request in each step": (
+        [GOES_ON, ((0, 1), (), [FINISHED, ACTIVE]), ((0, 1), (), [IDLE, ACTIVE]), GOES_ON],
+        [1, 4],
+    ),
+    "a step without a token in the middle is no end": (
+        [((2,), (6,), [ACTIVE]), ((0,), (6,), [IDLE]), ((1,), (7,), [ACTIVE])],
+        [3],
+    ),
+    "a preempted request is resumed in any slot, as another": (
+        [
+            ((2, 1), (6, 6), [ACTIVE] * 2),
+            ((-9, 1), (6, 7), [PREEMPTED, ACTIVE]),
+            ((0, 1), (0, 8), [FINISHED, ACTIVE]),
+            ((1, 1), (6, 9), [ACTIVE] * 2),
+        ],
+        [1, 4],
+    ),
+    "a slot with tokens right after its request was preempted": (
+        [((2,), (), [ACTIVE]), ((-9,), (), [PREEMPTED]), ((1,), (), [ACTIVE, REPLACED])],
+        [1],
+    ),
+    "a request that cannot be recovered is over": (
+        [((1,), (), [ACTIVE]), ((-3,), (), [OVER]), ((1,), (), [ACTIVE])],
+        [1],
+    ),
+}
+"""Steps: tokens of slots, their lengths, the rows' statuses, and a prompt's length that differs; then what is open."""
+
+
+@pytest.mark.parametrize(("steps", "left"), LIVES.values(), ids=LIVES)
+def test_one_request_of_a_slot_is_told_from_the_next(steps: list[tuple[Any, ...]], left: list[int]) -> None:
+    """Each row is its request's next, and each request has one last row (case 9, 22)."""
     told = Told()
-    rows = [told.step(*counts, computed=computed) for counts, computed in (((1,), (4,)), ((3,), (7,)), ((2,), (9,)))]
-    assert len({int(row.request_keys[0]) for row in rows}) == 1
-    assert [int(row.positions[0]) for row in rows] == [0, 1, 4]
-    assert list(told.open.values()) == [6]
-
-
-def test_prompt_that_is_computed_in_chunks_has_no_tokens() -> None:
-    """A slot below its prompt's length is prefilling, and its first token belongs to the same request (case 9)."""
-    told = Told()
-    rows = [told.step(0, computed=(2,)), told.step(0, computed=(3,)), told.step(1, computed=(4,))]
-    assert [statuses(row) for row in rows] == [[PREFILLING], [PREFILLING], [ACTIVE]]
-    assert len(told.open) == 1
-
-
-def test_request_ends_when_its_slot_begins_another_prompt() -> None:
-    told = Told()
-    first = told.step(2, 2, computed=(6, 6))
-    second = told.step(0, 1, computed=(2, 7))
-    third = told.step(1, 1, computed=(4, 8))
-    assert statuses(second) == [FINISHED, ACTIVE]
-    assert second.request_keys.tolist() == first.request_keys.tolist()
-    assert third.request_keys[0] != first.request_keys[0]
-    assert third.request_keys[1] == first.request_keys[1]
-    assert sorted(told.open.values()) == [1, 4]
-
-
-@pytest.mark.parametrize(("computed", "prompt"), [((4,), 4), ((9,), 5), ((6,), 4)])
-def test_request_that_takes_a_slot_without_a_step_between(computed: tuple[int, ...], prompt: int) -> None:
-    told = Told()
-    before = told.step(2, computed=(6,))
-    rows = told.step(1, computed=computed, prompt=prompt)
-    assert statuses(rows) == [ACTIVE, REPLACED]
-    assert rows.request_keys[1] == before.request_keys[0]
-    assert (rows.token_counts.tolist(), list(told.open.values())) == ([1, 0], [1])
-
-
-def test_slot_without_lengths_ends_its_request_where_it_has_no_token() -> None:
-    """An op that tells no lengths has a token for each request in each step, so a step without one is an end."""
-    told = Told()
-    told.step(1, 1)
-    assert statuses(told.step(0, 1)) == [FINISHED, ACTIVE]
-    assert statuses(told.step(0, 1)) == [IDLE, ACTIVE]
-    assert statuses(told.step(1, 1)) == [ACTIVE, ACTIVE]
-    assert sorted(told.open.values()) == [1, 4]
-
-
-def test_step_without_a_token_in_the_middle_is_no_end() -> None:
-    told = Told()
-    told.step(2, computed=(6,))
-    assert statuses(told.step(0, computed=(6,))) == [IDLE]
-    told.step(1, computed=(7,))
-    assert list(told.open.values()) == [3]
-
-
-def test_request_that_was_preempted_is_resumed_as_another() -> None:
-    """That engine resumes a request in any slot, with its tokens as a prompt: the rest is another life (case 22)."""
-    told = Told()
-    told.step(2, 1, computed=(6, 6))
-    assert statuses(told.step(-9, 1, computed=(6, 7))) == [PREEMPTED, ACTIVE]
-    assert statuses(told.step(0, 1, computed=(0, 8))) == [FINISHED, ACTIVE]
-    told.step(1, 1, computed=(6, 9))
-    assert sorted(told.open.values()) == [1, 4]
-
-
-def test_slot_that_has_tokens_right_after_its_request_was_preempted() -> None:
-    told = Told()
-    told.step(2)
-    told.step(-9)
-    assert statuses(told.step(1)) == [ACTIVE, REPLACED]
-    assert list(told.open.values()) == [1]
-
-
-def test_request_that_cannot_be_recovered_is_over() -> None:
-    told = Told()
-    told.step(1)
-    assert statuses(told.step(-3)) == [RowStatus.UNRECOVERABLE]
-    assert statuses(told.step(1)) == [ACTIVE]
-    assert list(told.open.values()) == [1]
+    for counts, computed, expected, *prompt in steps:
+        assert statuses(told.step(*counts, computed=computed, prompt=prompt[0] if prompt else 4)) == expected
+    assert sorted(told.open.values()) == left
 
 
 def test_nothing_left_to_do_ends_every_request() -> None:

@@ -147,8 +147,6 @@ def test_misspelt_switch_starts_no_fastdeploy(machine: Machine) -> None:
     assert run.returncode == 1
     assert "ImportError: TOKENBUS_FASTDEPLOY: on or off, got 'of'" in run.stderr
     assert run.stdout == ""
-    refused = machine.run("tokenbus", "fastdeploy", "--form", "2.4", "--", "python", TOKENBUS_FASTDEPLOY="of")
-    assert one_line(refused, 2) == "tokenbus: TOKENBUS_FASTDEPLOY: on or off, got 'of'"
     other = machine.run("python", "-c", "print('other')", TOKENBUS_FASTDEPLOY="of")
     assert (other.stdout, other.stderr) == ("other\n", "")
 
@@ -221,38 +219,36 @@ def test_ranks_of_other_hardware(machine: Machine, platform: str, saved: int) ->
     assert run.stdout == f"{saved}\n", run.stderr
 
 
-def test_way_of_fastdeploy_without_ops(machine: Machine) -> None:
-    run = machine.tokenbus("python", *SERVER, FD_USE_GET_SAVE_OUTPUT_V1="1")
-    expected = "tokenbus: FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op otherwise, got 1"
-    assert one_line(run, 2) == expected
-
-
-def test_command_that_cannot_be_run(machine: Machine) -> None:
-    assert "a command behind --" in one_line(machine.tokenbus(), 2)
-    assert one_line(machine.tokenbus("no-such-command"), 127) == "tokenbus: no-such-command: command not found"
-    program = machine.folder / "damaged"
-    program.write_text("no program\n")
-    program.chmod(0o755)
-    assert one_line(machine.tokenbus(str(program)), 126) == f"tokenbus: {program}: exec format error"
-    program.chmod(0o644)
-    assert one_line(machine.tokenbus(str(program)), 126) == f"tokenbus: {program}: permission denied"
-    unknown = machine.run("tokenbus", "fastdeploy", "--form", "1.0", "--", "python")
-    assert one_line(unknown, 2).startswith("tokenbus: --form: one of 2.4, ")
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("command", "variables", "status", "line"),
     [
-        ("TOKENBUS_FASTDEPLOY_FORM", "1.0", "one of 2.4, "),
-        ("INFERENCE_MSG_QUEUE_ID", "x", "a whole number from 0 "),
-        ("INFERENCE_MSG_QUEUE_ID", "", "a whole number from 0 "),
-        ("INFERENCE_MSG_ID", "2", "another number than 2"),
+        ("--", {}, 2, "fastdeploy: a command behind --"),
+        ("-- no-such-command", {}, 127, "no-such-command: command not found"),
+        ("-- {folder}/damaged", {}, 126, "{folder}/damaged: exec format error"),
+        ("-- {folder}/data", {}, 126, "{folder}/data: permission denied"),
+        ("--form 1.0 -- python", {}, 2, "--form: one of 2.4, "),
+        ("-- python", {"TOKENBUS_FASTDEPLOY": "of"}, 2, "TOKENBUS_FASTDEPLOY: on or off, got 'of'"),
+        ("-- python", {"TOKENBUS_FASTDEPLOY_FORM": "1.0"}, 2, "TOKENBUS_FASTDEPLOY_FORM: one of 2.4, "),
+        ("-- python", {"INFERENCE_MSG_QUEUE_ID": "x"}, 2, "INFERENCE_MSG_QUEUE_ID: a whole number from 0 "),
+        ("-- python", {"INFERENCE_MSG_QUEUE_ID": ""}, 2, "INFERENCE_MSG_QUEUE_ID: a whole number from 0 "),
+        ("-- python", {"INFERENCE_MSG_ID": "2"}, 2, "INFERENCE_MSG_ID: another number than 2"),
+        (
+            "-- python",
+            {"FD_USE_GET_SAVE_OUTPUT_V1": "1"},
+            2,
+            "FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op otherwise, got 1",
+        ),
     ],
 )
-def test_variable_that_no_process_could_read(machine: Machine, name: str, value: str, wanted: str) -> None:
-    line = one_line(machine.tokenbus("python", *SERVER, **{name: value}), 2)
-    assert line.startswith(f"tokenbus: {name}: {wanted}")
-    assert line.endswith(f"got {value!r}" if name != "INFERENCE_MSG_ID" else "got 2")
+def test_command_that_is_not_started(
+    machine: Machine, command: str, variables: dict[str, str], status: int, line: str
+) -> None:
+    for name, mode in (("damaged", 0o755), ("data", 0o644)):
+        (machine.folder / name).write_text("no program\n")
+        (machine.folder / name).chmod(mode)
+    words = command.format(folder=machine.folder).split()
+    found = one_line(machine.run("tokenbus", "fastdeploy", *words, **variables), status)
+    assert found.startswith(f"tokenbus: {line.format(folder=machine.folder)}")
 
 
 def test_signals_are_those_of_a_command_that_a_shell_starts(machine: Machine) -> None:
