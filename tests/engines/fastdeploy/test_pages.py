@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_answers_name_tests_that_exist() -> None:
     page = (ROOT / "docs" / "fastdeploy.md").read_text()
     lines = page[page.index("## What three reports found") :].splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| what")]
-    assert len(rows) > 20
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| problem")]
+    assert len(rows) > 15
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row
@@ -33,7 +33,7 @@ def test_page_quotes_errors_as_they_are() -> None:
     expected = "".join((folder / name).read_text() for name in ("test_errors.py", "test_environment.py"))
     table = text[text.index("| before | now |") : text.index("A save op clears `preempted_idx`")]
     quoted = re.findall(r"\| `(?:(\w+)\.)?([^`]+), got ([^`]+)`", table)
-    assert len(quoted) > 6
+    assert len(quoted) > 3
     assert [line for line in quoted if line[0] not in {*fastdeploy.OPS, ""}] == []
     assert [
         line

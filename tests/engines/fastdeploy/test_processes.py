@@ -74,15 +74,6 @@ def test_other_process_saves_and_ends(environment: dict[str, str], beside: Besid
         assert "Traceback" not in errors
 
 
-def test_process_that_ended_long_ago_is_got_from(environment: dict[str, str], beside: Beside) -> None:
-    Getter("get_output").get(wait=False)
-    with start(environment, 4, 12) as saving:
-        _, errors = saving.communicate(timeout=MOST_SECONDS)
-        assert saving.returncode == 0, errors
-    check(beside, Steps(4), 12)
-    assert is_empty()
-
-
 def test_killed_process_loses_nothing_that_it_saved(environment: dict[str, str], beside: Beside) -> None:
     """Every save that returned is got, though its process was killed with -9 right after (case 21)."""
     Getter("get_output").get(wait=False)
