@@ -5,14 +5,14 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
+from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy_switch import SWITCH, read_switch
 from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
-QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
+_QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1
 _RESERVED = 2
 _IPC = "ipc://"
@@ -43,14 +43,14 @@ def is_off(environment: Mapping[str, str] = os.environ) -> bool:
     return not is_on
 
 
-def queue_id(environment: Mapping[str, str] = os.environ) -> int:
+def queue_id(environment: Mapping[str, str] | None = None) -> int:
     """Return which queue this process means; each data-parallel rank has one of its own."""
-    return _whole(QUEUE, environment.get(QUEUE, "1"), 0)
+    return _whole(_QUEUE, environment, 0)
 
 
-def message_id(environment: Mapping[str, str] = os.environ) -> int:
+def message_id(environment: Mapping[str, str] | None = None) -> int:
     """Return the stop flag of a message when there is something left to do; it is negative when there is not."""
-    found = _whole(_MESSAGE, environment.get(_MESSAGE, "1"), 1)
+    found = _whole(_MESSAGE, environment, 1)
     if found == _RESERVED:
         raise SettingsError(_MESSAGE, "another number than 2, which says that nothing was read", found)
     return found
@@ -96,8 +96,13 @@ def _make_private(folder: Path) -> None:
         raise SettingsError("TMPDIR", "a folder in which ours is this user's alone", str(folder))
 
 
-@lru_cache(16)
-def _whole(name: str, given: str, least: int) -> int:
+def _whole(name: str, environment: Mapping[str, str] | None, least: int) -> int:
+    if environment is None:  # at each call of an op: os.environ takes microseconds
+        found: int = native.library().number(name.encode(), 1)
+        if found >= least:
+            return found
+        environment = os.environ
+    given = environment.get(name, "1")
     if not (given.isascii() and given.isdigit() and least <= int(given[:11]) <= _MOST):
         raise SettingsError(name, f"a whole number from {least} to {_MOST}", given)
     return int(given)

@@ -53,9 +53,9 @@ class _GetOp:
             return bool(native.library().fill(kind, address, is_empty, packs, columns, *outputs, outcome))
 
         def take(found: Source) -> Kind:
-            if found.kind is kind:
+            if (got := found.kind) is kind:
                 fill(found.address)
-            return found.kind
+            return got
 
         if not fill(None):
             raise self._error(outcome, arrays)

@@ -157,11 +157,8 @@ class Steps:
         self._held = None
 
 
-class _Assigned(NamedTuple):
-    """A slot's next request as the engine named it, between the messages before and after it."""
-
-    slot: int
-    key: int
+_Assigned = tuple[int, int]
+"""A slot, and the request that the engine named for it, between the messages before and after."""
 
 
 class Published:
@@ -188,7 +185,7 @@ class Published:
 
     def assign(self, slot: int, key: int) -> None:
         """Give a slot the request that the engine named, from its next step on."""
-        self._put(_Assigned(slot, key), self._most + SLOTS)
+        self._put((slot, key), self._most + SLOTS)
 
     def _put(self, item: Message | _Assigned, most: int) -> None:
         """Put an item behind those that wait, or leave it out where they are too many already."""
@@ -221,7 +218,7 @@ class Published:
 
     def _publish(self, publisher: Publisher, assembler: StepAssembler, item: Message | _Assigned) -> None:
         try:
-            if isinstance(item, _Assigned):
+            if isinstance(item, tuple):
                 self.steps.registry.assign(*item)
                 return
             for arrays in self.steps.of(item):

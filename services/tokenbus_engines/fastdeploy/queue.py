@@ -31,10 +31,8 @@ _log = logger("worker")
 _SOCKET_BYTES = 32 << 20
 """How much the kernel may hold between the two sides, where it lets us choose."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
-_FEW = 16
-"""Acknowledgements are read from this many kept messages on: one read costs as much for many as for one."""
-_LARGE = 1 << 16
-"""From this many kept bytes on they are read at each send: the next message reuses memory instead of new pages."""
+_FEW, _LARGE = 16, 1 << 16
+"""From so many kept messages or bytes on, acknowledgements are read at each send: one read costs as much for many."""
 _MANY = 64
 """From this many unacknowledged messages on the thread reads acknowledgements, too: the kernel buffers some 270."""
 _BACKLOG = 128
@@ -70,8 +68,8 @@ class QueueFullError(RetentionFullError):
         """`lost` is the message; `items` and `size` are what was not got yet."""
         super().__init__((), items, size, why)
         self.lost = lost
-        waits = f"{items} messages and {size} bytes were not got yet"
-        self.args = (f"queue {queue}: no room ({why}): {waits}; this one is lost",)
+        waits = f"{items} messages and {size} bytes were not got yet; this one is lost"
+        self.args = (f"queue {queue}: no room ({why}): {waits}",)
 
 
 class QueueSender:
@@ -106,11 +104,6 @@ class QueueSender:
         self._thread.start()
 
     @property
-    def next_sequence(self) -> int:
-        """The sequence of the next message."""
-        return self._first + len(self._kept)
-
-    @property
     def waiting(self) -> tuple[int, int]:
         """How many messages were not got yet, as far as is known here, and how many bytes they have."""
         with self._lock:
@@ -126,12 +119,11 @@ class QueueSender:
         with self._lock:
             if len(self._kept) >= _FEW or self._bytes >= _LARGE:
                 self._read_acks()
-            connection = self._socket if self._sent == len(self._kept) and self._has_room(self._most_bytes) else None
-            data, sent = pack(-1 if connection is None else connection.fileno(), self.next_sequence)
+            is_next = self._sent == len(self._kept) and self._has_room(self._most_bytes)
+            connection = self._socket if is_next else None
+            data, sent = pack(-1 if connection is None else connection.fileno(), self._first + len(self._kept))
             if self._is_closed or not self._has_room(len(data)):
-                self._read_acks()
-                if self._is_closed or not self._has_room(len(data)):
-                    self._wait_for_room(data)
+                self._wait_for_room(data)
             self._kept.append(data)
             self._bytes += len(data)
             counts = self.counts
@@ -174,19 +166,24 @@ class QueueSender:
         return len(self._kept) < most.retention_items and self._bytes + size <= most.retention_bytes
 
     def _wait_for_room(self, data: bytes) -> None:
-        worker, size = self._settings, len(data)
-        why = "policy fail"
-        if worker.policy != "fail":
+        """Wait as the policy says, or raise a QueueFullError."""
+        self._read_acks()
+        worker, why = self._settings, "policy fail"
+
+        def is_over() -> bool:
+            return self._is_closed or self._has_room(len(data))
+
+        if worker.policy != "fail" and not is_over():
             self.counts.blocked += 1
             self._waiting += 1
             self._wake()
-            found = self._changed.wait_for(
-                lambda: self._is_closed or self._has_room(size), worker.block_timeout_ms / 1000
-            )
+            self._changed.wait_for(is_over, worker.block_timeout_ms / 1000)
             self._waiting -= 1
-            if found and not self._is_closed:
-                return
-            why = "closed" if self._is_closed else f"waited {worker.block_timeout_ms} ms"
+            why = f"waited {worker.block_timeout_ms} ms"
+        if self._is_closed:
+            why = "closed"
+        elif self._has_room(len(data)):
+            return
         self.counts.refused += 1
         limits = f"at most {worker.retention_items} messages and {worker.retention_bytes} bytes, {why}"
         reader = "" if self._socket else "; no process gets from it"
@@ -202,9 +199,7 @@ class QueueSender:
         except OSError as error:
             connection.close()
             if not isinstance(error, _NOT_THERE):
-                self._repeated_log.begin(
-                    "connect", _log.warning, "queue cannot be reached", path=self._path, error=error
-                )
+                self._warn("queue cannot be reached", error=error)
             return
         for option in (socket.SO_SNDBUF, _FORCE):
             with contextlib.suppress(OSError):  # only some may have more than the system's limit
@@ -259,6 +254,9 @@ class QueueSender:
             self._sent -= 1
         self._changed.notify_all()
 
+    def _warn(self, event: str, **values: object) -> None:
+        self._repeated_log.begin("queue", _log.warning, event, path=self._path, **values)
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it is woken already, or has ended
             self._wakes.send(b"\0")
@@ -272,13 +270,7 @@ class QueueSender:
                     return
                 self._write()
                 if self._socket is None and len(self._kept) >= _MANY:
-                    self._repeated_log.begin(
-                        "alone",
-                        _log.warning,
-                        "no process gets from the queue",
-                        path=self._path,
-                        waiting=len(self._kept),
-                    )
+                    self._warn("no process gets from the queue", waiting=len(self._kept))
                 reads = bool(self._waiting) or len(self._kept) >= _MANY
                 if reads:
                     self._read_acks()
@@ -342,8 +334,7 @@ class Source:
 
     def acknowledge_again(self) -> None:
         """Send the acknowledgement for which there was no room; a later one includes it."""
-        if self.unsent:
-            self.unsent = self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
+        self.unsent = self.unsent and self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
         """Receive what has arrived of the next message, and return the progress."""
@@ -378,10 +369,8 @@ class QueueReceiver:
             self._listener.listen(_BACKLOG)
         except OSError as error:
             os.close(self._held)
-            why = (
-                "another process gets from it" if isinstance(error, BlockingIOError) else (error.strerror or str(error))
-            )
-            raise AddressError(f"ipc://{path}", why) from None
+            taken = "another process gets from it" if isinstance(error, BlockingIOError) else ""
+            raise AddressError(f"ipc://{path}", taken or error.strerror or str(error)) from None
         self._wakes, self._woken = socket.socketpair()
         self._poll = select.epoll()  # a thread may look what has arrived while another one waits
         for each in (self._listener, self._woken):
@@ -427,12 +416,8 @@ class QueueReceiver:
     def abandon(self) -> None:
         """Close what is open, and leave the path alone: for a process that was forked off, too."""
         self._poll.close()
-        for each in (
-            self._listener,
-            self._wakes,
-            self._woken,
-            *(source.connection for source in self._sources.values()),
-        ):
+        connections = (source.connection for source in self._sources.values())
+        for each in (self._listener, self._wakes, self._woken, *connections):
             each.close()
         os.close(self._held)
         self._sources.clear()
@@ -461,10 +446,9 @@ class QueueReceiver:
 
     def _acknowledge_again(self) -> None:
         """Send the acknowledgements for which there was no room."""
-        for source in [*self._unsent]:
+        for source in self._unsent:
             source.acknowledge_again()
-            if not source.unsent:
-                self._unsent.discard(source)
+        self._unsent = {source for source in self._unsent if source.unsent}
 
     def _read(self) -> None:
         """Read what has arrived."""
@@ -486,13 +470,10 @@ class QueueReceiver:
         if progress == native.REFUSED:
             self._repeated_log.begin("frame", _log.warning, "connection that sends no messages closed")
         if progress in {native.ENDED, native.REFUSED}:
-            self._drop(source, number)
-
-    def _drop(self, source: Source, number: int) -> None:
-        self._poll.unregister(number)
-        del self._sources[number]
-        self._unsent.discard(source)
-        source.connection.close()
+            self._poll.unregister(number)
+            del self._sources[number]
+            self._unsent.discard(source)
+            source.connection.close()
 
     def _accept(self) -> None:
         """Accept all waiting connections, so that the next message is the oldest of all processes."""

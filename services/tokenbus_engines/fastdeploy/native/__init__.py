@@ -56,6 +56,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "acknowledge": (c_uint64, (c_int, POINTER(Reading))),
     # (socket) -> the last sequence that was acknowledged, 0: none, -1: the peer has ended
     "acknowledged": (c_int64, (c_int,)),
+    # (an environment variable, its default) -> its number, or -1 if it is none
+    "number": (c_int, (c_char_p, c_int)),
     # (kind, message's address or None to check the outputs alone, whether the queue is empty, whether the form packs
     # the number of columns, columns wanted, three outputs, outcome) -> whether the outputs fit
     "fill": (c_int, (c_int, c_void_p, c_int, c_int, c_int64, *(py_object,) * 3, POINTER(Outcome))),

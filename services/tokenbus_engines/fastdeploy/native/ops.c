@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -439,6 +440,15 @@ int64_t tokenbus_fastdeploy_acknowledged(int socket) {
         if ((size_t)bytes >= sizeof *found) last = (int64_t)found[bytes / sizeof *found - 1];
         if ((size_t)bytes < sizeof found) return last;
     }
+}
+
+/* Return an environment variable as a number, -1 if it is none. Read at each call: the process may change it. */
+int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    char *end = "";
+    if (!text) return otherwise;
+    long found = strtol(text, &end, 10);
+    return *end || text[0] < '0' || text[0] > '9' || found > INT32_MAX ? -1 : (int)found;
 }
 
 /* The most bytes that a message may have. */
