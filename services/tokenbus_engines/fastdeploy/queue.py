@@ -242,13 +242,9 @@ class QueueSender:
         if self._socket is None:
             return
         through = self._acknowledged(self._socket.fileno())
-        if through > 0:
-            self._acknowledge(through)
-        elif through < 0:
+        if through < 0:
             self._disconnect()
-
-    def _acknowledge(self, through: int) -> None:
-        while self._kept and self._first <= through and self._sent:
+        while self._first <= through and self._sent:
             self._bytes -= len(self._kept.popleft())
             self._first += 1
             self._sent -= 1

@@ -55,22 +55,18 @@ class SlotRegistry:
         self._replaced: list[_Ended] = []
         self._absent: OrderedDict[int, int] = OrderedDict()
 
-    def _new_key(self) -> int:
-        self._drawn += 1
-        return self._prefix | self._drawn
-
     def _begun(self, count: int) -> SlotRequests:
         """Return so many new requests, of which nothing is known yet."""
         requests = np.zeros(count, _SLOT)
-        requests["key"] = [self._new_key() for _ in range(count)]
+        requests["key"] = np.arange(self._drawn + 1, self._drawn + 1 + count, dtype=np.uint64) | np.uint64(self._prefix)
+        self._drawn += count
         requests["decoder_length"] = requests["prompt_length"] = -1
         requests["known_since"] = np.inf
         return requests
 
     def _begin(self, requests: SlotRequests, slots: npt.NDArray[np.intp]) -> None:
         """Give some slots new requests."""
-        if slots.size:
-            requests[slots] = self._begun(slots.size)
+        requests[slots] = self._begun(slots.size)
 
     def _grow(self, least: int) -> None:
         """Have requests for at least so many slots."""

@@ -147,8 +147,9 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
 
 def _probe(start: _Start, environment: Mapping[str, str]) -> str:
     """Return `on`, `off`, or what FastDeploy lacks, as a Python reports it at its start."""
-    script = start.script
-    folder = [] if script is None else [_folder_of(script)]
+    script, folder = start.script, []
+    if script is not None:  # what Python puts first on its path: the script's folder, or itself if it is one
+        folder = [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]  # noqa: PTH112, PTH120
     try:
         run = subprocess.run(  # noqa: S603 - the user's own Python
             [start.python, *start.options, "-c", _PROBE, *folder],
@@ -178,11 +179,6 @@ def _start_of(program: str, arguments: Sequence[str]) -> _Start:
         words = [word for word in words[1:] if word != "-S"]
     found = shutil.which(words[0]) if words and _is_python(words[0]) else None
     return _Start(found, _parsed(words[1:])[0], program) if found else _Start(sys.executable, [], None)
-
-
-def _folder_of(script: str) -> str:
-    """Return what Python puts first on its path for a script: its folder, or itself if it is one."""
-    return script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))  # noqa: PTH112, PTH120
 
 
 def _first_line(program: str) -> list[str]:
