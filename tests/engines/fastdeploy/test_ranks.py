@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, speaking
-from tests.engines.fastdeploy.engine import Steps, Tensor, whole
+from tests.engines.fastdeploy.engine import TOPK, Steps, Tensor, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
@@ -101,6 +101,21 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
         beside.get_all()
         counts = fastdeploy.counts()
         assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
+
+
+def test_draft_after_a_full_queue_is_whole_and_the_next_target_names_the_loss(folder: Path) -> None:
+    given, getter = whole(TOPK, 2, 1), Getter(GETS[TOPK])
+    with speaking("develop", folder, is_got=False, worker__policy="fail", worker__retention_items=2):
+        for _ in range(2):
+            save(TOPK, given)
+        with pytest.raises(RetentionFullError):
+            save(TOPK, given)
+        for _ in range(2):
+            getter.get()
+        for flag, counts in ((4, [2, 1]), (3, [-3, -3]), (3, [2, 1])):
+            save(TOPK, given | {"message_flag": flag})
+            getter.get()
+            assert getter.arrays()[0].reshape(-1)[3:5].tolist() == counts
 
 
 def test_queue_that_no_process_has_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
