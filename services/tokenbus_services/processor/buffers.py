@@ -40,7 +40,7 @@ class RequestBuffers:
     def open(self, request: Request, position: int = 0) -> RequestTokens:
         """Let a request's rows wait from now on, and return where."""
         tokens = RequestTokens(request.id, position, wake_ups=self._wake_ups)
-        self._table.attach(request, tokens)
+        self._table.contexts[request.slot] = tokens
         while len(self._rows) <= request.slot:
             self._rows.append(_NOWHERE)
         self._rows[request.slot] = tokens.waiting

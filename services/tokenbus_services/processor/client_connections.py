@@ -187,7 +187,7 @@ class ClientConnections(Connections[Session]):
         if isinstance(request, RequestError):
             session.put_error(request)
         else:
-            table.asked(request, session.hellos)
+            request.asked_after = session.hellos
             session.requests.add(request_id)
 
     # The handshake.

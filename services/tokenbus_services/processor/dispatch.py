@@ -147,7 +147,7 @@ class Dispatch:
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""
         if request.generate is not None:
-            self.registry.table.sent(request, worker.hellos)
+            request.sent_after = worker.hellos
             self.workers.generate(worker, request.generate)
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:

@@ -174,7 +174,7 @@ class Intake:
                 if request is None and worker.source.takes_over:
                     self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
-                    self.registry.table.admitted(request)
+                    request.generate = None
                     self.registry.admitted(request, event.admitted)
             case "error":
                 request_id = event.error.request_key
@@ -248,7 +248,7 @@ class Intake:
         self._dispatch.workers.arrivals += 1
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
-                self.registry.table.admitted(request)
+                request.generate = None  # it need not be sent again
             elif request.early or worker.assembler.has_last_row(request.id):
                 continue  # it has had its last row, and that waits here
             elif request.sent_after == worker.hellos:
@@ -277,7 +277,7 @@ class Intake:
         for request in table.of_stream(worker.source.stream):
             is_begun = table.next_position[request.slot] or request.early or request.is_taken_over
             if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
-                table.crossed_goodbye(request)
+                request.has_crossed_goodbye = True
                 self._dispatch.give_back(request)
 
     # Backpressure.

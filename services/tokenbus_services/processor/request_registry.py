@@ -18,7 +18,6 @@ from tokenbus_services.processor.requests import (
     NO_OWNER,
     NO_STREAM,
     Deadline,
-    Event,
     Request,
     RequestTable,
     Source,
@@ -190,7 +189,7 @@ class RequestRegistry:
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
-        self.table.set_owner(request, owner)
+        request.owner = owner
         if consumer is not None and consumer.name:
             self._disown(request)
             consumer.fail(request, self.not_theirs(request.id, consumer.name))
@@ -251,12 +250,12 @@ class RequestRegistry:
         now, table = self._now(), self.table
         request = table.get(request_id)
         if request is None:
-            request = table.open(request_id, position, NO_STREAM, Event.APPEAR_MIDWAY, Deadline(now))
+            request = table.open(request_id, position, NO_STREAM, State.ORPHANED, Deadline(now))
             self.buffers.open(request)
         was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
         table.claim(request, route, owner, drafts=drafts)
         if has_moved:
-            table.found(request)
+            request.has_moved = True
         if not was_claimed:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
             if is_orphaned:
@@ -318,8 +317,9 @@ class RequestRegistry:
     def void_ticket(self, request: Request) -> None:
         """Tell the decode worker to accept no hand-off any more with the ticket that was made for a request."""
         target = int(self.table.handoff_target[request.slot])
-        if ticket := self.table.take_ticket(request):
-            self.workers.void_ticket(target, ticket)
+        if request.ticket:
+            self.workers.void_ticket(target, request.ticket)
+            request.ticket = b""
 
     def void_tickets_of(self, stream: int) -> None:
         """Let a prefill worker that leaves for good hand off none of its requests any more."""
@@ -453,7 +453,8 @@ class RequestRegistry:
         if request is None or request.aborted_at is not None:
             return
         now = self._now()
-        self.table.abort(request, now, now + self._settings.abort_timeout_ms / 1000)
+        request.aborted_at = now
+        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
         if (stream := self.table.stream_of(request)) != NO_STREAM:
             self.workers.abort(stream, request_id)
 
@@ -587,8 +588,9 @@ class RequestRegistry:
             self.workers.abort(other, request.id)
 
     def _drop_early(self, request: Request) -> None:
-        for early in self.table.take_early(request):
+        for early in request.early:
             early.step.pending_ack.release()
+        request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
         """End every request that a stream has or was to go on with: its worker is lost. Return how many."""
@@ -625,7 +627,7 @@ class RequestRegistry:
             self.table.close(request, None)
             self.table.forget_end(request.id)
         for request in self.table.of_stream(source.stream):
-            self.table.take_ticket(request)  # its worker may hand it off where it went
+            request.ticket = b""  # its worker may hand it off where it went
         had = [request.id for request in self.table.of_stream(source.stream)]
         had += [request.id for request in self.table.of_handoff_target(source.stream)]
         for request in self.table.of_handoff_target(source.stream):

@@ -1,4 +1,4 @@
-"""A request's states, its transitions, and the table of all requests: nothing outside this module changes a request.
+"""A request's states, and the table of all requests, whose methods alone change a request's state and columns.
 
 What every step needs of every row lies in arrays, so that a step of a thousand rows is settled in a few
 operations, and the number of open requests does not matter.
@@ -7,7 +7,7 @@ operations, and the number of open requests does not matter.
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum, auto
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,93 +45,11 @@ class State(IntEnum):
     """It ended before its client claimed it; its rows wait for the client."""
 
 
-class Event(StrEnum):
-    """What moves a request from one state to another."""
-
-    QUEUE = auto()
-    """A client asks for it, and every worker is busy or away."""
-    DISPATCH = auto()
-    """A worker is sent the request."""
-    GIVE_BACK = auto()
-    """Its worker stops before it began with it: another one may have it."""
-    APPEAR = auto()
-    """A stream brings its first token unasked."""
-    APPEAR_MIDWAY = auto()
-    """A stream brings, or a client resumes, a request that began before this processor."""
-    BEGIN = auto()
-    """The stream goes back to its first token after all."""
-    RESUME = auto()
-    """Its client resumes it, and no stream has it."""
-    RESUME_RUNNING = auto()
-    """Its client resumes it, and a stream has it."""
-    VOUCH = auto()
-    """A worker says in its handshake that it has it."""
-    DISOWN = auto()
-    """A worker says that it belongs to another client than the one that resumed it."""
-    LOSE = auto()
-    """No stream here has it now, and another one goes on with it: what lies between may come to another processor."""
-    HAND_OFF = auto()
-    """The stream's last row says that another stream goes on."""
-    CONTINUE = auto()
-    """Another stream goes on with it."""
-    END = auto()
-    """It ends, and no client has claimed it."""
-    CLOSE = auto()
-    """It ends, or is dropped."""
-
-
-TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
-    Event.QUEUE: {State.CLOSED: State.QUEUED},
-    Event.DISPATCH: {State.CLOSED: State.RUNNING, State.QUEUED: State.RUNNING},
-    Event.GIVE_BACK: {State.RUNNING: State.QUEUED},
-    Event.APPEAR: {State.CLOSED: State.RUNNING},
-    Event.APPEAR_MIDWAY: {State.CLOSED: State.ORPHANED},
-    Event.BEGIN: {State.ORPHANED: State.RUNNING},
-    Event.RESUME: {State.ORPHANED: State.RESUMED},
-    Event.RESUME_RUNNING: {State.ORPHANED: State.RUNNING},
-    Event.VOUCH: {
-        State.QUEUED: State.RUNNING,
-        State.HANDED_OFF: State.RUNNING,
-        State.ORPHANED: State.ORPHANED,
-        State.RESUMED: State.RUNNING,
-    },
-    Event.DISOWN: {State.RESUMED: State.ORPHANED},
-    Event.LOSE: {
-        State.QUEUED: State.RESUMED,
-        State.RUNNING: State.RESUMED,
-        State.HANDED_OFF: State.RESUMED,
-        State.RESUMED: State.RESUMED,
-    },
-    Event.HAND_OFF: {State.RUNNING: State.HANDED_OFF},
-    Event.CONTINUE: {
-        State.QUEUED: State.RUNNING,
-        State.HANDED_OFF: State.RUNNING,
-        State.RESUMED: State.RUNNING,
-    },
-    Event.END: {
-        State.RUNNING: State.ENDED,
-        State.HANDED_OFF: State.ENDED,
-        State.ORPHANED: State.ENDED,
-    },
-    Event.CLOSE: {state: State.CLOSED for state in State if state is not State.CLOSED},
-}
-"""The state after each event, by the state before it. Any other transition is a defect, and raises."""
-
-
 class TransitionError(Exception):
-    """An event that the state of a request does not allow: a defect of the processor."""
+    """A change that the state of a request does not allow: a defect of the processor."""
 
-    def __init__(self, request_id: int, state: State, event: Event) -> None:
-        super().__init__(f"request {request_id:016x}: {event} is not allowed while {state.name.lower()}")
-        self.request_id, self.state, self.event = request_id, state, event
-
-
-def state_after(state: State, event: Event, request_id: int = 0) -> State:
-    """Return the state after an event, or raise a TransitionError."""
-    try:
-        return TRANSITIONS[event][state]
-    except KeyError:
-        raise TransitionError(request_id, state, event) from None
+    def __init__(self, request_id: int, state: State, to: State) -> None:
+        super().__init__(f"request {request_id:016x}: {to.name.lower()} does not follow {state.name.lower()}")
 
 
 class Deadline(NamedTuple):
@@ -155,16 +73,15 @@ class Source:
     """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
     """The requests that its worker said that it has, and the owner of each; it may have let go of some since."""
-    counts: StreamCounts | None = field(default=None, compare=False)
+    counts: StreamCounts = field(default_factory=StreamCounts, compare=False)
     """Where its rows count."""
     key: str = ""
     """The name of the key that its worker proved; empty: it proved none."""
 
     def count(self, rows: LogprobBatch) -> None:
         """Count rows that were handed out."""
-        if self.counts is not None:
-            self.counts.rows += rows.row_count
-            self.counts.tokens += rows.token_ids.size
+        self.counts.rows += rows.row_count
+        self.counts.tokens += rows.token_ids.size
 
     @property
     def payer(self) -> Payer:
@@ -181,7 +98,7 @@ class EarlyRow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What is known of one request beside the columns of the table. Read it anywhere; only the table changes it."""
+    """What is known of one request beside the columns of the table."""
 
     id: int
     slot: int
@@ -244,9 +161,10 @@ _EMPTY: Mapping[str, float] = {
 
 
 class RequestTable:
-    """All open requests, and for a while those that ended; its methods are the only functions that change a request.
+    """All open requests, and for a while those that ended.
 
-    The columns (`next_position`, `stream`, `state` ...) have a value for each slot, and may be read by anyone.
+    The columns (`next_position`, `stream`, `state` ...) have a value for each slot. Any module reads them; only the
+    methods here write them, except `contexts`.
     """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
@@ -391,9 +309,8 @@ class RequestTable:
 
     # Transitions.
 
-    def open(self, request_id: int, position: int, stream: int, event: Event, deadline: Deadline) -> Request:
+    def open(self, request_id: int, position: int, stream: int, state: State, deadline: Deadline) -> Request:
         """Open a request at the stream that has it, due at its deadline; the caller checks first that there is room."""
-        state = state_after(State.CLOSED, event, request_id)
         slot = self._slots.add(request_id)
         if slot == len(self._requests):
             self._add_slot()
@@ -409,8 +326,8 @@ class RequestTable:
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:
         """Open a request that a client asks for: at the stream that gets it, or queued where that is NO_STREAM."""
-        event = Event.QUEUE if stream == NO_STREAM else Event.DISPATCH
-        request = self.open(generate.request_key, 0, stream, event, deadline)
+        state = State.QUEUED if stream == NO_STREAM else State.RUNNING
+        request = self.open(generate.request_key, 0, stream, state, deadline)
         request.generate = Generate()
         request.generate.CopyFrom(generate)
         request.generate.owner = owner
@@ -431,8 +348,8 @@ class RequestTable:
     ) -> Request:
         """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
         is_its = not is_midway or (request_id in source.owners and not source.takes_over)
-        event = Event.APPEAR_MIDWAY if is_midway else Event.APPEAR
-        request = self.open(request_id, position, source.stream if is_its else NO_STREAM, event, deadline)
+        state = State.ORPHANED if is_midway else State.RUNNING
+        request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
         request.is_claimed = is_claimed
         request.brought_by = source.stream
@@ -442,36 +359,35 @@ class RequestTable:
 
     def dispatch(self, request: Request, stream: int) -> None:
         """Give a queued request to a stream."""
-        self._run(request, stream, Event.DISPATCH)
+        self._run(request, stream, State.QUEUED)
 
     def give_back(self, request: Request) -> None:
         """Queue a request again whose stream never began with it."""
-        self._run(request, NO_STREAM, Event.GIVE_BACK)
-        self.handoff_target[request.slot] = NO_STREAM
-
-    def crossed_goodbye(self, request: Request) -> None:
-        """Note that a request was on its way to a worker that said goodbye."""
-        request.has_crossed_goodbye = True
+        self._move(request, State.QUEUED, State.RUNNING)
+        self.stream[request.slot] = self.handoff_target[request.slot] = NO_STREAM
 
     def vouch(self, request: Request, stream: int) -> None:
         """Note that a worker says in its handshake that it has a request that no stream has."""
-        self._run(request, stream, Event.VOUCH)
+        if self.state_of(request) is State.ORPHANED:  # until its client says which token is next
+            self.stream[request.slot] = stream
+        else:
+            self._run(request, stream, State.QUEUED, State.HANDED_OFF, State.RESUMED)
 
     def begin(self, request: Request, stream: int) -> None:
         """Let a stream go on with an orphaned request from its first token."""
-        self._run(request, stream, Event.BEGIN)
+        self._run(request, stream, State.ORPHANED)
         self.next_position[request.slot] = 0
 
     def resume(self, request: Request, position: int, now: float) -> None:
         """Let an orphaned request go on at a position."""
         is_free = self.stream[request.slot] == NO_STREAM
-        self._move(request, Event.RESUME if is_free else Event.RESUME_RUNNING)
+        self._move(request, State.RESUMED if is_free else State.RUNNING, State.ORPHANED)
         request.released_at = now if is_free else None
         self.next_position[request.slot] = request.first_position = position
 
     def disown(self, request: Request, route: int, due: float) -> None:
         """Let a request that a client resumed without a right to it wait for its owner."""
-        self._move(request, Event.DISOWN)
+        self._move(request, State.ORPHANED, State.RESUMED)
         request.is_claimed = False
         request.released_at = None
         self._charge(request, None)
@@ -480,7 +396,7 @@ class RequestTable:
 
     def lose(self, request: Request, now: float) -> None:
         """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
-        self._move(request, Event.LOSE)
+        self._move(request, State.RESUMED, State.QUEUED, State.RUNNING, State.HANDED_OFF, State.RESUMED)
         request.generate = None
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
@@ -488,14 +404,14 @@ class RequestTable:
 
     def hand_off(self, request: Request, now: float) -> None:
         """Take a request from its stream: another one goes on with it."""
-        self._move(request, Event.HAND_OFF)
+        self._move(request, State.HANDED_OFF, State.RUNNING)
         request.handed_off_by = int(self.stream[request.slot])
         request.released_at = now
         self.stream[request.slot] = NO_STREAM
 
     def go_on(self, request: Request, stream: int) -> None:
         """Give a request that no stream has to the stream that goes on with it."""
-        self._run(request, stream, Event.CONTINUE)
+        self._run(request, stream, State.QUEUED, State.HANDED_OFF, State.RESUMED)
         request.ticket = b""
         if not request.is_taken_over or self.handoff_target[request.slot] == stream:
             self.handoff_target[request.slot] = NO_STREAM
@@ -503,12 +419,12 @@ class RequestTable:
 
     def end(self, request: Request) -> None:
         """End a request that no client has claimed yet."""
-        self._move(request, Event.END)
+        self._move(request, State.ENDED, State.RUNNING, State.HANDED_OFF, State.ORPHANED)
         self.stream[request.slot] = NO_STREAM
 
     def close(self, request: Request, error: RequestError | None) -> None:
         """Remove a request, and remember for a while how it ended."""
-        self._move(request, Event.CLOSE)
+        self._move(request, State.CLOSED, *State)
         slot = request.slot
         self._slots.remove(request.id)
         self._charge(request, None)
@@ -522,21 +438,19 @@ class RequestTable:
         if len(self._ended) > self._ended_requests:
             self._ended.popitem(last=False)
 
-    def _move(self, request: Request, event: Event) -> None:
-        if self._requests[request.slot] is not request:
-            raise TransitionError(request.id, State.CLOSED, event)
-        self.state[request.slot] = state_after(State(self.state[request.slot]), event, request.id)
+    def _move(self, request: Request, to: State, *before: State) -> None:
+        """Give an open request another state, which may follow only some."""
+        state = self.state_of(request) if self._requests[request.slot] is request else State.CLOSED
+        if state is State.CLOSED or state not in before:
+            raise TransitionError(request.id, state, to)
+        self.state[request.slot] = to
 
-    def _run(self, request: Request, stream: int, event: Event) -> None:
-        self._move(request, event)
+    def _run(self, request: Request, stream: int, *before: State) -> None:
+        self._move(request, State.RUNNING, *before)
         self.stream[request.slot] = stream
         request.released_at = None
 
     # Changes within a state.
-
-    def found(self, request: Request) -> None:
-        """Note that a client that looked for a request at several processors found it here."""
-        request.has_moved = True
 
     def skip_to(self, request: Request, position: int) -> None:
         """Go on at a later position: another processor has given its client the tokens before."""
@@ -553,14 +467,6 @@ class RequestTable:
         self._charge(request, client_payer(owner))
         self.route[request.slot] = route
         self.wants_draft[request.slot] = drafts
-
-    def set_owner(self, request: Request, owner: int) -> None:
-        """Note which client a request belongs to, as its worker says."""
-        request.owner = owner
-
-    def attach(self, request: Request, context: object) -> None:
-        """Keep what belongs to the consumer of a request."""
-        self.contexts[request.slot] = context
 
     def set_deadline(self, request: Request, deadline: Deadline) -> None:
         """Let a request end at another time, and be due then."""
@@ -593,45 +499,6 @@ class RequestTable:
         """Note that the stream that was to go on with a request is gone."""
         self.handoff_target[request.slot] = NO_STREAM
         request.is_taken_over, request.ticket = False, b""
-
-    def take_ticket(self, request: Request) -> bytes:
-        """Forget the ticket of a request's hand-off, and return it; empty: it has none, or it was used."""
-        ticket, request.ticket = request.ticket, b""
-        return ticket
-
-    def asked(self, request: Request, hello: int) -> None:
-        """Note after which of its client's hellos a request was asked for."""
-        request.asked_after = hello
-
-    def sent(self, request: Request, hello: int) -> None:
-        """Note after which of its worker's hellos a request was sent."""
-        request.sent_after = hello
-
-    def admitted(self, request: Request) -> None:
-        """Note that a worker has a request: it need not be sent again."""
-        request.generate = None
-
-    def abort(self, request: Request, now: float, due: float) -> None:
-        """Note when a request's end was asked for, and when to look whether it has come."""
-        request.aborted_at = now
-        self.look_again(request, due)
-
-    def sent_last_row(self, request: Request, session: int, frame: int) -> None:
-        """Note which frame of which session has a request's last row."""
-        request.last_frame = session, frame
-
-    def keep_early(self, request: Request, row: EarlyRow) -> None:
-        """Keep a row that came out of order."""
-        request.early.append(row)
-
-    def drop_oldest_early(self, request: Request) -> EarlyRow:
-        """Remove and return the row that has waited the longest for what goes before it."""
-        return request.early.pop(0)
-
-    def take_early(self, request: Request) -> list[EarlyRow]:
-        """Remove and return all rows that came out of order."""
-        early, request.early = request.early, []
-        return early
 
     def _charge(self, request: Request, payer: Payer | None) -> None:
         """Count a request against another peer from now on."""

@@ -1,9 +1,8 @@
 """From steps to requests: each row settled against what its request has had, then handed to its consumer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,9 @@ from tokenbus_services.processor.requests import (
     State,
 )
 
+if TYPE_CHECKING:
+    from tokenbus_services.processor.request_registry import RequestRegistry
+
 BUFFERED = 0
 """The route of requests whose rows wait in a buffer of their own."""
 UNROUTED = -1
@@ -33,16 +35,14 @@ Rows = npt.NDArray[np.intp]
 class Consumer(Protocol):
     """Takes the rows of the requests whose route leads to it: a client's session, or the buffers of this process."""
 
-    @property
-    def name(self) -> str:
-        """The client's name; empty: an iterator in this process."""
+    name: str
+    """The client's name; empty: an iterator in this process."""
+    looks_elsewhere: bool
+    """Whether it looks for a request at other processors when it ends here because no worker here has it."""
 
     @property
     def keeps_up(self) -> bool:
         """Whether it is a client that acknowledges rows as fast as they come."""
-
-    looks_elsewhere: bool
-    """Whether it looks for a request at other processors when it ends here because no worker here has it."""
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all; a consumer that keeps them counts itself in the step's pending ack."""
@@ -63,37 +63,6 @@ class Consumer(Protocol):
         """Learn that a request ended with an error."""
 
 
-class Lifecycle(Protocol):
-    """Decides what rows mean for their requests: which begin, change hands and end. RequestRegistry does."""
-
-    def is_over(self, request_id: int, source: Source) -> bool:
-        """Tell whether a request that a stream brings has ended."""
-
-    def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Tell which of some unknown requests cannot be opened."""
-
-    def turn_away(self, ids: list[int], source: Source) -> None:
-        """Ask a worker to end requests that are refused."""
-
-    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
-        """Open a request that a stream brought."""
-
-    def may_be_elsewhere(self, request: Request) -> bool:
-        """Tell whether a request's client looks for it at other processors."""
-
-    def hand_off(self, request: Request, now: float) -> None:
-        """Let another stream go on with a request."""
-
-    def finish(self, request: Request, status: RowStatus) -> None:
-        """End a request that has had its last row."""
-
-    def fail(self, request: Request, code: ErrorCode, message: str) -> None:
-        """End a request with an error."""
-
-    def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
-        """End a request that has gone on with rows of a stream whose worker was lost while they waited."""
-
-
 @dataclass(slots=True)
 class RowCounts:
     """What became of rows, in rows."""
@@ -110,7 +79,7 @@ class RowCounts:
 class Router:
     """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
 
-    def __init__(self, table: RequestTable, registry: Lifecycle, max_early: int) -> None:
+    def __init__(self, table: RequestTable, registry: "RequestRegistry", max_early: int) -> None:
         self._table = table
         self._registry = registry
         self._max_early = max_early
@@ -258,16 +227,17 @@ class Router:
             draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.id)))
         step.pending_ack.keep()
         alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.pending_ack)
-        self._table.keep_early(request, EarlyRow(source, alone))
+        request.early.append(EarlyRow(source, alone))
         self.counts.early += 1
         expected = int(self._table.next_position[request.slot])
         while len(request.early) > self._max_early or _is_past(request.early[0].step, expected):
-            self._table.drop_oldest_early(request).step.pending_ack.release()
+            request.early.pop(0).step.pending_ack.release()
 
     def recall(self, request: Request, now: float) -> None:
         """Look again at the rows that came out of order: they may be next, and the last that their worker sent."""
         names: dict[int, str] = {}
-        for source, step in sorted(self._table.take_early(request), key=lambda row: int(row.step.rows.positions[0])):
+        early, request.early = request.early, []
+        for source, step in sorted(early, key=lambda row: int(row.step.rows.positions[0])):
             self.route(step, source, now)  # what is still too early goes back to wait
             source.count(step.rows)
             step.pending_ack.release()

@@ -166,7 +166,7 @@ class Session(KnownPeer):
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
-        self.table.sent_last_row(request, self.id, self.send_queue.last_ordinal)
+        request.last_frame = self.id, self.send_queue.last_ordinal
         self.requests.discard(request.id)
 
     def fail(self, request: Request, error: RequestError) -> None:

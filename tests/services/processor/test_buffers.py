@@ -12,7 +12,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.processor.buffers import RequestBuffers
-from tokenbus_services.processor.requests import Deadline, Event, Request, RequestTable
+from tokenbus_services.processor.requests import Deadline, Request, RequestTable, State
 
 
 class Fixture:
@@ -25,7 +25,7 @@ class Fixture:
 
     def open(self, key: int) -> RequestTokens:
         """Open a request that waits here."""
-        return self.buffers.open(self.table.open(key, 0, 0, Event.DISPATCH, Deadline(1.0)))
+        return self.buffers.open(self.table.open(key, 0, 0, State.RUNNING, Deadline(1.0)))
 
     def request(self, key: int) -> Request:
         request = self.table.get(key)
@@ -140,7 +140,7 @@ def test_ends_are_told() -> None:
 def test_request_that_waited_elsewhere_is_adopted() -> None:
     """A request whose rows went elsewhere waits here once it is adopted, and keeps its place if it did already."""
     made = Fixture(1)
-    request = made.table.open(2, 0, 0, Event.DISPATCH, Deadline(1.0))
+    request = made.table.open(2, 0, 0, State.RUNNING, Deadline(1.0))
     tokens = made.buffers.adopt(request)
     made.give(Wanted(2))
     assert len(tokens) == 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.processor.requests import NO_STREAM, Deadline, Event, Request, RequestTable
+from tokenbus_services.processor.requests import NO_STREAM, Deadline, Request, RequestTable, State
 
 
 def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
@@ -14,7 +14,7 @@ def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
 
 
 def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:
-    return to.open(key, position, owner, Event.DISPATCH, Deadline(deadline))
+    return to.open(key, position, owner, State.RUNNING, Deadline(deadline))
 
 
 def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
