@@ -20,7 +20,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
-from tokenbus_services.delivery.token import Token
+from tokenbus_services.delivery.step import Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.run import serve_engine

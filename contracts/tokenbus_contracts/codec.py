@@ -1,12 +1,11 @@
 """A batch to bytes and back, checked both ways."""
 
-from tokenbus_contracts import foreign, native, wire
+from tokenbus_contracts import native, wire
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import check_implementation
-from tokenbus_contracts.validate import check_batch
-from tokenbus_contracts.validate.header import check_header
+from tokenbus_contracts.validate import check_batch, check_header
 
 _DEFAULT = Limits.default()
 
@@ -84,7 +83,7 @@ def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> Lo
 
 
 def _read(data: bytes) -> LogprobBatch:
-    return wire.read(data) or foreign.read(data)
+    return wire.read(data) or wire.read_any(data)
 
 
 def _within(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:

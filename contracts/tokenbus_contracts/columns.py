@@ -38,7 +38,6 @@ class MessageColumns:
     __slots__ = ("_data", "_is_bare", "_places", "_select")
 
     def __init__(self, data: bytes, places: Sequence[int], select: Select, *, is_bare: bool = False) -> None:
-        """Look at nothing yet."""
         self._data = data
         self._places = places
         self._select = select

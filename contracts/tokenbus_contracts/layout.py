@@ -30,7 +30,6 @@ class Layout:
     __slots__ = ("_per_token", "_starts")
 
     def __init__(self, batch: "LogprobBatch") -> None:
-        """Count, and compare with what is there."""
         rows = batch.row_count
         _check_lengths(batch, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)

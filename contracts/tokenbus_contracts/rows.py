@@ -130,7 +130,6 @@ class OnlyRow:
     __slots__ = ("_row",)
 
     def __init__(self, columns: MessageColumns) -> None:
-        """Read the row; all of its columns are its own."""
         key, batch_index, position, status, count, draft_count, _, scoring, top_k = columns.first()
         array = columns.array
         values = (
@@ -157,7 +156,6 @@ class OnlyRow:
         return self._row
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield it."""
         return iter((self._row,))
 
 

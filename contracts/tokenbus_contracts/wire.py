@@ -1,7 +1,7 @@
-"""The plain encoding: each column packed and in one piece. It is written, and read without copying anything.
+"""A batch's encodings. The plain one has each column packed and in one piece: it is read without copying anything.
 
-What is written is what the generated classes write, byte for byte. What is read may have its fields in any
-order. Every other encoding of a batch is left to the generated classes, in `foreign`.
+What is written is plain, and what the generated classes write, byte for byte. A plain message may have its fields in
+any order. The generated classes read every other encoding, so that it means what it means to them.
 """
 
 from functools import lru_cache
@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from tokenbus_contracts.batch import LogprobBatch
@@ -16,7 +17,9 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import from_message, to_wire
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END
+from tokenbus_contracts.malformed import explain
+from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END, Column
+from tokenbus_contracts.validate.rows import unnamed
 
 # What the loops below need of each column, laid out flat: they run for every message.
 _KEYS = [column.key for column in COLUMNS]
@@ -91,6 +94,36 @@ def read(data: bytes) -> LogprobBatch | None:
     except (IndexError, KeyError, DecodeError):
         return None
     return None if header is None else LogprobBatch.of_views(header, columns)
+
+
+def read_any(data: bytes) -> LogprobBatch:
+    """Return the batch in a message, unchecked but for what its columns' types cannot hold.
+
+    The parser takes at most a small multiple of the message's own size, and that has been checked.
+    """
+    try:
+        message = BatchMessage.FromString(data)
+    except DecodeError:
+        raise explain(data) from None
+    if not message.HasField("header"):
+        raise ContractError("header", "a header", "none", rule=Rule.REQUIRED)
+    columns = {column.name: _column(column, getattr(message, column.name)) for column in COLUMNS}
+    return LogprobBatch.of_views(from_message(message.header), columns)
+
+
+def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - protobuf has no type for all of them
+    count = len(values)
+    if count > column.max_items:
+        raise ContractError(column.name, column.max_items, count, rule=Rule.ITEMS)
+    if not column.is_bytes:
+        return np.fromiter(values, column.dtype, count)
+    wide = np.fromiter(values, np.int64, count)
+    if count and (wide.max() >= ONE_BYTE_VARINT_END or wide.min() < 0):
+        element = int(((wide >= ONE_BYTE_VARINT_END) | (wide < 0)).argmax())
+        if column.named:
+            raise unnamed(column, element, int(wide[element]))
+        raise ContractError(f"{column.name}[{element}]", column.max, int(wide[element]), rule=Rule.MAX)
+    return wide.astype(column.dtype)
 
 
 @lru_cache(_PREFIXES_KEPT)

@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, Server
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Listener, Outcome
-from tokenbus_services.processor.core import Core
+from tokenbus_services.processor.processor import Core
 from tokenbus_services.processor.workers import Worker
 
 Message = list[bytes]

@@ -18,9 +18,9 @@ from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.steps import RequestEnd, StepRows
+from tokenbus_services.client.stream import RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
-from tokenbus_services.delivery.token import TokenLists
+from tokenbus_services.delivery.step import TokenLists
 from tokenbus_services.link import ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher

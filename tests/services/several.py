@@ -20,9 +20,9 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import Listener
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.delivery.token import TokenLists
-from tokenbus_services.processor.core import Core
+from tokenbus_services.client.stream import RequestEnd, StepRows
+from tokenbus_services.delivery.step import TokenLists
+from tokenbus_services.processor.processor import Core
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop

@@ -15,7 +15,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import Listener
-from tokenbus_services.processor.core import Core
+from tokenbus_services.processor.processor import Core
 
 _TICK = 0.25
 _SETTLE_SECONDS = 100

@@ -1,5 +1,7 @@
 """Checks of the row columns, and of what their counts demand of the others."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +11,6 @@ from tokenbus_contracts.generated.bounds_pb2 import ColumnLength, TokenRule
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES, Column
-from tokenbus_contracts.validate.shape import Shape
 
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
 _POSITION_MAX = COLUMN["positions"].max
@@ -28,6 +29,21 @@ _NEEDS_TOKENS = np.zeros(256, np.bool_)
 _NEEDS_TOKENS[[s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_SOME]] = True
 _FORBIDS_TOKENS = np.zeros(256, np.bool_)
 _FORBIDS_TOKENS[[s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_NONE]] = True
+
+
+class Shape(NamedTuple):
+    """The sizes that a batch's counts demand of its ragged columns."""
+
+    tokens: int
+    scored_tokens: int
+    alternatives: int
+    proposals: int
+    all_scored: bool
+    """Whether every token has a logprob, so that tokens and scored tokens are the same."""
+    uniform_top_k: int
+    """How many alternatives each token has, where all have the same; else 0."""
+    top_k_by_scored_token: npt.NDArray[np.intp] | None
+    """How many alternatives each scored token has, where that differs; else None."""
 
 
 def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:

@@ -1,4 +1,4 @@
-"""Checks of the token columns and the proposals: their lengths, and each value by itself."""
+"""Checks of the token columns, the proposals and the alternatives: lengths, values, order and agreement."""
 
 import math
 
@@ -7,10 +7,14 @@ import numpy.typing as npt
 
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.generated.enums import ValueKind
+from tokenbus_contracts.generated.enums import Scoring, ValueKind
+from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
-from tokenbus_contracts.validate.shape import Shape
+from tokenbus_contracts.validate.rows import Shape
+
+Values = npt.NDArray[np.float32]
+Ranks = npt.NDArray[np.unsignedinteger | np.signedinteger]
 
 _RANK_MIN = COLUMN["ranks"].min
 _RANK_MAX = COLUMN["ranks"].max
@@ -77,3 +81,121 @@ def _check_ranks(ranks: npt.NDArray[np.uint32], most: int) -> None:
     if np.maximum.reduce(ranks) > most:
         element = int((ranks > most).argmax())
         raise ContractError(f"ranks[{element}]", most, int(ranks[element]), rule=Rule.MAX)
+
+
+def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
+    """Check ids, values, order and agreement of all alternatives; there is at least one."""
+    check_ids("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
+    sampled = _Sampled(batch, shape)
+    _check_order(batch, sampled)
+    _check_agreement(batch, sampled)
+
+
+class _Sampled:
+    """The sampled tokens that have alternatives, and where those begin and end."""
+
+    __slots__ = ("firsts", "ids", "lasts", "logprobs", "places", "ranks", "starts", "top_ks")
+
+    def __init__(self, batch: LogprobBatch, shape: Shape) -> None:
+        self.ids = batch.token_ids
+        self.logprobs = batch.logprobs
+        self.ranks = batch.ranks
+        self.places: Index | None = None
+        top_k = shape.uniform_top_k
+        if top_k:
+            self.top_ks: int | Index = top_k
+            self.starts = np.arange(0, shape.alternatives, top_k)
+            self.firsts: slice | Index = slice(0, None, top_k)
+            self.lasts: slice | Index = slice(top_k - 1, None, top_k)
+            return
+        by_token = shape.top_k_by_scored_token
+        assert by_token is not None  # noqa: S101
+        if not shape.all_scored:
+            self.ids = self.ids[np.repeat(batch.scorings != Scoring.NONE, batch.token_counts)]
+        if not by_token.all():
+            self.places = np.flatnonzero(by_token)
+            by_token = by_token[self.places]
+            self.ids = self.ids[self.places]
+            self.logprobs = self.logprobs[self.places]
+            self.ranks = self.ranks[self.places]
+        ends = np.add.accumulate(by_token)
+        self.top_ks = by_token
+        self.starts = self.firsts = ends - by_token
+        self.lasts = ends - 1
+
+    def place(self, token: int) -> int:
+        """Return where a token stands in the columns of scored tokens."""
+        return token if self.places is None else int(self.places[token])
+
+
+def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
+    values, ids = batch.alternative_logprobs, batch.alternative_token_ids
+    # In order, a token's first value is its largest and its last the smallest, so those two bound them all.
+    # A NaN is not less than its neighbour, nor is its neighbour less than it; where it has none it is the first.
+    highest = np.maximum.reduce(values[sampled.firsts])
+    lowest = np.minimum.reduce(values[sampled.lasts])
+    if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
+        refuse_value("alternative_logprobs", values, ceiling(batch))
+    descends = np.empty(values.size, np.bool_)
+    np.less(values[1:], values[:-1], out=descends[:-1])
+    descends[sampled.lasts] = True  # what follows a token's last value is another token's first
+    if np.count_nonzero(descends) == descends.size:
+        return
+    ties = np.flatnonzero(~descends)
+    right = (values[ties] == values[ties + 1]) & (ids[ties] < ids[ties + 1])
+    if not right.all():
+        refuse_value("alternative_logprobs", values, ceiling(batch))
+        _refuse_order(batch, int(ties[right.argmin()]))
+
+
+def _refuse_order(batch: LogprobBatch, element: int) -> None:
+    value, after = batch.alternative_logprobs[element : element + 2].tolist()
+    if value != after:
+        field = f"alternative_logprobs[{element + 1}]"
+        raise ContractError(field, f"at most {value}, the one before it", after, rule=Rule.ORDER)
+    token_id, after_id = batch.alternative_token_ids[element : element + 2].tolist()
+    field = f"alternative_token_ids[{element + 1}]"
+    raise ContractError(field, f"above {token_id}, whose value is the same", after_id, rule=Rule.ORDER)
+
+
+def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
+    """Check that a token's rank and value fit its alternatives."""
+    values, ids = batch.alternative_logprobs, batch.alternative_token_ids
+    at_rank = np.minimum(sampled.ranks, sampled.top_ks)
+    elements = sampled.starts + at_rank
+    elements -= 1
+    value_there = values[elements]
+    same = value_there == sampled.logprobs
+    # A token has the value at its rank, or ranks behind all its alternatives.
+    if np.count_nonzero(same) != same.size:
+        right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
+        if not right.all():
+            _refuse_rank(sampled, int(right.argmin()), value_there, at_rank)
+    # A token that is among its alternatives has the same value there. Mostly it stands where its rank says, and
+    # was compared above; then counting is enough.
+    own = np.repeat(sampled.ids, sampled.top_ks) == ids
+    same &= ids[elements] == sampled.ids
+    if np.count_nonzero(own) == np.count_nonzero(same):
+        return
+    elsewhere = np.flatnonzero(own)
+    tokens = sampled.starts.searchsorted(elsewhere, side="right") - 1
+    wrong = values[elsewhere] != sampled.logprobs[tokens]
+    if wrong.any():
+        which = int(wrong.argmax())
+        _refuse_value_of(batch, sampled, int(tokens[which]), int(elsewhere[which]))
+
+
+def _refuse_rank(sampled: _Sampled, token: int, value_there: Values, at_rank: Ranks) -> None:
+    limit = (
+        f"a rank that fits logprob {float(sampled.logprobs[token])} "
+        f"beside {float(value_there[token])} at place {int(at_rank[token])} of the alternatives"
+    )
+    field = f"ranks[{sampled.place(token)}]"
+    raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
+
+
+def _refuse_value_of(batch: LogprobBatch, sampled: _Sampled, token: int, element: int) -> None:
+    own = float(sampled.logprobs[token])
+    limit = f"{own}, the value of the same token in logprobs[{sampled.place(token)}]"
+    value = float(batch.alternative_logprobs[element])
+    raise ContractError(f"alternative_logprobs[{element}]", limit, value, rule=Rule.AGREEMENT)

@@ -2,8 +2,7 @@
 
 from tokenbus_services.client.client import Client, WatchedItem, connect
 from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
-from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.client.stream import Stream
+from tokenbus_services.client.stream import RequestEnd, StepRows, Stream
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.tokens import Generation
 

@@ -15,13 +15,11 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.client.connections import ProcessorConnections
+from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.status import merged
-from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.client.stream import Stream, StreamQueue, T
+from tokenbus_services.client.stream import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import request_error

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_services.bus import Transport
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
@@ -14,6 +15,16 @@ from tokenbus_services.logs import logger
 from tokenbus_services.processor_list import ProcessorList
 
 _log = logger("client")
+_SUMS = (
+    "open_requests",
+    "finished_requests",
+    "failed_requests",
+    "refused_requests",
+    "steps",
+    "tokens",
+    "lost_items",
+    "gaps",
+)
 
 
 class ProcessorConnections:
@@ -140,3 +151,20 @@ class ProcessorConnections:
             await self._processors.close()
         if failures:
             raise failures[0]
+
+
+def merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
+    """Return the sums of processors' statuses, and all workers; one that moved is where it is connected."""
+    if len(statuses) == 1:
+        return statuses[0]
+    told: list[WorkerStatus] = sorted(
+        (worker for status in statuses for worker in status.workers), key=lambda worker: not worker.is_connected
+    )
+    workers: dict[str, WorkerStatus] = {}
+    for worker in told:
+        workers.setdefault(worker.worker_id, worker)
+    return ProcessorStatus(
+        **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
+        connected_clients=max(status.connected_clients for status in statuses),
+        workers=workers.values(),
+    )

@@ -14,10 +14,9 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
-from tokenbus_services.client.ended_requests import EndedRequests
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
-from tokenbus_services.client.search import AwayWorkers, Search, connected, grace
-from tokenbus_services.client.steps import RequestEnd, StepRows
+from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
+from tokenbus_services.client.stream import RequestEnd, StepRows
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots
@@ -123,8 +122,7 @@ class OpenRequests:
         """Whether nothing is acked for now, because the output stream is full: backpressure for the processor."""
 
     def __len__(self) -> int:
-        """Return how many requests have not ended, without those that their consumers closed."""
-        return len(self.requests)
+        return len(self.requests)  # without those that their consumers closed
 
     @property
     def has_several(self) -> bool:

@@ -1,10 +1,15 @@
-"""The search for a request that no processor is known to have, and the workers that may yet come with it."""
+"""The search for a request that no processor is known to have, the workers that may bring it, and what has ended."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
 from tokenbus_contracts.generated.request_pb2 import RequestError
+from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.link import SessionState
 
 if TYPE_CHECKING:
@@ -12,6 +17,8 @@ if TYPE_CHECKING:
 
 _OVERDUE = 2
 """A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""
+_MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOptions()).max_items
+"""As many as one frame may name."""
 
 
 def connected(sessions: "Sequence[ClientSession]") -> "list[ClientSession]":
@@ -78,7 +85,6 @@ class AwayWorkers:
         self._looked_at: float | None = None
 
     def __bool__(self) -> bool:
-        """Tell whether there is one."""
         return bool(self._seconds)
 
     def lost_with(self, workers: frozenset[int]) -> None:
@@ -104,3 +110,31 @@ class AwayWorkers:
     def _wait_for(self, workers: frozenset[int], seconds: float) -> None:
         for worker in workers.difference(*(each.workers for each in connected(self._sessions))):
             self._seconds[worker] = max(seconds, self._seconds.get(worker, 0.0))
+
+
+class EndedRequests:
+    """Names to each processor the requests of which nothing more is wanted, once each.
+
+    One that a worker may still run is named each time that a worker comes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[int, float] = OrderedDict()
+        """The number of each, in the order of their ends; infinite where a worker may still have it."""
+        self._count = count(1)
+
+    def add(self, key: int, *, may_go_on: bool = False) -> None:
+        """Remember a request; `may_go_on`: its worker has not said that it ended it."""
+        self._numbers[key] = inf if may_go_on else next(self._count)
+        if len(self._numbers) > _MOST_ENDED:
+            self._numbers.popitem(last=False)
+
+    def remove(self, key: int) -> None:
+        """Forget a request: its key is used again."""
+        self._numbers.pop(key, None)
+
+    def name_to(self, session: "ClientSession") -> None:
+        """Name those to a processor that were not named to it."""
+        found = [key for key, number in self._numbers.items() if number > session.named_ended]
+        if found and session.say(ClientFrame(ended=Ended(request_keys=found))):
+            session.named_ended = max((number for number in self._numbers.values() if number < inf), default=0)

@@ -34,7 +34,6 @@ class ClientSession(ReconnectingSession):
     def __init__(
         self, hello: ClientHello, requests: OpenRequests, limits: Limits, *, interval: float, timeout: float
     ) -> None:
-        """Take the client's hello and requests, the limits to decode by, and the times of heartbeats in seconds."""
         super().__init__(interval, timeout)
         self._introduction = deepcopy(hello)
         self._introduction.proof = hello.proof or secrets.token_bytes(PROOF_BYTES)

@@ -9,7 +9,6 @@ class PendingAck:
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "stream", "unlogged")
 
     def __init__(self) -> None:
-        """Begin with one consumer: the code that makes the step."""
         self.count = 1
         self.holders: list[object] = []
         """Those of its consumers that can be evicted: the send queues of remote clients."""
@@ -44,7 +43,6 @@ class AckTracker:
         self.peak = 0
 
     def __len__(self) -> int:
-        """Return how many items are pending."""
         return len(self._items)
 
     def add(self, sequence: int, pending_ack: PendingAck, size: int) -> None:

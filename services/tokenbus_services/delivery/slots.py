@@ -20,20 +20,16 @@ class SlotMap:
         self._cached_slots: Slots = np.zeros(0, np.intp)
 
     def __len__(self) -> int:
-        """Return how many requests are open."""
         return len(self._slots)
 
     def __contains__(self, request_id: int) -> bool:
-        """Tell whether a request is open."""
         return request_id in self._slots
 
     def __getitem__(self, request_id: int) -> int:
-        """Return an open request's slot."""
         return self._slots[request_id]
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the slots that are in use, of the oldest request first."""
-        return iter(self._slots.values())
+        return iter(self._slots.values())  # the oldest request first
 
     def get(self, request_id: int) -> int | None:
         """Return a request's slot, or None: it is not open."""

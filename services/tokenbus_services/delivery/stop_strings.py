@@ -31,7 +31,6 @@ class RunningText:
     __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
 
     def __init__(self, stopping: Stopping | None = None) -> None:
-        """End the text where one of the stops appears, if there are any."""
         self._decoder = _UTF8("replace")
         self.is_split = False
         """Whether what comes next is not simply its own text: bytes before it may be part of a character."""

@@ -12,8 +12,7 @@ from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery.errors import RequestFailedError
-from tokenbus_services.delivery.step import Step
-from tokenbus_services.delivery.token import Token
+from tokenbus_services.delivery.step import Step, Token
 from tokenbus_services.delivery.waiter import Waiter, WakeUps
 
 

@@ -91,7 +91,6 @@ class Waiter:
     """Raises nothing, and what it returns is not looked at: a wake-up has no result."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait."""
         self._asyncio_future_blocking = True  # how a task tells a wait from a mistake
         yield self
 

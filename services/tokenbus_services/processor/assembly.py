@@ -58,7 +58,6 @@ class Assembler:
     """Puts the steps of one stream together, and lets them out in the order of their numbers."""
 
     def __init__(self, worker_id: str, epoch: int, settings: ProcessorSettings) -> None:
-        """Keep at most so many steps open as the settings say."""
         self._worker_id = worker_id
         self._epoch = epoch
         self._settings = settings

@@ -24,7 +24,6 @@ class RequestBuffers:
     keeps_up = False
 
     def __init__(self, table: RequestTable, max_rows: int) -> None:
-        """Let at most so many rows of one request wait."""
         self._table = table
         self._max_rows = max_rows
         # By slot, beside the table's contexts: a step's rows are added without a line of Python for each.
@@ -106,14 +105,12 @@ class StepQueue:
     """Steps for the iterator over all of them; when it is full workers get no more credit, so it stays bounded."""
 
     def __init__(self, max_steps: int) -> None:
-        """Be full with so many steps."""
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
         self._max_steps = max_steps
         self._current: Step | None = None
         self.peak = 0
 
     def __len__(self) -> int:
-        """Return how many steps wait."""
         return self._steps.qsize()
 
     @property

@@ -48,12 +48,10 @@ class UnknownPeers:
     """Peers without a handshake, as after a restart; each is asked for one once an interval, and few are remembered."""
 
     def __init__(self, interval: float) -> None:
-        """Ask a peer again after an interval, in seconds."""
         self._interval = interval
         self._asked: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many are remembered."""
         return len(self._asked)
 
     def is_due(self, peer: bytes, now: float) -> bool:

@@ -41,7 +41,6 @@ class Intake:
         dead_letters: DeadLetters,
         now: Callable[[], float],
     ) -> None:
-        """Take what requests wait in, who reads their rows, where refused items go, and the time in seconds."""
         self._settings = settings
         self._dispatch = dispatch
         self._clients = clients

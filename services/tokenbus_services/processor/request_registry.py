@@ -53,7 +53,6 @@ class RequestRegistry:
     """
 
     def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
-        """Take the workers that have the requests; their consumers are added to the router."""
         self._settings = settings
         self._clock = clock
         self._now = clock.now

@@ -195,7 +195,6 @@ class RequestTable:
     # Finding requests.
 
     def __len__(self) -> int:
-        """Return how many requests are open."""
         return len(self._slots)
 
     @property

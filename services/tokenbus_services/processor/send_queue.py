@@ -12,7 +12,6 @@ class Budget:
     """The bytes in all clients' queues together."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Allow so many bytes."""
         self.max_bytes = max_bytes
         self.bytes = 0
 
@@ -29,7 +28,6 @@ class SendQueue:
     """
 
     def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
-        """Take at most so many frames with tokens, and so many bytes of everything; count them in a budget."""
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._budget = budget or Budget(max_bytes)
@@ -48,7 +46,6 @@ class SendQueue:
         self.peak_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many frames it has."""
         return len(self._sent) + len(self._waiting)
 
     @property

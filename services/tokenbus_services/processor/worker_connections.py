@@ -44,7 +44,6 @@ class WorkerConnections(Connections[Worker]):
     """Takes what workers send: their handshakes, items, gaps, heartbeats and goodbyes; answers with credit and acks."""
 
     def __init__(self, settings: Settings, workers: Workers, intake: Intake, dead_letters: DeadLetters) -> None:
-        """Take the workers, where their items go, and where refused frames go."""
         super().__init__("worker", WorkerFrame, workers, settings, dead_letters)
         self._workers = workers
         self._intake = intake
