@@ -83,7 +83,6 @@ def _text(field: FieldDescriptor, length: int) -> str | bytes:
 
 
 def put_value(name: str, value: object) -> Callable[[Any], None]:
-    """Return what sets a field."""
     return lambda message: setattr(message, name, value)
 
 
@@ -142,7 +141,6 @@ def _distinct(field: FieldDescriptor, count: int) -> list[Any]:
 
 
 def cases_of(frame: type[Message]) -> Iterator[Case]:
-    """Yield the cases of every bounded field of a frame."""
     for path, field in fields_below(cast("Descriptor", frame.DESCRIPTOR), ()):
         bounds, name = bounds_in(field.GetOptions()), field.name
         if bounds.required:
@@ -173,7 +171,6 @@ def _list_cases(frame: type[Message], path: tuple[str, ...], field: FieldDescrip
 
 
 def fields_below(message: Descriptor, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldDescriptor]]:
-    """Yield every field of a message and of what is nested in it, with its path."""
     for field in fields_of(message):
         yield (*path, field.name), field
         if field.message_type is not None:

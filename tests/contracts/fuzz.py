@@ -85,7 +85,6 @@ class Maker:
         self._large = [valid_message(seeded(number), Sizes(600, 16, 127)) for number in range(3)]
 
     def message(self, index: int) -> tuple[bytes, Limits]:
-        """Return a message and the limits to read it with."""
         rng = seeded(self._seed << 40 | index)
         limits = rng.choice(_LIMITS)
         valid = rng.choices((self._small, self._larger, self._large), (2000, 10, 1))[0]

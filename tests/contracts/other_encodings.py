@@ -26,7 +26,6 @@ LONGEST_KEY = 5
 
 
 def varint(value: int, size: int = 0) -> bytes:
-    """Return a varint, padded to a size."""
     digits = bytearray()
     while value > 0x7F or len(digits) + 1 < size:
         digits.append(value & 0x7F | 0x80)
@@ -49,11 +48,9 @@ class _Style(NamedTuple):
     longest_key: int
 
     def strays(self, share: float = 1.0) -> bool:
-        """Return whether this is a place to stray."""
         return self.rng.random() < self.loose * share
 
     def key_bytes(self) -> int:
-        """Return a size to pad a key and a length to."""
         return self.rng.randint(0, self.longest_key) if self.strays() else 0
 
 

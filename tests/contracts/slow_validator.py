@@ -36,7 +36,6 @@ class Refusal(NamedTuple):
 
 
 def verdict(data: bytes, bounds: Bounds) -> Refusal | None:
-    """Return a rule that the message breaks, or None where it breaks none."""
     return next(refusals(data, bounds), None)
 
 
@@ -58,7 +57,6 @@ def refusals(data: bytes, bounds: Bounds) -> Iterator[Refusal]:
 
 
 def bounds_of(field: Descriptor) -> schema.FieldBounds:
-    """Return what the schema declares of a field."""
     return cast(schema.FieldBounds, _option(field, schema.bounds))
 
 

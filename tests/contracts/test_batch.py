@@ -47,7 +47,6 @@ def test_array_that_changes_while_it_is_encoded_is_checked_as_written(monkeypatc
 
 @pytest.mark.parametrize("index", [-1, 2, 3])
 def test_row_that_is_not_there(index: int) -> None:
-    """A row that the batch does not have is an IndexError that says how many it has."""
     with pytest.raises(IndexError, match=f"row {index} of a batch of 2"):
         batch().row(index)
 
@@ -60,7 +59,6 @@ def test_selection_of_what_are_no_places(rows: Any) -> None:  # noqa: ANN401
 
 
 def test_selection_of_nothing_is_an_empty_batch() -> None:
-    """No row at all is a selection too, and a valid one."""
     empty = batch().select([])
     assert decode(encode(empty)) == empty
     assert (empty.row_count, empty.header.selection, empty.header.step_rows) == (0, True, 2)
@@ -68,7 +66,6 @@ def test_selection_of_nothing_is_an_empty_batch() -> None:
 
 @pytest.mark.parametrize("name", ["token_ids", "logprobs", "top_ks", "alternative_logprobs", "positions"])
 def test_rows_of_inconsistent_columns_are_refused(name: str) -> None:
-    """Where a column is longer than the counts say, no row is given out and none is moved: nothing is dropped."""
     wrong = batch(**{name: [*TWO_ROWS[name], TWO_ROWS[name][-1]], "batch_indices": [1, 0]})
     assert not wrong.has_consistent_lengths()
     for use in (lambda: wrong.row(0), wrong.in_batch_order, lambda: wrong.select([0]), lambda: list(wrong.rows())):
@@ -90,7 +87,6 @@ def test_a_new_header_takes_the_columns_as_they_are() -> None:
 
 
 def test_keys_on_both_sides_of_the_sign_bit() -> None:
-    """A plain list of 64-bit keys is taken as it is, also where numpy alone would make floats of it."""
     keys = [2**63, 1]
     assert batch(request_keys=keys).request_keys.tolist() == keys
     assert batch(request_keys=[2**64 - 1, 0]).request_keys.tolist() == [2**64 - 1, 0]
@@ -103,7 +99,6 @@ def test_masked_array_is_refused() -> None:
 
 
 def test_twenty_bytes_a_token() -> None:
-    """At 3 tokens a row and no alternatives a message takes at most 20 bytes a token, row columns included."""
     rows, tokens = 256, 3
     columns: dict[str, Any] = {
         "request_keys": np.arange(1, rows + 1) << 40,
@@ -127,7 +122,6 @@ def test_twenty_bytes_a_token() -> None:
 
 @pytest.mark.parametrize("what", [None, {}, b"", "batch", 7])
 def test_encode_of_what_is_no_batch(what: Any) -> None:  # noqa: ANN401
-    """Anything but a batch is refused like a wrong column."""
     with pytest.raises(ContractError, match=r"^batch: a LogprobBatch, got "):
         encode(what)
 
@@ -140,13 +134,11 @@ def _released() -> memoryview:
 
 @pytest.mark.parametrize("what", [None, 5, "text", [1, 2], _released()])
 def test_decode_of_what_are_no_bytes(what: Any) -> None:  # noqa: ANN401
-    """Anything but bytes is refused, not raised about."""
     with pytest.raises(ContractError, match=r"^message: bytes, got "):
         decode(what)
 
 
 def test_size_of_a_buffer_is_its_bytes() -> None:
-    """A buffer of wide elements, or of several dimensions, is measured in bytes before it is copied."""
     for wide in (np.zeros(2**18 + 1, "u8"), np.zeros((1, 2**21 + 8), "u1")):
         with pytest.raises(ContractError, match=r"^message: at most 2097152 bytes, got 2097160$"):
             decode(wide.data)
@@ -174,7 +166,6 @@ def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0)])
 def test_rows_come_into_the_order_of_the_batch(order: tuple[int, ...]) -> None:
-    """Whatever order rows were computed in, each stands where the batch had it, with all of its own (1, 2)."""
     header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=3)
     keys, counts = np.array(order) + 7, np.array(order) + 1
     ordered = LogprobBatch(
@@ -220,7 +211,6 @@ ACTIVE, STOP, LENGTH = RowStatus.ACTIVE, RowStatus.FINISHED_STOP, RowStatus.FINI
 
 
 def test_each_row_keeps_its_own_stop() -> None:
-    """Which stop ended a row stays with it wherever rows go, and rows that ended otherwise have none."""
     made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
     made = decode(encode(LogprobBatch.of_views(made.header._replace(part_count=1), made.columns)))
     found = {row.batch_index: row.stop for row in made.rows()}
@@ -234,7 +224,6 @@ def test_each_row_keeps_its_own_stop() -> None:
 
 
 def test_part_without_stops_joins_one_with_them() -> None:
-    """A part that says of no row which stop ended it comes together with one that does, in whichever order."""
     silent, told = stopped([STOP, ACTIVE, STOP], []), stopped([LENGTH, STOP, STOP], [2, 0], first=3)
     for parts in ([silent, told], [told, silent]):
         assert [row.stop for row in LogprobBatch.joined(parts).rows()] == [0, 0, 0, 0, 2, 0]
@@ -242,7 +231,6 @@ def test_part_without_stops_joins_one_with_them() -> None:
 
 
 def test_joined_batch_has_the_header_of_its_last_part() -> None:
-    """Parts that came together are one part, whose sequence is the last one's; all else of their headers is alike."""
     made = stopped([STOP, ACTIVE, STOP, LENGTH], [1, 0])
     header = made.header._replace(part_count=2)
     parts = [
@@ -255,7 +243,6 @@ def test_joined_batch_has_the_header_of_its_last_part() -> None:
 
 
 def test_batch_of_the_first_minor_and_for_it() -> None:
-    """A reader of minor 0 reads all that it knows of a batch with stops; of one of its own no stop is known."""
     made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
     data = encode(made)
     old = first_minor()
@@ -272,7 +259,6 @@ def test_batch_of_the_first_minor_and_for_it() -> None:
 
 
 def first_minor() -> Any:  # noqa: ANN401 - a generated class
-    """Return the class of LogprobBatch as minor 0 had it."""
     descriptor: Any = pb.LogprobBatch.DESCRIPTOR
     file = FileDescriptorProto(name="tests/first_batch.proto", package="tests.first_batch", syntax="proto3")
     file.dependency.append(descriptor.file.name)

@@ -67,7 +67,6 @@ def test_lists_and_arrays_encode_alike() -> None:
 
 
 def test_encoded_bytes_are_the_generated_classes_bytes() -> None:
-    """The codec writes, byte for byte, what the generated classes write."""
     data = encode(batch())
     message = pb.LogprobBatch.FromString(data)
     assert message.SerializeToString(deterministic=True) == data
@@ -79,7 +78,6 @@ def test_encoded_bytes_are_the_generated_classes_bytes() -> None:
     ("value", "rule"), [(-1, Rule.MIN), (2**32, Rule.MAX), (0.5, Rule.TYPE), ("7", Rule.TYPE), (None, Rule.TYPE)]
 )
 def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, rule: Rule) -> None:
-    """A value that an integer column cannot hold is refused by name; none is wrapped or rounded into another."""
     if name == "request_keys" and value == 2**32:
         value = 2**64
     error = refusal(**{name: [*TWO_ROWS.get(name, [1])[:-1], value]})
@@ -109,7 +107,6 @@ def test_value_column_refuses_what_is_no_logprob(name: str, value: object, rule:
 
 @pytest.mark.parametrize("values", [[[3, 4, 0]], 3, [[1], [2, 3]], np.zeros((3, 1), np.uint32)])
 def test_column_has_one_dimension(values: object) -> None:
-    """A scalar, a matrix and ragged lists are no column."""
     error = refusal(token_ids=values)
     assert (error.field, error.rule) == ("token_ids", Rule.TYPE)
 
@@ -159,7 +156,6 @@ def test_header_of_another_type_is_refused() -> None:
 
 
 def test_numpy_numbers_in_the_header_are_numbers() -> None:
-    """Counters that an engine keeps in numpy are taken as they are."""
     header = HEADER._replace(step=np.int64(1), dp_rank=np.uint8(0))  # type: ignore[arg-type]
     assert encode(LogprobBatch(header, **TWO_ROWS)) == encode(batch())
 
@@ -212,7 +208,6 @@ def _varint(value: int) -> list[int]:
 
 
 def test_errors_keep_their_parts_across_processes() -> None:
-    """An error that went through another process still has all its parts: test runners and workers send them."""
     import pickle  # noqa: PLC0415 - what is read was written here
 
     error = refusal(token_counts=[9, 1])

@@ -69,7 +69,6 @@ def _is_same_reason(refused: Refusal, found: set[Refusal]) -> bool:
 @settings(max_examples=many(500, 100))
 @given(valid_messages)
 def test_what_keeps_the_contract_is_accepted_by_both(message: pb.LogprobBatch) -> None:
-    """A message made to keep the contract is refused by neither reader, and by both alike where defaults are."""
     data = canonical(message)
     assert verdict(data, Bounds.SCHEMA) is None
     assert_same_verdict(data)
@@ -81,7 +80,6 @@ def test_what_keeps_the_contract_is_accepted_by_both(message: pb.LogprobBatch) -
 @settings(max_examples=many(600, 100))
 @given(mutated_messages)
 def test_changed_messages_get_the_same_verdict(data: bytes) -> None:
-    """A message with changed fields is accepted by both readers, or refused by both for the same reason."""
     assert_same_verdict(data)
 
 
@@ -128,7 +126,6 @@ def test_every_encoding_of_a_message_decodes_to_the_same_batch(pair: tuple[pb.Lo
 @settings(max_examples=many(400, 60))
 @given(valid_messages)
 def test_codec_and_generated_classes_write_the_same_bytes(message: pb.LogprobBatch) -> None:
-    """Each writes what the other does, and reads the other's bytes as the same values, column by column."""
     batch = batch_of(message)
     data = encode(batch, Limits.schema())
     assert data == canonical(message)
@@ -155,7 +152,6 @@ def test_what_was_decoded_once_is_encoded_the_same_ever_after(data: bytes) -> No
 
 
 def _known(data: bytes) -> pb.LogprobBatch:
-    """Return a message without the fields that the schema does not have."""
     message = pb.LogprobBatch.FromString(data)
     message.DiscardUnknownFields()
     return message
@@ -169,7 +165,6 @@ def rows_of(batch: LogprobBatch) -> list[PlainRow]:
 @settings(max_examples=many(300, 60))
 @given(valid_messages)
 def test_in_batch_order_moves_every_column_together(message: pb.LogprobBatch) -> None:
-    """The rows come out by batch index, each with all that it had, under the same header."""
     ordered = decode(canonical(message), Limits.schema()).in_batch_order()
     assert rows_of(ordered) == sorted(plain_rows(message), key=lambda row: row.batch_index)
     assert ordered.header == batch_of(message).header
@@ -178,7 +173,6 @@ def test_in_batch_order_moves_every_column_together(message: pb.LogprobBatch) ->
 @settings(max_examples=many(300, 60))
 @given(valid_messages, st.randoms(use_true_random=False))
 def test_select_moves_every_column_together(message: pb.LogprobBatch, rng: Random) -> None:
-    """The rows that were asked for come out as asked, each with all that it had, and the header says selection."""
     places = rng.sample(range(len(message.request_keys)), rng.randint(0, len(message.request_keys)))
     selected = decode(canonical(message), Limits.schema()).select(places)
     rows = list(plain_rows(message))
@@ -189,7 +183,6 @@ def test_select_moves_every_column_together(message: pb.LogprobBatch, rng: Rando
 @settings(max_examples=many(300, 60))
 @given(valid_messages)
 def test_row_holds_its_slices_of_the_columns(message: pb.LogprobBatch) -> None:
-    """Each row has its own elements of every column, and one line of alternatives for each of its tokens."""
     batch = decode(canonical(message), Limits.schema())
     for row, expected in zip(batch.rows(), plain_rows(message), strict=True):
         assert tuple(value.tolist() if hasattr(value, "tolist") else value for value in row) == expected
@@ -213,7 +206,6 @@ def test_large_messages_get_the_same_treatment(seed: int) -> None:
 
 @pytest.mark.parametrize(("path", "value", "rule"), BREAKS)
 def test_one_broken_rule_has_one_name(path: str, value: object, rule: str) -> None:
-    """A message that breaks one rule alone is refused by that rule's name, and the field is the broken one."""
     data = changed(path, value)
     assert {refusal.rule for refusal in refusals(data, Bounds.SCHEMA)} == {rule}
     assert_same_verdict(data)
@@ -233,7 +225,6 @@ def test_one_broken_rule_has_one_name(path: str, value: object, rule: str) -> No
     ],
 )
 def test_both_accept_the_most_and_refuse_one_more(bounds: Bounds, most: dict[str, int], field: str) -> None:
-    """Each size of a message is accepted up to its bound, and refused by that bound one above it."""
     sizes = {"rows": 1, **most}
     more = {**sizes, **{name: size + 1 for name, size in most.items()}}
     accepted, refused = canonical(uniform_message(**sizes)), canonical(uniform_message(**more))
@@ -245,7 +236,6 @@ def test_both_accept_the_most_and_refuse_one_more(bounds: Bounds, most: dict[str
 
 @pytest.mark.parametrize(("bounds", "most"), [(Bounds.DEFAULT, 2 * 2**20), (Bounds.SCHEMA, 8 * 2**20)])
 def test_both_accept_the_most_bytes_and_refuse_one_more(bounds: Bounds, most: int) -> None:
-    """A message is accepted up to its bound in bytes, whatever they are spent on, and refused one above it."""
     data = canonical(uniform_message(1))
     padding = most - len(data) - len(record(100, 2, b"", 5))
     for length, expected in ((padding, None), (padding + 1, Refusal("message", "bytes"))):

@@ -43,7 +43,6 @@ CASES = [case for frame in FRAMES for case in cases_of(frame)]
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_bound_of_every_field(case: Case) -> None:
-    """Both ways, each field takes what is just within each of its bounds, and is named where it is just beyond."""
     message = case.message
     data = message.SerializeToString(deterministic=True)
     if case.rule is None:
@@ -134,7 +133,6 @@ def test_what_a_refusal_says(frame: Message, line: str) -> None:
 
 
 def test_frequent_frames_come_back() -> None:
-    """The small frames of every step are read as they were written, byte for byte the same each time."""
     frames: list[Message] = [
         ITEM,
         ProcessorFrame(ack=Ack()),
@@ -148,7 +146,6 @@ def test_frequent_frames_come_back() -> None:
 
 
 def test_body_of_a_newer_minor() -> None:
-    """A frame with a body that only a newer minor knows comes back without one, but its other fields are checked."""
     newer = _key(31, 2) + b"\x02hi"
     read = read_frame(WorkerFrame, WorkerFrame(epoch=1).SerializeToString() + newer)
     assert (read.epoch, read.WhichOneof("body")) == (1, None)
@@ -187,7 +184,6 @@ def test_nested_choice_is_not_ignored() -> None:
 
 
 def test_newer_fields_and_names_pass() -> None:
-    """Fields and enum values of a newer minor pass, and are there when the frame is written on."""
     frame = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
     frame.refusal.MergeFromString(_key(31, 2) + b"\x02hi")
     data = frame.SerializeToString(deterministic=True)
@@ -195,7 +191,6 @@ def test_newer_fields_and_names_pass() -> None:
 
 
 def test_first_minor_reads_the_second() -> None:
-    """A reader of minor 0 keeps what it does not know of minor 1, and its own requests are the same there."""
     old = _first_minor()
     new = SamplingParameters(
         temperature=0.5, stop=["a"], min_p=0.1, presence_penalty=-2, min_tokens=3, bad_words=["b"], priority=-1
@@ -210,7 +205,6 @@ def test_first_minor_reads_the_second() -> None:
 
 
 def _first_minor() -> type[Message]:
-    """Return the class of SamplingParameters as minor 0 had it."""
     file = FileDescriptorProto(name="tests/first_minor.proto", package="tests.first_minor", syntax="proto3")
     message = file.message_type.add()
     cast("Descriptor", SamplingParameters.DESCRIPTOR).CopyToProto(message)
@@ -227,7 +221,6 @@ def _first_minor() -> type[Message]:
 
 
 def test_cut_frames() -> None:
-    """A frame that was cut is refused as malformed, or as what its beginning lacks, wherever the cut is."""
     prompt = Generate(request_key=1, text=TextPrompt(text="é"), sampling=SamplingParameters(stop=["a", "b"], seed=0))
     data = write_frame(ClientFrame(generate=prompt))
     for end in range(len(data)):
@@ -273,7 +266,6 @@ def test_any_damage(place: int, value: int) -> None:
 
 
 def test_what_is_no_frame() -> None:
-    """Other messages, and data that is not bytes, are refused by their type."""
     for use in (
         lambda: read_frame(Item, b""),
         lambda: write_frame(Item()),

@@ -14,7 +14,6 @@ NAMES = [field.name for field in fields(Limits)]
 
 
 def test_default_limits_lie_within_the_schema() -> None:
-    """A deployment's defaults are nowhere wider than the schema, and somewhere tighter."""
     default, schema = Limits.default(), Limits.schema()
     pairs = [(getattr(default, name), getattr(schema, name)) for name in NAMES]
     assert all(one <= other for one, other in pairs)
@@ -32,7 +31,6 @@ def test_limit_wider_than_the_schema_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, "8", None, True])
 def test_limit_that_is_no_count_is_refused(value: object) -> None:
-    """A limit is a whole number from zero; anything else is refused by name."""
     with pytest.raises(ContractError, match=r"limits\.max_rows: "):
         replace(Limits.default(), max_rows=value)  # type: ignore[arg-type]
 
@@ -49,7 +47,6 @@ def test_limit_that_is_no_count_is_refused(value: object) -> None:
     ],
 )
 def test_tightened_limit_is_enforced_both_ways(name: str, limit: int, field: str) -> None:
-    """What a deployment tightens is refused at encode and at decode alike, with the tightened limit."""
     data = (VECTORS / "valid" / "mixed_counts.binpb").read_bytes()
     batch = decode(data)
     limits = replace(Limits.default(), **{name: limit})
@@ -60,7 +57,6 @@ def test_tightened_limit_is_enforced_both_ways(name: str, limit: int, field: str
 
 
 def test_header_of_the_schema_and_of_python_have_the_same_fields() -> None:
-    """BatchHeader and the enums name exactly what the schema names."""
     assert set(BatchHeader._fields) == {field.name for field in fields_of(HEADER)}
     for enum in (BatchKind, StepPhase, SpeculativeMethod, ValueKind, RowStatus, Scoring):
         described = BATCH.file.enum_types_by_name[enum.__name__]
@@ -69,5 +65,4 @@ def test_header_of_the_schema_and_of_python_have_the_same_fields() -> None:
 
 
 def test_every_column_of_the_schema_is_a_column_of_the_batch() -> None:
-    """All fields of LogprobBatch but the header are columns, in the order of their numbers."""
     assert ["header", *(column.name for column in COLUMNS)] == [field.name for field in fields_of(BATCH)]

@@ -90,7 +90,6 @@ def test_it_accepts_nothing_that_python_refuses() -> None:
 @pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
 @pytest.mark.parametrize("column", COLUMNS, ids=[column.name for column in COLUMNS])
 def test_column_without_elements_is_not_plain(column: Column) -> None:
-    """A column that is there and has no elements is left to the generated classes by both, which read it as none."""
     empty = varint(column.key) + b"\0"
     data = MESSAGES["empty_step"]
     assert native.accepts(data, Limits.default())
@@ -123,7 +122,6 @@ def test_it_accepts_all_that_the_codec_writes() -> None:
 @pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
 @pytest.mark.parametrize("name", sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")))
 def test_it_takes_the_rows_that_numpy_takes(name: str) -> None:
-    """Rows of a message, and rows of those, are the same as those of arrays, and are written as the same bytes."""
     read, arrays = native.read(MESSAGES[name], Limits.default()), wire.read(MESSAGES[name])
     if read is None or arrays is None:
         return  # the vectors that are left to Python are named above
@@ -185,7 +183,6 @@ def test_without_it_everything_is_the_same() -> None:
 
 @pytest.mark.process
 def test_it_stays_within_the_message(tmp_path: Path) -> None:
-    """Under the address and undefined-behaviour sanitizers no message, damaged or not, makes it misstep."""
     harness = tmp_path / "harness"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -207,7 +204,6 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_library_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
-    """A damaged library, and one compiled from another source, are named in a warning, and Python does the work."""
     copy = tmp_path / "tokenbus_contracts"
     shutil.copytree(ROOT / "contracts" / "tokenbus_contracts", copy, ignore=shutil.ignore_patterns("__pycache__"))
     library, source = copy / "native" / "accept.so", copy / "native" / "accept.c"

@@ -31,7 +31,6 @@ def test_there_are_vectors_of_both_kinds() -> None:
 
 @pytest.mark.parametrize("name", VALID)
 def test_valid_vector_decodes_to_what_its_json_says(name: str) -> None:
-    """A valid message decodes to exactly the header and the columns that are written beside it."""
     data, expected = _vector("valid", name)
     batch = decode(data)
     for field, value in expected["header"].items():
@@ -48,7 +47,6 @@ def test_valid_vector_decodes_to_what_its_json_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALID)
 def test_valid_vector_encodes_to_its_plain_form(name: str) -> None:
-    """What a valid message decodes to encodes to the plain message, and that decodes to the same batch."""
     data, _ = _vector("valid", name)
     batch = decode(data)
     again = encode(batch)
@@ -69,7 +67,6 @@ def test_invalid_vector_is_refused_for_its_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_vector_is_refused_in_one_line(name: str) -> None:
-    """The refusal's text is one line that names the field and the value."""
     data, expected = _vector("invalid", name)
     with pytest.raises(ContractError) as refused:
         decode(data)
@@ -80,7 +77,6 @@ def test_invalid_vector_is_refused_in_one_line(name: str) -> None:
 
 
 def test_limits_of_the_vectors_are_those_of_the_schema() -> None:
-    """The limits written beside the messages are the ones that the codec reads from the schema."""
     limits = json.loads((VECTORS / "limits.json").read_text())
     assert limits["schema"]["max_rows"] == COLUMN["request_keys"].max_items == 1024
     assert limits["schema"] == {

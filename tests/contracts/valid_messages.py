@@ -40,7 +40,6 @@ _MAY_PROPOSE = (pb.ROW_STATUS_ACTIVE, pb.ROW_STATUS_HANDED_OFF)
 
 
 def seeded(seed: int) -> Random:
-    """Return what messages are made from where hypothesis does not drive it."""
     return Random(seed)  # noqa: S311 - it makes test data, and the same each time
 
 

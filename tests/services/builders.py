@@ -141,7 +141,6 @@ def values_by_key(found: LogprobBatch) -> dict[int, tuple[Any, ...]]:
 
 
 def arrays_of(made: LogprobBatch) -> StepArrays:
-    """Return what an engine would have returned for a batch to be made of it."""
     header = made.header
     return StepArrays(
         request_keys=made.request_keys,
@@ -169,19 +168,16 @@ def arrays_of(made: LogprobBatch) -> StepArrays:
 
 
 def step_of(target: LogprobBatch, draft: LogprobBatch | None = None) -> Step:
-    """Return a step that only its maker holds."""
     header = target.header
     return Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
 
 
 def ids(key: int, begin: int, end: int) -> list[int]:
-    """Return the tokens that a request has from one position to before another."""
     found: list[int] = synthetic.true_tokens(key, begin, end).ids.tolist()
     return found
 
 
 def item_of(payload: bytes, sequence: int, kind: int = BATCH, *, checksum: int | None = None) -> Item:
-    """Return the item that announces a payload."""
     return Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload), payload_crc32=checksum)  # type: ignore[arg-type]
 
 
@@ -191,7 +187,6 @@ def encoded(wanted: Sequence[Wanted], sequence: int, **header: Any) -> bytes:  #
 
 
 def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 - as the message has them
-    """Return a worker's introduction."""
     limits = StreamLimits(
         max_message_bytes=1024, max_rows=1, max_tokens_per_row=1, max_draft_tokens_per_row=1, max_top_k=1
     )
@@ -209,14 +204,12 @@ def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 -
 
 
 def client_hello(session: int = 5, **fields: Any) -> ClientHello:  # noqa: ANN401 - as the message has them
-    """Return a client's introduction."""
     usual: dict[str, Any] = {"schema_major": 1, "name": "client", "window_frames": 64, "window_bytes": 2**24}
     usual["proof"] = b"%d" % session
     return ClientHello(session=session, **usual | fields)
 
 
 def generate_of(key: int, max_tokens: int = 4, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
-    """Return a request for some tokens."""
     usual: dict[str, Any] = {"sampling": SamplingParameters(max_tokens=max_tokens)}
     if "text" not in fields:
         usual["tokens"] = TokenPrompt(token_ids=[0, 1, 2])

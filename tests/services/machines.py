@@ -48,13 +48,11 @@ class Bus(RuleBasedStateMachine):
         """Assert what holds of this machine's runs alone."""
 
     def node(self, place: int) -> Node:
-        """Return one of the workers and clients."""
         nodes = list(self.world.nodes())
         return nodes[place % len(nodes)]
 
     @rule(wishes=st.lists(_WISHES, min_size=1, max_size=4))
     def ask(self, wishes: list[Wish]) -> None:
-        """Ask for requests, as long as workers have places for more."""
         for wish in wishes:
             if len(self.world.open_requests()) < 4 * len(self.world.workers):
                 self.world.ask(wish)
@@ -67,7 +65,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule(worker=_PLACES, turns=st.integers(1, 12))
     def turn(self, worker: int, turns: int) -> None:
-        """Let an engine compute, and carry nothing."""
         for _ in range(turns):
             self.world.turn(worker % len(self.world.workers))
 
@@ -92,13 +89,11 @@ class Bus(RuleBasedStateMachine):
 
     @rule(node=_PLACES, messages=st.integers(1, 4))
     def carry_up(self, node: int, messages: int) -> None:
-        """Carry a few messages to the processor."""
         for _ in range(messages):
             self.world.deliver_up(self.node(node))
 
     @rule(node=_PLACES, messages=st.integers(1, 4))
     def carry_down(self, node: int, messages: int) -> None:
-        """Carry a few messages to a worker or a client."""
         for _ in range(messages):
             self.node(node).receive()
 
@@ -113,12 +108,10 @@ class Bus(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 1.1]))
     def pass_time(self, seconds: float) -> None:
-        """Let a little time pass, and carry everything."""
         self.world.pass_time(seconds, carries=True)
 
     @invariant()
     def everything_is_within_its_bounds(self) -> None:
-        """Look at the sizes of whatever grows."""
         if hasattr(self, "world"):
             self.world.check_bounds()
 
@@ -133,7 +126,6 @@ class FaultlessBus(Bus):
         self.ask(wishes)
 
     def check_at_end(self) -> None:
-        """Assert that nothing was lost, repeated or refused."""
         assert_no_errors(self.world)
         assert_no_complaints(self.world)
 
@@ -159,7 +151,6 @@ class LosslessBus(Bus):
 
     @rule(heard=st.integers(0, 3), answers=st.booleans(), keeps_unsent=st.booleans())
     def restart_processor(self, heard: int, *, answers: bool, keeps_unsent: bool) -> None:
-        """Kill the processor, after a part of what was on its way has arrived."""
         for peer in self.world.nodes():
             self.hear(peer, heard, answers=answers)
         self.world.restart_processor(keeps_unsent=keeps_unsent)
@@ -198,7 +189,6 @@ class HealingBus(LosslessBus):
         self.world.work(2)
 
     def sent(self, worker: int) -> deque[list[bytes]]:
-        """Return what a worker sent, and see to it that there is something."""
         peer = self.world.workers[worker % len(self.world.workers)]
         if len(peer.wire.up) < 2:
             self.world.stir(carries_up=False)
@@ -211,7 +201,6 @@ class HealingBus(LosslessBus):
 
     @rule(worker=_PLACES, place=_PLACES, to=_PLACES)
     def double(self, worker: int, place: int, to: int) -> None:
-        """Let one message arrive twice."""
         if queue := self.sent(worker):
             queue.insert(to, queue[place % len(queue)])
 
@@ -224,7 +213,6 @@ class HealingBus(LosslessBus):
 
     @rule(worker=_PLACES, place=_PLACES, number=st.integers(0, 2**32 - 1))
     def flip(self, worker: int, place: int, number: int) -> None:
-        """Change one bit of a payload."""
         if queue := self.sent(worker):
             queue[place % len(queue)] = flipped(queue[place % len(queue)], number)
 
@@ -267,7 +255,6 @@ class FaultyBus(LosslessBus):
 
     @rule(node=_PLACES, up=st.booleans(), place=_PLACES, to=_PLACES)
     def duplicate(self, node: int, place: int, to: int, *, up: bool) -> None:
-        """Let one message arrive twice."""
         if queue := self.out_of_order(node, up=up):
             queue.insert(to, queue[place % len(queue)])
 
@@ -280,7 +267,6 @@ class FaultyBus(LosslessBus):
 
     @rule(worker=_PLACES, up=st.booleans(), place=_PLACES, number=st.integers(0, 2**32 - 1))
     def damage(self, worker: int, place: int, number: int, *, up: bool) -> None:
-        """Damage one message in a way that can be noticed."""
         queue = self.worker_queue(worker, up=up)
         if queue and not _is_generate(queue[place % len(queue)]):
             place %= len(queue)
@@ -297,12 +283,10 @@ class FaultyBus(LosslessBus):
 
     @property
     def has_checksum(self) -> bool:
-        """Whether what workers send carries checksums."""
         return self.world.settings.worker.checksum
 
     @rule(node=_PLACES)
     def pause(self, node: int) -> None:
-        """Stop a worker or a client for a while."""
         self.node(node).is_paused = True
 
     @rule(node=_PLACES)
@@ -331,7 +315,6 @@ class FaultyBus(LosslessBus):
 
     @rule(client=_PLACES, forgets=st.integers(1, 4))
     def restart_forgetful_client(self, client: int, forgets: int) -> None:
-        """Kill a client that had not kept all it had taken."""
         self.world.restart_client(client % len(self.world.clients), forgets=forgets)
 
     @rule(worker=_PLACES)
@@ -357,7 +340,6 @@ def _is_generate(parts: list[bytes]) -> bool:
 
 
 def assert_no_errors(world: World) -> None:
-    """Assert that every request ended well, and none was aborted that was not to be."""
     aborted = [asked.key for asked in world.asked if asked.status is RowStatus.ABORTED and not asked.is_aborted]
     assert not aborted, aborted
     errors = [str(asked.error) for asked in world.asked if asked.error is not None]
@@ -365,7 +347,6 @@ def assert_no_errors(world: World) -> None:
 
 
 def assert_no_complaints(world: World) -> None:
-    """Assert that no node saw anything that is out of order."""
     core = world.processor
     assert core.worker_connections.refused == core.clients.refused == core.workers.lost == 0
     assert [node.refused_frames for node in world.nodes()] == [0] * len(list(world.nodes()))

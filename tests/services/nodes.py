@@ -41,7 +41,6 @@ class Node:
         clock: ManualClock,
         lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
     ) -> None:
-        """Connect; the session is used under the lock."""
         self.session = session
         self.lock = lock
         self.network = network
@@ -96,7 +95,6 @@ class DrivenPublisher(Publisher):
 
     @property
     def lock(self) -> threading.Condition:
-        """What the session and retention are used under."""
         return self._room
 
     @property
@@ -122,7 +120,6 @@ class DrivenPublisher(Publisher):
         return sequence
 
     def release(self) -> None:
-        """Publish the batch that was held back."""
         held, self.held = self.held, None
         if held is not None:
             self.publish(held)
@@ -166,7 +163,6 @@ class WorkerNode(Node):
         self.pump()
 
     def release(self) -> None:
-        """Publish what was held back."""
         self.publisher.release()
         self.pump()
 
@@ -188,7 +184,6 @@ class Asked:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its client knows how it ended."""
         return self.status is not None or self.error is not None
 
 
@@ -247,7 +242,6 @@ class ClientNode(Node):
         asked.source = self.requests.resume(asked.key, len(asked.tokens), include_drafts=drafts)
 
     def abort(self, asked: Asked) -> None:
-        """Ask for a request's end."""
         asked.is_aborted = True
         self.requests.abort(asked.key)
         self.pump()
@@ -284,7 +278,6 @@ class ClientNode(Node):
                 assert_true(asked, len(asked.tokens) - 1)
 
     def _check_waiting(self, asked: Asked) -> None:
-        """Look at what was drafted for the tokens that wait."""
         for step, _ in asked.source.waiting if asked.source is not None else ():
             self._check_drafts(step.target, step.draft)
 
@@ -322,7 +315,6 @@ def take(asked: Asked) -> None:
 
 
 def assert_true(asked: Asked, place: int) -> None:
-    """Assert that a token is the one that its request has at that place, with all that belongs to it."""
     token = asked.tokens[place]
     assert token.position == place
     true = synthetic.true_tokens(asked.key, place, place + 1)
@@ -339,7 +331,6 @@ def assert_true(asked: Asked, place: int) -> None:
 
 
 def work_left(worker: Any) -> Iterator[str]:  # noqa: ANN401 - a worker of either world
-    """Name what a worker has not brought to its end."""
     name = worker.settings.worker.id
     if worker.engine.has_work:
         yield f"{name} computes"

@@ -102,7 +102,6 @@ class Site:
             self.core.worker_connections.send_away(workers, "the processor is closing")
 
     def close(self) -> None:
-        """Let it drain, and end."""
         self.drain()
         if self.core is not None and self.runs:
             for connections in (self.core.clients, self.core.worker_connections):
@@ -135,7 +134,6 @@ class HeldHandoffs:
         self.waiting: deque[tuple[Generate, bytes]] = deque()
 
     def send(self, generate: Generate, state: bytes) -> None:
-        """Hand a request off."""
         if not generate.handoff_address:
             raise ValueError("no decode worker is available")
         self.waiting.append((generate, state))
@@ -178,7 +176,6 @@ class MovingWorker(Node):
             super().pump()
 
     def move(self) -> None:
-        """Leave a processor for the next."""
         with self.lock:
             farewell = self.publisher.session.move(self.clock.now())
         self._unsent = None
@@ -206,7 +203,6 @@ class MovingWorker(Node):
             self.publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, refusal)
 
     def forget_left(self) -> None:
-        """Lose what had not arrived at the processor that it left."""
         for site, wire in self.left:
             site.worker_network.wires.pop(wire.peer, None)
         self.left = []
@@ -264,24 +260,20 @@ class SeveralClient:
         self.pump()
 
     def abort(self, asked: Asked) -> None:
-        """Ask for a request's end."""
         asked.is_aborted = True
         self.requests.abort(asked.key)
         self.pump()
 
     def pump(self) -> None:
-        """Send all that there is to say, to every processor."""
         for node in self.nodes:
             node.pump()
 
     def read(self) -> None:
-        """Take all that has come, and compare it with what is true."""
         for asked in self.asked.values():
             if not asked.has_ended:
                 take(asked)
 
     def watch_over(self) -> None:
-        """Do what `Client` does once an interval."""
         self.requests.end_overdue(self.clock.unix_ms())
         self.requests.look(self.clock.now())
         self.pump()
@@ -337,25 +329,21 @@ class SeveralWorld:
         return settings_of(_OVERRIDES | self._overrides | more)
 
     def connections(self, site: Site) -> Iterator[Node]:
-        """Yield the nodes that are connected to a processor."""
         yield from (worker for worker in self.workers if worker.site is site)
         yield from (client.nodes[site.place] for client in self.clients)
 
     def reconnect(self, site: Site) -> None:
-        """Break all connections to a processor: it is another one."""
         for node in self.connections(site):
             node.reconnect(keeps_unsent=False)
 
     # What people do.
 
     def ask(self, client: int, max_tokens: int) -> None:
-        """Let a client ask for a new request."""
         asked = Asked(generate_request(next(self._keys), max_tokens, 0, drafts=self._drafts))
         self.asked.append(asked)
         self.clients[client % len(self.clients)].ask(asked)
 
     def open_requests(self) -> list[tuple[SeveralClient, Asked]]:
-        """Return the requests that have not ended, each with its client."""
         return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
 
     def work(self, turns: int) -> None:
@@ -388,7 +376,6 @@ class SeveralWorld:
         return moved
 
     def flush(self, most: int = 10_000) -> None:
-        """Carry messages in turns, until nothing moves."""
         for _ in range(most):
             self.carry_left()
             moved = [self.carry(site) for site in self.sites] + [worker.carry_handoffs() for worker in self.workers]
@@ -412,14 +399,12 @@ class SeveralWorld:
             worker.forget_left()
 
     def pump(self) -> None:
-        """Let everyone say what is to be said."""
         for worker in self.workers:
             worker.pump()
         for client in self.clients:
             client.pump()
 
     def pass_time(self, seconds: float, *, carries: bool) -> None:
-        """Let time pass, with messages being carried or without."""
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
@@ -467,7 +452,6 @@ class SeveralWorld:
                 assert now - since <= standstill, f"request {asked.key} stands still at {tokens} tokens"
 
     def unsettled(self) -> list[str]:
-        """Name what has not come to its end."""
         left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
         left += [line for worker in self.workers for line in work_left(worker)]
         return left
@@ -486,5 +470,4 @@ class SeveralWorld:
                 assert has <= error.generated_tokens <= asked.generate.sampling.max_tokens, (str(error), has)
 
     def errors(self) -> list[str]:
-        """Return the errors that requests ended with."""
         return [str(asked.error) for asked in self.asked if asked.error is not None]

@@ -48,7 +48,6 @@ class Failover(RuleBasedStateMachine):
 
     @rule(client=_PLACES, tokens=st.lists(st.integers(1, 60), min_size=1, max_size=3))
     def ask(self, client: int, tokens: list[int]) -> None:
-        """Ask for requests, as long as workers have places for more."""
         for most in tokens:
             if len(self.world.open_requests()) < self.world.places:
                 self.world.ask(client, most)
@@ -66,18 +65,15 @@ class Failover(RuleBasedStateMachine):
 
     @rule(worker=_PLACES, turns=st.integers(1, 4))
     def turn(self, worker: int, turns: int) -> None:
-        """Let one engine compute, and carry nothing."""
         for _ in range(turns):
             self.world.workers[worker % len(self.world.workers)].turn()
 
     @rule(place=_PLACES)
     def carry(self, place: int) -> None:
-        """Carry a message each way between one processor and each of its peers."""
         self.world.carry(self.site(place))
 
     @rule(worker=_PLACES, messages=st.integers(1, 3))
     def carry_from(self, worker: int, messages: int) -> None:
-        """Carry a part of what one worker sends, and nothing back."""
         self.world.carry_from(self.world.workers[worker % len(self.world.workers)], messages)
 
     @rule()
@@ -86,7 +82,6 @@ class Failover(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 3.5, 6.0]))
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and carry everything."""
         self.world.pass_time(seconds, carries=True)
 
     @rule(place=_PLACES)
@@ -124,13 +119,11 @@ class Failover(RuleBasedStateMachine):
 
     @rule(client=_PLACES, place=_PLACES)
     def disconnect_client(self, client: int, place: int) -> None:
-        """Break a client's connection to one processor."""
         nodes = self.world.clients[client % len(self.world.clients)].nodes
         nodes[place % len(nodes)].reconnect(keeps_unsent=False)
 
     @rule()
     def lose_what_was_left(self) -> None:
-        """Lose what workers sent to processors that they have left."""
         for worker in self.world.workers:
             worker.forget_left()
 
@@ -142,7 +135,6 @@ class Failover(RuleBasedStateMachine):
             self.check_errors()
 
     def check_errors(self) -> None:
-        """Assert that a request with an error was not taken by any worker."""
         for asked in self.world.asked:
             if asked.error is not None:
                 assert asked.error.code in _NOT_TAKEN, str(asked.error)
@@ -169,7 +161,6 @@ class HandoffFailover(Failover):
 
     @rule(place=_PLACES)
     def hand_off(self, place: int) -> None:
-        """Carry what one prefill worker hands off."""
         self.world.workers[place % len(self.world.workers)].carry_handoffs()
 
 
@@ -416,7 +407,6 @@ HANDOFF_RUNS: dict[str, tuple[dict[str, int], list[tuple[str, dict[str, object]]
 def test_runs_that_stranded_a_request_once(
     world: dict[str, int], run: list[tuple[str, dict[str, object]]], credit: int
 ) -> None:
-    """Each request goes on, soon after a processor stays."""
     machine = HandoffFailover()
     machine.begin(clients=1, credit=credit, window=8, by_columns=False, **world)
     for name, arguments in run:
@@ -445,14 +435,12 @@ def all_finished(world: SeveralWorld) -> None:
 
 
 def used(world: SeveralWorld) -> Site:
-    """Return a processor that has a worker with requests."""
     return next(worker.site for worker in world.workers if worker.publisher.session.requests)
 
 
 @pytest.mark.parametrize("sites", [2, 3])
 @pytest.mark.parametrize("how", ["kill", "stop", "close", "drain"])
 def test_requests_of_a_processor_that_is_gone_go_on_at_another(how: str, sites: int) -> None:
-    """However a processor goes, its workers and requests go on at another one, and no request notices."""
     world = begun(sites)
     site = used(world)
     getattr(site, how)()
@@ -499,7 +487,6 @@ def test_worker_that_goes_to_and_fro_loses_nothing() -> None:
 
 
 def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    """A processor that dies with a request that had not reached a worker does not take the request with it."""
     world = SeveralWorld(2, 2, 1, by_columns=False, overrides=_NO_OVERRIDES)
     world.flush()
     world.pass_time(1.1, carries=True)
@@ -513,7 +500,6 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
 
 
 def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
-    """A worker that is gone for good takes its requests with it, and each says how far it came."""
     world = begun(workers=2, tokens=600)
     lost = next(worker for worker in world.workers if worker.publisher.session.requests)
     ids = set(lost.publisher.session.requests)
@@ -530,7 +516,6 @@ def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
 
 
 def test_address_where_nobody_is_costs_nothing_else() -> None:
-    """A client and workers that list an address without a processor serve every request at the other one."""
     world = SeveralWorld(2, 2, 1, by_columns=True, overrides=_NO_OVERRIDES)
     world.sites[1].kill()
     world.pass_time(5.0, carries=True)

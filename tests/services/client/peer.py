@@ -32,25 +32,21 @@ class Peer:
         self.number = 0
 
     def state(self) -> SessionState:
-        """Return where the session stands."""
         return self.session.state
 
     def hear(self, *parts: bytes, number: int = 0, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
         self.session.receive([write_frame(ServerFrame(number=number, **body)), *parts], self.now)
 
     def numbered(self, *parts: bytes, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
-        """Take the next frame that is to be acked."""
         self.number += 1
         self.hear(*parts, number=self.number, **body)
 
     def welcome(self, *, resumed: bool = False, processor_id: str = "p", **more: Any) -> None:  # noqa: ANN401
-        """Be welcomed; frames count from one again."""
         self.number = 0
         usual: dict[str, Any] = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
         self.hear(welcome=ClientWelcome(processor_id=processor_id, resumed=resumed, **usual | more))
 
     def rows(self, *wanted: Wanted, drafted: Sequence[Wanted] = ()) -> None:
-        """Take a step's rows."""
         parts = [encode(batch(wanted, selection=True, draft_follows=bool(drafted)))]
         if drafted:
             parts.append(encode(batch(drafted, selection=True, kind=BatchKind.DRAFT)))
@@ -62,7 +58,6 @@ class Peer:
         return None if message is None else read_frame(ClientFrame, message[0])
 
     def says_all(self) -> Iterator[ClientFrame]:
-        """Yield all that the session has to send just now."""
         while (frame := self.says()) is not None:
             yield frame
 
@@ -72,7 +67,6 @@ class Peer:
 
 
 def opened(most: int = 100) -> Peer:
-    """Return a session after its handshake, with nothing more to say."""
     peer = Peer(most)
     assert peer.says() is not None
     peer.welcome()

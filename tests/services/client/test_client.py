@@ -34,13 +34,11 @@ class Processor:
     """A processor that the test plays, for one client."""
 
     def __init__(self, listener: Listener) -> None:
-        """Take where the client connects."""
         self.listener = listener
         self.peer = b""
         self.number = 0
 
     async def body(self, kind: str) -> ClientFrame:
-        """Return the next frame of a kind."""
         while True:
             self.peer, parts = await soon(self.listener.receive())
             frame = read_frame(ClientFrame, parts[0])
@@ -48,7 +46,6 @@ class Processor:
                 return frame
 
     def say(self, frame: ServerFrame, *parts: bytes) -> None:
-        """Send a frame that need not be acked."""
         self.listener.send(self.peer, [write_frame(frame), *parts])
 
     def rows(self, *wanted: Wanted) -> None:
@@ -57,12 +54,10 @@ class Processor:
         self.say(outputs, encode(batch(wanted, selection=True)))
 
     def fails(self, key: int, code: ErrorCode, message: str) -> None:
-        """Send a request's error."""
         self.number += 1
         self.say(ServerFrame(number=self.number, error=RequestError(request_key=key, code=code, message=message)))
 
     async def welcome(self) -> None:
-        """Wait for the hello, and answer it."""
         await self.body("hello")
         self.number = 0
         welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
@@ -78,12 +73,10 @@ async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor
 
 
 async def taken(tokens: Generation) -> list[Token]:
-    """Return all tokens until the end."""
     return [token async for token in tokens]
 
 
 async def test_request_gets_its_tokens() -> None:
-    """A request is answered token by token, and what came is acked; the client ends with nothing open."""
     processor, client, _ = await meeting()
     async with client:
         tokens = client.generate(generate_of(5))
@@ -97,7 +90,6 @@ async def test_request_gets_its_tokens() -> None:
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
-    """A request without an id gets one of its own, of 64 random bits, which no other request gets."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         keys = {client.generate(generate_of(0)).request_id for _ in range(100)}
@@ -107,7 +99,6 @@ async def test_key_is_drawn_where_there_is_none() -> None:
 
 
 async def test_open_key_is_refused_here() -> None:
-    """A key that this client has open already is refused at once, and the open request goes on."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         first = client.generate(generate_of(5))
@@ -143,7 +134,6 @@ async def test_wrong_request_is_its_own_fault_alone() -> None:
 
 
 async def test_resume_and_abort_are_asked_for() -> None:
-    """The rest of a request can be asked for, and its end."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
@@ -173,7 +163,6 @@ async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -
 
 
 async def test_leaving_waits_for_open_requests() -> None:
-    """Closing waits for the last token of what is open, and says goodbye then."""
     processor, client, _ = await meeting()
     async with client:
         tokens = client.generate(generate_of(5))
@@ -218,7 +207,6 @@ async def test_requests_end_when_the_connection_fails_for_good() -> None:
 
 
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
-    """Starting a client raises the error of an address that cannot be used."""
     chosen = settings({"bus.clients_address": ADDRESS})
     with pytest.raises(AddressError, match="of no use"):
         await Client(chosen, transport=UselessTransport(chosen.bus)).__aenter__()
@@ -245,7 +233,6 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
 
 
 async def test_closed_steps_keep_nothing_back() -> None:
-    """After the iteration over steps has ended, what comes is acked again and does not pile up."""
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
@@ -272,7 +259,6 @@ def row_ids(output: StepRows | RequestEnd) -> list[int]:
 
 
 async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
-    """A worker's stream can be watched; items that find no room are left out, and nothing waits for them."""
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
@@ -293,7 +279,6 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
 
 
 async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
-    """After a reconnect the processor hears nothing of a stream that nothing reads any more."""
     processor, client, clock = await meeting()
     async with client:
         await processor.welcome()
@@ -315,7 +300,6 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
 
 
 async def test_second_watch_is_refused_without_a_processor() -> None:
-    """It is an error whether a processor is connected or not: the first would get nothing any more."""
     client = Client(settings({"bus.clients_address": "nats://127.0.0.1:1/clients.*"}))
     watched = client.watch("w")
     with pytest.raises(RuntimeError, match="close that iterator first"):
@@ -341,7 +325,6 @@ async def test_status_is_what_the_processor_answers() -> None:
 
 
 async def test_status_is_asked_again_after_a_reconnect() -> None:
-    """A question that the processor had not answered when its connection broke is asked again over the next."""
     processor, client, clock = await meeting()
     async with client:
         waiting = asyncio.ensure_future(client.status(timeout_seconds=60))
@@ -357,7 +340,6 @@ async def test_status_is_asked_again_after_a_reconnect() -> None:
 
 
 async def test_status_without_a_processor_is_a_timeout() -> None:
-    """Where no processor answers in time, a TimeoutError is raised."""
     _, client, _ = await meeting()
     async with client:
         with pytest.raises(TimeoutError):

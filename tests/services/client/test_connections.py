@@ -52,7 +52,6 @@ class Line:
     """A client's connections to processors of which none answers, and its requests."""
 
     def __init__(self, *addresses: str) -> None:
-        """Announce processors at those addresses."""
         self.processors, self.clock = Announced(*addresses), ManualClock()
         self.requests = OpenRequests(100, PATIENCE, others_may_come=True)
         self.connections = ProcessorConnections(self.processors, self._begin, self.requests, self.clock)
@@ -67,8 +66,6 @@ class Line:
         return self
 
     def fail(self, session: ClientSession) -> None:
-        """Let a connection fail, as by a defect."""
-
         def fail(now: float) -> None:
             raise RuntimeError(f"nothing to say at {now}")
 
@@ -77,7 +74,6 @@ class Line:
 
 
 async def test_processor_that_goes_while_the_client_drains_is_no_error() -> None:
-    """A client that closes waits for its open request at one processor; another one is given up meanwhile."""
     line = await Line(STAYS, GOES).open()
     line.requests.open(generate_of(7))
     closing = asyncio.create_task(line.connections.close(60.0))
@@ -108,7 +104,6 @@ async def test_drain_that_is_cancelled_leaves_nothing() -> None:
 
 
 async def test_connection_that_fails_while_the_client_drains() -> None:
-    """It is raised once the others have drained and all is closed."""
     before = asyncio.all_tasks()
     line = await Line(STAYS, GOES).open()
     tokens = line.requests.open(generate_of(7))
@@ -127,7 +122,6 @@ async def test_connection_that_fails_while_the_client_drains() -> None:
 
 
 async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pytest.LogCaptureFixture) -> None:
-    """Of several, one that fails alone loses its requests, which go to the others; the log has why."""
     line = await Line(STAYS, GOES).open()
     welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
     for listener in line.listeners:
@@ -149,7 +143,6 @@ async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pyt
 
 
 async def test_client_with_a_wrong_address_leaves_nothing() -> None:
-    """A later address that cannot be used ends the connections to those before it."""
     before = asyncio.all_tasks()
     client = Client(settings({"bus.clients_address": "tcp://127.0.0.1:5571,tcp://192.0.2.1:5571"}))
     with pytest.raises(AddressError, match=r"192\.0\.2\.1"):

@@ -25,7 +25,6 @@ def admitted(key: int, deadline: int) -> Admitted:
 
 @pytest.mark.parametrize(("given", "sent"), [(0, 6000), (9000, 6000), (2000, 2000)])
 async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> None:
-    """What a request may take counts from when it is asked for; the earlier moment counts; the message is unchanged."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
@@ -40,7 +39,6 @@ async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> 
 
 
 async def test_moment_survives_a_processors_restart() -> None:
-    """What the processor settled goes out with the resume, and what the application says does too."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
@@ -84,7 +82,6 @@ async def test_request_whose_end_is_not_heard_ends_here() -> None:
 
 
 async def test_request_that_ends_in_time_is_left_alone() -> None:
-    """A request that had its last row before its moment ends as usual, whatever time it is then."""
     processor, client, clock = await meeting()
     async with client:
         await processor.welcome()
@@ -113,7 +110,6 @@ def test_processors_word_comes_first() -> None:
 
 
 def test_what_the_processor_settles_replaces_what_was_asked() -> None:
-    """The settled moment counts, also for a request that named none; an answer without one changes nothing."""
     peer = opened()
     peer.requests.open(generate_of(5))
     peer.requests.open(generate_of(6, deadline_unix_ms=9000))
@@ -126,7 +122,6 @@ def test_what_the_processor_settles_replaces_what_was_asked() -> None:
 
 
 async def test_request_whose_deadline_passes_while_the_client_drains_ends_then() -> None:
-    """A client that closes waits for its requests no longer than they may take."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 600_000})
     async with client:
         await processor.welcome()

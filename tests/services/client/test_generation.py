@@ -59,7 +59,6 @@ async def test_message_is_copied_and_can_be_used_again() -> None:
 
 
 async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
-    """A text or token ids and a keyword for each field make the same request as the generated classes."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
@@ -133,7 +132,6 @@ SAMPLING: RequestParameters = {
 
 
 def test_every_sampling_parameter_is_an_argument() -> None:
-    """No sampling parameter of the schema lacks its keyword, and each sets the field of its name."""
     names = [field.name for field in SamplingParameters.DESCRIPTOR.fields]
     assert set(names) == SAMPLING.keys() <= RequestParameters.__annotations__.keys()
     sampling = request_of([1], SAMPLING).sampling
@@ -175,7 +173,6 @@ def test_every_sampling_parameter_is_an_argument() -> None:
     ],
 )
 def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: StructuredOutput) -> None:
-    """Each form of an output is a keyword of its own, and a JSON Schema may be an object or its text."""
     assert request_of([1], {"structured_output": given}).sampling.structured_output == sent
 
 
@@ -259,7 +256,6 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
     ],
 )
 async def test_wrong_argument_is_refused_in_one_line(call: Callable[[Client], Generation], line: str) -> None:
-    """An unknown name, a wrong type or a value out of bounds is refused with the argument, the limit and the value."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         with pytest.raises(ContractError) as refused:
@@ -273,7 +269,6 @@ async def test_wrong_argument_is_refused_in_one_line(call: Callable[[Client], Ge
 
 @pytest.mark.parametrize("way", ["aclose", "async with", "dropped", "rows", "cycle"])
 async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str) -> None:
-    """A generation that is closed, left by `break`, or dropped is aborted at its worker, and leaving does not wait."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
     async with client:
         await processor.welcome()
@@ -353,7 +348,6 @@ def test_rows_of_a_closed_request_are_dropped_until_the_processor_ended_it() -> 
 
 @pytest.mark.parametrize("ending", ["error", "taken up", "given up"])
 def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
-    """An error of the processor ends a closed request as its last row does, and so does giving everything up."""
     peer = opened()
     peer.requests.open(generate_of(5))
     list(peer.says_all())
@@ -372,7 +366,6 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
 
 
 def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> None:
-    """An abort that a processor may not have received is sent again, so that the engine does not go on."""
     peer = opened()
     peer.requests.open(generate_of(5))
     list(peer.says_all())
@@ -386,7 +379,6 @@ def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> 
 
 
 def test_closed_request_that_was_never_sent_is_never_sent() -> None:
-    """A request that is closed before there is a processor is forgotten at once."""
     peer = opened()
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
@@ -398,7 +390,6 @@ def test_closed_request_that_was_never_sent_is_never_sent() -> None:
 
 
 async def test_closed_requests_are_bounded_with_the_open_ones() -> None:
-    """A closed request takes room until the processor ended it, so that closing does not go around the bound."""
     processor, client, _ = await meeting({"client.max_requests": 2})
     async with client:
         await processor.welcome()
@@ -456,7 +447,6 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
 
 
 async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() -> None:
-    """Two consumers of all steps cannot both have them: the second one is refused by name, and the first goes on."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
@@ -479,7 +469,6 @@ async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() ->
 
 
 async def test_consumer_that_waits_for_steps_ends_when_they_are_closed() -> None:
-    """Closing the iterator in one task ends the iteration in another one."""
     _, client, _ = await meeting()
     async with client:
         steps = client.steps()
@@ -490,7 +479,6 @@ async def test_consumer_that_waits_for_steps_ends_when_they_are_closed() -> None
 
 
 async def test_submitted_requests_end_with_the_steps() -> None:
-    """Without steps a request cannot be submitted; those that were are aborted when the steps are closed."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
     async with client:
         await processor.welcome()
@@ -503,7 +491,6 @@ async def test_submitted_requests_end_with_the_steps() -> None:
 
 
 async def test_generation_beside_steps_has_its_end() -> None:
-    """While steps are iterated over, rows come from there alone, and a generation tells its end."""
     processor, client, _ = await meeting()
     async with client, client.steps() as steps:
         await processor.welcome()
@@ -545,7 +532,6 @@ async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, 
 
 
 async def test_resumed_request_names_the_token_that_stopped_it() -> None:
-    """Of a request that was resumed the stop texts are not known here; a stop token is its last token."""
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
@@ -561,7 +547,6 @@ async def test_resumed_request_names_the_token_that_stopped_it() -> None:
 
 
 async def test_second_watch_is_refused_until_the_first_is_closed_or_dropped() -> None:
-    """A second watch does not starve the first: it is refused by name, and works when the first is gone."""
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()

@@ -58,7 +58,6 @@ def test_other_rows_change_nothing(other: Wanted) -> None:
 
 
 def test_row_of_another_session_is_looked_at() -> None:
-    """Rows count only from the session that has answered for their request."""
     progress = progress_of(1, 2)
     progress.set_sender(2, NO_SENDER)
     assert next_of(progress, Wanted(1, 5), Wanted(2, 5)) == [True, False]
@@ -67,7 +66,6 @@ def test_row_of_another_session_is_looked_at() -> None:
 
 @pytest.mark.parametrize("position", [MOST_POSITION - 2, MOST_POSITION - 1, 2**32 - 2])
 def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
-    """A row counts as long as its last token can be named, however far its position is said to be."""
     progress = progress_of(1, position=min(position, MOST_POSITION))
     made = batch([Wanted(1, 5, 2)])
     far = LogprobBatch.of_views(made.header, made.columns | {"positions": np.array([position], np.uint32)})

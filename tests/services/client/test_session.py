@@ -43,7 +43,6 @@ def test_nothing_is_asked_before_the_handshake() -> None:
 
 @pytest.mark.parametrize("field", ["top_logprobs", "request_key", "prompt"])
 def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: str) -> None:
-    """A request that no processor would read is an error to its caller, and not to the connection that all share."""
     peer = opened()
     generate = generate_of(5)
     if field == "prompt":
@@ -59,7 +58,6 @@ def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: 
 
 
 def test_request_is_what_it_was_when_it_was_asked_for() -> None:
-    """What the application does with its message later does not change what is asked for again."""
     peer = Peer()
     generate = generate_of(5, 4)
     peer.requests.open(generate)
@@ -100,7 +98,6 @@ def test_hole_ends_the_request_and_says_what_is_missing() -> None:
 
 
 def test_resumed_request_goes_on_where_it_was_left() -> None:
-    """A request that is taken up from a position takes what comes from there on, and nothing before it twice."""
     peer = opened()
     tokens = peer.requests.resume(5, 3, include_drafts=False)
     peer.rows(Wanted(5, 1, 2))
@@ -125,7 +122,6 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
 
 
 def test_errors_end_their_requests() -> None:
-    """An error from the processor ends its request; an error for an unknown request is dropped."""
     peer = opened()
     tokens, other = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     peer.numbered(error=BROKEN)
@@ -136,7 +132,6 @@ def test_errors_end_their_requests() -> None:
 
 
 def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
-    """An abort goes out once; the request ends with its last row, and what has ended needs no abort."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
@@ -151,7 +146,6 @@ def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
 
 
 def test_rows_of_what_ended_here_are_ended_there() -> None:
-    """A request that goes on at the processor, and is over here, is ended there, asked for once."""
     peer = opened()
     for position in range(2):
         peer.rows(Wanted(9, position, 1))
@@ -160,7 +154,6 @@ def test_rows_of_what_ended_here_are_ended_there() -> None:
 
 
 def test_strays_are_bounded() -> None:
-    """However many unknown requests go on, only so many are remembered."""
     peer = opened()
     for key in range(1, 1100):
         peer.rows(Wanted(key))
@@ -172,7 +165,6 @@ def test_strays_are_bounded() -> None:
 
 
 def test_what_came_is_confirmed() -> None:
-    """Frames are acked together, up to the last one that came in order, and only once."""
     peer = opened()
     for position in range(3):
         peer.rows(Wanted(5, position, 1, FINISHED))
@@ -229,7 +221,6 @@ def test_outputs_that_cannot_be_read_end_the_requests_they_may_have_been_of() ->
 
 @pytest.mark.parametrize("parts", [[], [b"x", b"y"]])
 def test_outputs_without_their_batches_are_refused(parts: list[bytes]) -> None:
-    """A frame of outputs has as many parts as it says."""
     peer = opened()
     with pytest.raises(ContractError, match="2 parts"):
         peer.numbered(*parts, outputs=Outputs(has_draft=False))
@@ -273,7 +264,6 @@ def test_columns_have_each_row_and_each_token_once() -> None:
 
 
 def test_watched_items_are_shown() -> None:
-    """What is watched goes to the watcher, with its payload; a stream's beginning has none."""
     peer = opened()
     seen: list[tuple[str | None, bytes]] = []
     peer.session.watch("w", lambda frame, payload: seen.append((frame.WhichOneof("body"), payload)))
@@ -286,7 +276,6 @@ def test_watched_items_are_shown() -> None:
 
 
 def test_same_processor_is_not_asked_for_what_it_knows() -> None:
-    """After a broken connection only what may not have arrived is asked for again."""
     peer = opened()
     peer.requests.open(generate_of(5))
     peer.requests.open(generate_of(6))
@@ -303,7 +292,6 @@ def test_same_processor_is_not_asked_for_what_it_knows() -> None:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> None:  # noqa: FBT001 - pytest names it
-    """A processor that does not know the session is asked to go on with each request, from what is held here."""
     peer = opened()
     peer.requests.open(generate_of(5, include_draft_logprobs=True))
     peer.requests.open(generate_of(6))
@@ -322,7 +310,6 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
 
 
 def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
-    """An aborted request that no worker has ends: it is not sent anew, since no later abort would end it."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
@@ -338,7 +325,6 @@ def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
 
 
 def test_aborted_request_that_nobody_was_asked_for_ends_at_once() -> None:
-    """While there is no processor, requests that were given up do not pile up, and no processor hears of them."""
     peer = Peer()
     tokens = peer.requests.open(generate_of(5))
     peer.requests.abort(5)
@@ -370,7 +356,6 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
 
 
 def test_frames_before_the_handshake_change_nothing() -> None:
-    """Rows and errors of a connection whose handshake is not done are left alone."""
     peer = Peer()
     tokens = peer.requests.open(generate_of(5))
     peer.says()

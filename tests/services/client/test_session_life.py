@@ -45,7 +45,6 @@ def test_hello_is_said_more_rarely_and_at_random_times() -> None:
 
 
 def test_heartbeat_once_an_interval() -> None:
-    """A session with nothing to send sends a heartbeat once an interval, with the last heartbeat that it heard."""
     peer = opened()
     peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
     peer.now += 0.99
@@ -58,7 +57,6 @@ def test_heartbeat_once_an_interval() -> None:
 
 
 def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
-    """A processor that was silent for exactly the timeout is still there; a moment later it is sent a hello again."""
     peer = opened()
     peer.now = FIRST + TIMEOUT
     assert peer.bodies() == ["heartbeat"]
@@ -68,7 +66,6 @@ def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
 
 
 def test_times_are_the_processors() -> None:
-    """How often peers are heard, and when one is silent, the welcome says."""
     peer = Peer()
     peer.says()
     peer.welcome(heartbeat_interval_ms=100, heartbeat_timeout_ms=200)
@@ -80,7 +77,6 @@ def test_times_are_the_processors() -> None:
 
 
 def test_refused_client_asks_again_after_the_timeout() -> None:
-    """After a refusal the session keeps the reason and says hello again after a while, not at once."""
     peer = Peer()
     peer.says()
     refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message="no")
@@ -106,7 +102,6 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session sends a hello to the next processor, once an interval is over."""
     peer = opened()
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.bodies() == []
@@ -115,7 +110,6 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
 
 
 def test_goodbye_is_the_last_word() -> None:
-    """After its goodbye the session neither says nor hears anything."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     frame = read_frame(ClientFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
@@ -139,7 +133,6 @@ def test_giving_up_ends_every_request() -> None:
 
 
 def test_processor_is_missed_only_while_there_are_requests() -> None:
-    """How long there has been no processor counts from when a request first needed one, and ends with a welcome."""
     peer = Peer()
     peer.says()
     assert peer.session.lost_since is None
@@ -176,7 +169,6 @@ def test_waiting_is_never_longer_than_an_interval() -> None:
 
 
 def test_handshakes_are_counted() -> None:
-    """Each welcome counts, and names the processor."""
     peer = opened()
     peer.welcome(processor_id="other")
     assert (peer.session.handshakes, peer.session.processor_id) == (2, "other")

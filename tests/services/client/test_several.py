@@ -36,7 +36,6 @@ class Two:
                 list(peer.says_all())
 
     def pass_time(self, seconds: float, *heard: Peer) -> None:
-        """Let time pass in which only some processors are heard."""
         for _ in range(round(seconds)):
             for peer in (self.a, self.b):
                 peer.now += 1
@@ -78,7 +77,6 @@ def anew(peer: Peer) -> list[tuple[int, int]]:
 
 
 def over(peer: Peer) -> set[int]:
-    """Return the requests of which nothing more is wanted, as is said just now."""
     return {key for frame in peer.says_all() for key in frame.ended.request_keys}
 
 
@@ -109,7 +107,6 @@ def test_new_requests_go_where_there_is_room() -> None:
 
 
 def test_request_waits_for_the_first_processor() -> None:
-    """Without a connection it is sent to the processor that answers first, and only there."""
     two = Two(are_open=False)
     two.requests.open(generate_of(5))
     two.b.says()
@@ -121,7 +118,6 @@ def test_request_waits_for_the_first_processor() -> None:
 
 @pytest.mark.parametrize("code", [FULL, NO_WORKER])
 def test_request_that_one_does_not_take_goes_to_the_other(code: ErrorCode) -> None:
-    """A refusal for want of room is final only when each processor that is there has refused."""
     two = Two()
     two.room(two.a, any=1)
     source = two.requests.open(generate_of(5))
@@ -135,7 +131,6 @@ def test_request_that_one_does_not_take_goes_to_the_other(code: ErrorCode) -> No
 
 
 def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
-    """While they are on their way to the other processor, which has none yet, it does not end; and not for ever."""
     two = Two()
     two.room(two.a, any=1)
     sources = [two.requests.open(generate_of(key)) for key in (5, 6)]
@@ -160,7 +155,6 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
 
 
 def test_new_request_waits_for_the_workers_of_a_lost_processor() -> None:
-    """They live, and are on their way to one that has none yet; those that do not come are given up after a while."""
     two = Two()
     two.room(two.a, workers=[1, 2], any=9)
     two.room(two.b)
@@ -201,7 +195,6 @@ def test_next_life_of_a_processor_that_closed_does_not_close() -> None:
 
 
 def test_worker_that_comes_while_a_request_waits_at_another_processor_gets_it() -> None:
-    """What the processor answered before its worker came is out of date when the other one refuses."""
     two = Two()
     two.room(two.a, any=1)
     source = two.requests.open(generate_of(5))
@@ -265,7 +258,6 @@ def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
 
 
 def test_request_stays_where_it_is_if_its_worker_was_seen_elsewhere_too_late() -> None:
-    """The other processor says that it does not have it: its home has, and what that sends goes on."""
     two, source = begun()
     two.room(two.b, arrivals=2, workers=[worker_hash(WORKER)], any=1)
     assert keys(two.b, "resume") == [5]
@@ -291,7 +283,6 @@ def test_processor_that_wakes_up_ends_nothing() -> None:
 
 
 def test_search_ends_with_the_first_error_when_no_processor_has_the_request() -> None:
-    """Only what is said after a worker has had the time to come counts; the error counts what came."""
     two, source = begun()
     error(two.a, LOST, emitted=7)
     error(two.b, UNKNOWN)
@@ -320,7 +311,6 @@ def test_search_ends_in_time_when_a_processor_does_not_come_back() -> None:
 
 
 def test_request_that_is_looked_for_does_not_run_out_of_time_while_processors_come() -> None:
-    """Each that comes may be the one that its worker goes to: patience is with those that do not answer."""
     two, source = begun()
     for life in range(3):
         two.pass_time(PATIENCE - 2, two.b)
@@ -331,7 +321,6 @@ def test_request_that_is_looked_for_does_not_run_out_of_time_while_processors_co
 
 
 def test_loss_of_a_worker_is_not_put_off_by_processors_that_come_and_go() -> None:
-    """Each that comes may have the worker; but those that go before they answer put the end off only so long."""
     two, source = begun()
     error(two.a, LOST)
     looks = 0
@@ -347,7 +336,6 @@ def test_loss_of_a_worker_is_not_put_off_by_processors_that_come_and_go() -> Non
 
 
 def test_worker_counts_as_lost_only_once_a_processor_has_stayed() -> None:
-    """While each of them goes before a worker can have come to it, the request waits; so it does not for long after."""
     two, source = begun()
     error(two.a, LOST)
     for life in range(2 * round(GRACE)):
@@ -376,7 +364,6 @@ def sent_anew() -> tuple[Two, Any, int]:
 
 
 def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    """As soon as its processor is lost, under another key: it waits for no worker that may have it."""
     two, source, key = sent_anew()
     assert key not in (0, 5)
     assert (source.request_id, source.resume_id) == (5, key)
@@ -388,7 +375,6 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
 
 
 def test_processors_hear_that_the_first_try_is_over_before_the_second_is_sent() -> None:
-    """The first one's worker may have come to the processor that the second is sent to, or wait for room there."""
     two = Two()
     two.room(two.a, any=1)
     two.requests.open(generate_of(5))
@@ -400,7 +386,6 @@ def test_processors_hear_that_the_first_try_is_over_before_the_second_is_sent() 
 
 
 def test_request_that_never_reached_its_processor_is_sent_anew() -> None:
-    """Once the connection is back the processor says that it does not know the request."""
     two = Two()
     two.room(two.a, any=9)
     two.room(two.b)
@@ -414,7 +399,6 @@ def test_request_that_never_reached_its_processor_is_sent_anew() -> None:
 
 
 def test_request_that_is_aborted_before_a_processor_answers_ends_when_that_is_lost() -> None:
-    """It is not begun again, and what runs of it is ended where it comes."""
     two = Two()
     source = two.requests.open(generate_of(5))
     list(two.b.says_all())
@@ -425,7 +409,6 @@ def test_request_that_is_aborted_before_a_processor_answers_ends_when_that_is_lo
 
 
 def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
-    """Each time under another key, to the processor that is there; what is said of an earlier key does not count."""
     two, source, key = sent_anew()
     seen = [5, key]
     for life in range(20):
@@ -444,7 +427,6 @@ def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
 
 
 def test_request_that_ends_each_worker_that_gets_it_is_not_sent_to_all_of_them() -> None:
-    """It may be what ends them: the fifth that is lost before it answered ends the request, as one processor does."""
     two = Two()
     two.room(two.a, any=9)
     source = two.requests.open(generate_of(5))
@@ -464,7 +446,6 @@ def test_request_that_ends_each_worker_that_gets_it_is_not_sent_to_all_of_them()
 
 
 def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> None:
-    """It may be on its way to the other; it may have died as well, so not for long."""
     two = Two()
     two.room(two.a, workers=[1], any=9)
     two.room(two.b)
@@ -481,7 +462,6 @@ def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> No
 
 
 def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_waited_for() -> None:
-    """The client knows where the worker is, so a refusal there ends the request."""
     two = Two()
     two.room(two.a, workers=[1], any=9)
     two.room(two.b, workers=[1], any=9)
@@ -495,7 +475,6 @@ def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_wai
 
 
 def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
-    """A request waits for its worker to ask each processor that there is, and not those that were there before."""
     two, source = begun()
     gone = [Peer(requests=two.requests) for _ in range(20)]
     for peer in gone:
@@ -512,7 +491,6 @@ def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
 
 
 def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -> None:
-    """A worker may have it all the same: its rows, at whichever position, are not mixed with those that are wanted."""
     two, source, key = sent_anew()
     two.b.rows(Wanted(key, 0, 2))
     two.a.says()
@@ -531,7 +509,6 @@ def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -
 
 
 def test_request_that_was_sent_anew_is_asked_for_and_ended_under_its_last_key() -> None:
-    """What processors say of it comes under its own id."""
     two, source, key = sent_anew()
     two.b.rows(Wanted(key, 0, 2))
     list(two.a.says_all())
@@ -547,7 +524,6 @@ def test_request_that_was_sent_anew_is_asked_for_and_ended_under_its_last_key() 
 
 
 def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> None:
-    """Not before: what no processor is known to have, none can end."""
     two, source = begun()
     error(two.a, LOST)
     two.requests.abort(5)
@@ -571,7 +547,6 @@ def test_closed_request_is_ended_where_it_turns_up() -> None:
 
 
 def test_request_of_another_client_is_looked_for_everywhere() -> None:
-    """`resume` asks every processor, as nothing says which one has the request."""
     two = Two()
     source = two.requests.resume(5, 3, include_drafts=False)
     assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
@@ -581,7 +556,6 @@ def test_request_of_another_client_is_looked_for_everywhere() -> None:
 
 
 def test_same_processor_goes_on_after_a_short_break() -> None:
-    """A processor that knows the session is asked for nothing that it answered, and no other is asked."""
     two, _ = begun()
     two.a.now += 0.5
     two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
@@ -591,7 +565,6 @@ def test_same_processor_goes_on_after_a_short_break() -> None:
 
 
 def test_processor_whose_connection_broke_keeps_its_requests_if_it_answers_soon() -> None:
-    """It is greeted again at once, and asked for nothing that it answered; no other is asked."""
     two, _ = begun()
     two.a.session.disconnected(two.a.now)
     assert two.a.bodies() == ["hello"]
@@ -616,7 +589,6 @@ def test_requests_of_a_processor_that_died_are_looked_for_within_an_interval() -
 
 
 def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
-    """Its workers may have gone to another one while it was away."""
     two, _ = begun()
     two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
     two.a.says()
@@ -627,7 +599,6 @@ def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
 
 
 def test_processors_hear_which_requests_have_ended() -> None:
-    """A new life hears of those that ended last, as workers may still have their rows; another one of news alone."""
     two, _ = begun()
     two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_STOP))
     two.room(two.b, arrivals=2)
@@ -645,7 +616,6 @@ def test_processors_hear_which_requests_have_ended() -> None:
 
 
 def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
-    """Its worker, which has not heard so, may be at another one by now."""
     two, _ = begun()
     two.requests.discard(5)
     two.requests.lost(two.a.session)
@@ -654,7 +624,6 @@ def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
 
 
 def test_request_that_was_closed_and_whose_worker_has_left_has_ended_wherever_that_comes() -> None:
-    """The processor that was to end it has lost its worker, which may bring it to another one."""
     two, _ = begun()
     two.requests.discard(5)
     assert keys(two.a, "abort") == [5]
@@ -665,7 +634,6 @@ def test_request_that_was_closed_and_whose_worker_has_left_has_ended_wherever_th
 
 
 def test_request_that_was_closed_while_it_was_looked_for_has_ended_wherever_its_worker_comes() -> None:
-    """Its worker still has it, so each processor hears so each time that a worker comes."""
     two, _ = begun()
     two.requests.lost(two.a.session)
     two.requests.discard(5)
@@ -687,7 +655,6 @@ def test_what_is_not_acked_has_not_ended() -> None:
 
 
 def test_processor_whose_line_breaks_again_and_again_has_stayed() -> None:
-    """It is the same life, and workers can have come to it."""
     two, source = begun()
     error(two.a, LOST)
     looks = 0
@@ -720,7 +687,6 @@ def test_request_that_ended_with_an_error_has_ended_wherever_its_worker_comes() 
 
 
 def test_processor_that_stood_still_has_not_stayed() -> None:
-    """Workers left it, and none came to it meanwhile."""
     two, source = begun()
     error(two.a, LOST)
     two.requests.forget(two.a.session)
@@ -752,7 +718,6 @@ def test_one_processor_alone_is_waited_for() -> None:
 
 
 def test_request_waits_while_no_processor_is_known() -> None:
-    """Where processors come and go and none is known, a request waits for one as long as it may, and no less."""
     requests = OpenRequests(100, PATIENCE, others_may_come=True)
     requests.resume(5, 27, include_drafts=False)
     for now in (0.0, 1.0, 10.0, PATIENCE - 1):

@@ -62,7 +62,6 @@ def test_strays_forget_the_oldest_first() -> None:
 
 @pytest.mark.parametrize(("position", "rows", "came"), [(0, 2, 2), (30, 0, 30), (30, 2, 32)])
 async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, came: int) -> None:
-    """Of an error a client learns how many tokens it has in order, and beside that how many there were."""
     peer = opened()
     tokens = peer.requests.resume(5, position, include_drafts=False)
     if rows:
@@ -79,7 +78,6 @@ async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, 
 
 
 async def test_processor_that_knows_of_fewer_tokens_takes_none_away() -> None:
-    """Where a processor that came later has seen fewer tokens than the client, both numbers are the client's."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     peer.rows(Wanted(5, 0, 2))
@@ -94,7 +92,6 @@ async def test_processor_that_knows_of_fewer_tokens_takes_none_away() -> None:
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) -> None:
-    """Places that no Resume could name end that request; the connection and the others go on."""
     peer = opened()
     if by_columns:
         peer.requests.open_stream(lambda _output: None)

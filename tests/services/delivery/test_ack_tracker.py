@@ -16,7 +16,6 @@ def held(*sequences: int) -> tuple[AckTracker, list[PendingAck]]:
 
 
 def test_nothing_is_acknowledged_while_it_is_held() -> None:
-    """An item is acknowledged when its last holder lets go, and not before."""
     acks, (pending_ack,) = held(1)
     pending_ack.keep(2)
     pending_ack.release()
@@ -74,7 +73,6 @@ def test_step_that_is_not_complete_yet_is_not_acknowledged() -> None:
 
 
 def test_lost_items_are_passed() -> None:
-    """A run of lost items delays no acknowledgement, and is acknowledged with the items before it."""
     acks, (first,) = held(1)
     acks.skip(9)
     assert not acks.advance()
@@ -106,7 +104,6 @@ def test_what_is_acknowledged_is_what_a_plain_count_says(owners: list[int], orde
 
 
 def test_peak_is_remembered() -> None:
-    """The most items that were held at once can be asked for."""
     acks, made = held(1, 2, 3)
     for pending_ack in made:
         pending_ack.release()

@@ -17,7 +17,6 @@ def test_rows_are_put_in_batch_order_where_somebody_looks() -> None:
 
 
 def test_rows_that_were_taken_out_are_not_shown() -> None:
-    """Rows that were taken out of a step are not shown to any reader, also if the step was read before."""
     step = step_of(batch(rows([7, 8])), batch(rows([7, 8]), kind=BatchKind.DRAFT))
     assert step.target.row_count == 2
     assert step.draft is not None
@@ -27,7 +26,6 @@ def test_rows_that_were_taken_out_are_not_shown() -> None:
 
 
 def test_last_sequence_is_its_holds() -> None:
-    """A step's sequence is the last of the items that it came in."""
     step = step_of(batch(rows([7])))
     step.pending_ack.last_sequence = 5
     assert step.sequence == 5

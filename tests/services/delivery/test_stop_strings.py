@@ -9,13 +9,11 @@ from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 
 
 def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
-    """Return bytes in pieces."""
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [data[begin:end] for begin, end in pairwise(places)]
 
 
 def _all(pieces: list[bytes], stops: tuple[str, ...] = ()) -> str:
-    """Return the text of pieces that come one after the other."""
     text = RunningText(Stopping(stops))
     return "".join([*map(text.add, pieces), text.end()])
 
@@ -28,7 +26,6 @@ def test_text_does_not_depend_on_where_it_is_cut(text: str, cuts: list[int]) -> 
 
 @given(st.binary(), st.lists(st.integers(0, 1000)))
 def test_bytes_that_are_no_text_become_replacement_characters(data: bytes, cuts: list[int]) -> None:
-    """Any bytes give what they give at once, but for a character at the end that was cut off; and nothing raises."""
     assert _all(_cut(data, cuts)) == data.decode(errors="replace").rstrip("\ufffd")
 
 
@@ -38,7 +35,6 @@ def test_bytes_that_are_no_text_become_replacement_characters(data: bytes, cuts:
     st.lists(st.integers(0, 99)),
 )
 def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: list[int]) -> None:
-    """The text up to the first stop that is complete comes, in whichever pieces the bytes came."""
     ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
     found = _all(_cut(text.encode(), cuts), tuple(stops))
     if not ends:
@@ -50,7 +46,6 @@ def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: list
 
 
 def test_a_beginning_of_a_stop_is_held_back() -> None:
-    """Text that may begin a stop is held back: a client cannot take text back."""
     text = RunningText(Stopping(("\nUser:",)))
     assert text.add(b"yes\nUs") == "yes"
     assert text.add(b"ed") == "\nUsed"
@@ -69,14 +64,12 @@ def test_tokens_after_a_stop_are_not_taken() -> None:
 
 
 def test_stop_may_belong_to_the_text() -> None:
-    """Where the stop is included, the text ends behind it, in whichever tokens it came."""
     text = RunningText(Stopping(("stop", "no"), is_included=True))
     assert text.add_until_stop([b"go s", b"t", b"op now", b"never"]) == ("go stop", 3)
     assert text.stop == "stop"
 
 
 def test_of_several_stops_the_one_that_ends_first_counts() -> None:
-    """Of stops that one token completes the text ends before the one that ends first; of those, the first in order."""
     for stops, found in (
         (("stop", "to"), "to"),
         (("top", "op", "p n"), "top"),
@@ -93,7 +86,6 @@ def test_of_several_stops_the_one_that_ends_first_counts() -> None:
     st.integers(0, 12),
 )
 def test_stop_counts_behind_the_least_tokens(pieces: list[str], stops: list[str], least: int) -> None:
-    """A stop ends the text with the first token behind `min_tokens` in which one is complete, and no sooner."""
     text = RunningText(Stopping(tuple(stops), min_tokens=least))
     found, taken = text.add_until_stop(piece.encode() for piece in pieces)
     whole = ""
@@ -108,7 +100,6 @@ def test_stop_counts_behind_the_least_tokens(pieces: list[str], stops: list[str]
 
 
 def test_character_that_is_cut_off_has_no_text() -> None:
-    """Bytes that are no character wait for the text behind them: at the end they were a character that was cut off."""
     pieces = [b"a\xf0\x9f", b"", b"\xff", b"b", b"\xf0", b"\x9f\xa6"]
     text = RunningText()
     assert [*map(text.add, pieces), text.end()] == ["a", "", "", "\ufffd\ufffdb", "", "", ""]

@@ -27,7 +27,6 @@ def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Ste
 
 
 async def taken(tokens: RequestTokens) -> list[Token]:
-    """Return all tokens until the end."""
     return [token async for token in tokens]
 
 
@@ -49,7 +48,6 @@ async def test_tokens_come_one_by_one_with_all_that_belongs_to_them() -> None:
 
 
 async def test_ids_alone_and_shed_alternatives_are_told_apart() -> None:
-    """Without logprobs there is None, not a number; where alternatives were dropped on the way, the token says so."""
     tokens = RequestTokens(KEY)
     put(tokens, 0, 1, scoring=Scoring.NONE)
     put(tokens, 1, 1, scoring=Scoring.SHED)
@@ -70,7 +68,6 @@ async def test_token_zero_is_a_token() -> None:
 
 
 async def test_rows_come_as_arrays() -> None:
-    """`rows` gives each step's tokens at once; rows without tokens are left out."""
     tokens = RequestTokens(KEY)
     put(tokens, 0, 2)
     put(tokens, 2, 0)
@@ -96,7 +93,6 @@ async def test_tokens_from_a_position_on(position: int) -> None:
 
 @pytest.mark.parametrize("scoring", [Scoring.NONE, Scoring.SHED])
 async def test_rows_without_scores_or_alternatives_are_cut_too(scoring: Scoring) -> None:
-    """A row that is partly known is cut with all that it has: nothing of it is taken to be there that is not."""
     tokens = RequestTokens(KEY, 1)
     put(tokens, 0, 3, scoring=scoring)
     tokens.finish(RowStatus.FINISHED_LENGTH)
@@ -133,7 +129,6 @@ async def test_row_is_held_until_it_is_taken() -> None:
 
 
 async def test_consumer_waits_until_something_comes() -> None:
-    """A consumer waits while there is nothing, and goes on with the next row and with the end."""
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))
     await turns()
@@ -147,7 +142,6 @@ async def test_consumer_waits_until_something_comes() -> None:
 
 
 async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
-    """A wait that was cancelled loses nothing: what comes later is there for the next one."""
     tokens = RequestTokens(KEY)
     waiting = asyncio.ensure_future(tokens.__anext__())
     await turns()
@@ -159,7 +153,6 @@ async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
 
 
 async def test_error_comes_after_what_came_before_it() -> None:
-    """Tokens that came before an error are taken first; then the error is raised, each time, with what it says."""
     tokens = RequestTokens(KEY)
     put(tokens, 0, 2)
     assert not tokens.has_ended
@@ -174,7 +167,6 @@ async def test_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_error_wakes_who_waits() -> None:
-    """A consumer that waits gets an error at once."""
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))
     await turns()
@@ -184,7 +176,6 @@ async def test_error_wakes_who_waits() -> None:
 
 
 async def test_rows_given_up_are_somebody_elses() -> None:
-    """What was not taken can be handed on with its holds, and does not come here any more."""
     tokens = RequestTokens(KEY)
     step = put(tokens, 0, 1)
     assert list(tokens.give_up()) == [(step, 1)]
@@ -195,7 +186,6 @@ async def test_rows_given_up_are_somebody_elses() -> None:
 
 
 async def test_end_is_the_end() -> None:
-    """After its last token a request has no more, however often one asks."""
     tokens = RequestTokens(KEY)
     tokens.finish(RowStatus.ABORTED)
     assert tokens.has_ended
@@ -214,5 +204,4 @@ def test_codes_have_names() -> None:
     [("short", "short"), ("", "gap"), ("x" * 1001, "x" * 1000), ("\u6f22" * 400, "\u6f22" * 333), ("\udcff", "?")],
 )
 def test_text_of_an_error_fits(text: str, expected: str) -> None:
-    """A text is cut after as many bytes as an error may have, between letters, and is never empty."""
     assert brief(text, ErrorCode.ERROR_CODE_GAP) == expected

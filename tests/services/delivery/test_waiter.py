@@ -12,7 +12,6 @@ from tokenbus_services.delivery.waiter import Waiter, WakeUps
 
 
 def eager_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop whose tasks begin at once."""
     loop = asyncio.new_event_loop()
     if sys.version_info >= (3, 12):
         loop.set_task_factory(asyncio.eager_task_factory)
@@ -23,13 +22,11 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop, *([eager_loop] if sys.ve
 
 
 def waiters(count: int) -> list[Waiter]:
-    """Return some that are woken together."""
     wake_ups = WakeUps()
     return [Waiter(wake_ups) for _ in range(count)]
 
 
 async def rounds(waiter: Waiter, seen: list[int], number: int, most: int = 3) -> None:
-    """Wait some times, and note each."""
     for _ in range(most):
         await waiter
         seen.append(number)
@@ -40,7 +37,6 @@ def test_all_that_are_woken_go_on_in_one_callback(new_loop: Callable[[], asyncio
     """However many tasks wait, the loop runs one callback for all, in the order in which they began to wait."""
 
     async def run() -> None:
-        """Wake all, three times."""
         made, seen = waiters(100), list[int]()
         tasks = [asyncio.create_task(rounds(waiter, seen, number)) for number, waiter in enumerate(made)]
         await turns()
@@ -66,7 +62,6 @@ def test_only_those_go_on_that_have_something_to_take(new_loop: Callable[[], asy
     """One look wakes each whose items have come; the others wait on, and go on at a later look."""
 
     async def run() -> None:
-        """Give something to every third, and then to the others."""
         wake_ups, seen = WakeUps(), list[int]()
         items: list[list[int]] = [[] for _ in range(9)]
         tasks = [
@@ -115,10 +110,7 @@ def test_task_that_waits_can_be_cancelled(new_loop: Callable[[], asyncio.Abstrac
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_waiter_that_timed_out_can_be_awaited_again(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """A wait under a timeout ends with it; the next wait on the same waiter is as the first."""
-
     async def run() -> None:
-        """Time out twice, and wait once more."""
         (waiter,), seen = waiters(1), list[int]()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(rounds(waiter, seen, 0), 0)
@@ -143,7 +135,6 @@ def test_task_that_exits_the_process_holds_no_other_back() -> None:
     made, seen = waiters(3), list[int]()
 
     async def leave() -> None:
-        """Exit once woken."""
         await made[0]
         raise SystemExit(3)
 

@@ -34,7 +34,6 @@ class Worker:
         assert self.connection.send([write_frame(frame), *parts])
 
     async def heard(self, kind: str) -> ProcessorFrame:
-        """Return the next frame of a kind."""
         while True:
             (data,) = await soon(self.connection.receive())
             frame = read_frame(ProcessorFrame, data)
@@ -59,7 +58,6 @@ class Running:
         self.transport = transport
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, a tick at a time, while the worker says that it is alive."""
         end = self.clock.now() + seconds
         while self.clock.now() < end - 1e-9:
             self.worker.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=self.worker.sequence)))
@@ -68,7 +66,6 @@ class Running:
 
 
 async def started(**overrides: object) -> Running:
-    """Return a processor that runs, with one worker."""
     chosen = settings(QUICK | {f"processor.{name}": value for name, value in overrides.items()})
     transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = await Processor(chosen, transport=transport, clock=clock).__aenter__()
@@ -81,7 +78,6 @@ async def started(**overrides: object) -> Running:
 
 @asynccontextmanager
 async def running(**overrides: object) -> AsyncIterator[Running]:
-    """Run a processor with one worker, and close it."""
     made = await started(**overrides)
     try:
         yield made

@@ -49,7 +49,6 @@ class Recorder:
         self.failed: dict[int, RequestError] = {}
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Keep the rows, and the drafts of their requests."""
         mine = step.rows if rows is None else step.rows.select(rows)
         assert slots.size == mine.row_count
         self.rows += [row_values(row) for row in mine.rows()]
@@ -67,12 +66,10 @@ class Recorder:
         return set()
 
     def finish(self, request: Request, status: RowStatus) -> None:
-        """Remember how a request ended."""
         assert request.id not in self.finished | self.failed
         self.finished[request.id] = status
 
     def fail(self, request: Request, error: RequestError) -> None:
-        """Remember why a request ended."""
         assert request.id not in self.finished | self.failed
         self.failed[request.id] = error
 
@@ -93,7 +90,6 @@ class Table:
             self.registry.submit(generate_of(key), stream, 1 + place % routes)
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
-        """Let a step come from a stream."""
         step = step_of(target, draft)
         self.registry.router.route(step, source(stream, **more), self.clock.now())
         return step
@@ -102,11 +98,9 @@ class Table:
         return [row for recorder in self.recorders.values() for row in recorder.rows]
 
     def drafts(self) -> list[tuple[Any, ...]]:
-        """Return every draft row that was handed out."""
         return [row for recorder in self.recorders.values() for row in recorder.drafts]
 
     def ends(self) -> dict[int, str]:
-        """Return how each request ended, as far as it did."""
         found: dict[int, str] = {}
         for recorder in self.recorders.values():
             found |= {key: status.name for key, status in recorder.finished.items()}
@@ -138,7 +132,6 @@ class Model:
     """What must become of rows, said slowly: one row after the other."""
 
     def __init__(self, requests: dict[int, int]) -> None:
-        """Know requests, each at a stream."""
         self.requests = {key: Plain(stream) for key, stream in requests.items()}
 
     def arrive(self, arrival: Arrival) -> None:
@@ -173,6 +166,5 @@ class Model:
 
 
 def draft_for(wanted: list[Wanted], step: int) -> LogprobBatch:
-    """Return what was drafted for a step's rows."""
     drafted = [row._replace(status=RowStatus.ACTIVE if row.tokens else RowStatus.IDLE) for row in wanted]
     return batch(drafted, step=step, kind=BatchKind.DRAFT)

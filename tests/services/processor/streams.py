@@ -7,7 +7,6 @@ from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
 
 
 def stream(first: int = 1, **processor: object) -> Stream:
-    """Return a stream whose worker was just welcomed."""
     chosen = settings({f"processor.{name}": value for name, value in processor.items()})
     made = Stream(hello_of(first_sequence=first, next_sequence=first), EPOCH, chosen.limits, chosen.processor)
     made.open_connection()
@@ -15,7 +14,6 @@ def stream(first: int = 1, **processor: object) -> Stream:
 
 
 def payload(sequence: int, size: int = 1) -> bytes:
-    """Return a batch that belongs at a sequence."""
     return encoded(rows(range(1, size + 1), position=sequence), sequence)
 
 

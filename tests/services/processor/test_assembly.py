@@ -28,12 +28,10 @@ def assembler(**processor: object) -> Assembler:
 
 
 def numbers(made: Assembler, now: float = 0.0) -> list[int]:
-    """Return the numbers of the steps that are ready."""
     return [step.number for step in made.ready(now)]
 
 
 def only(made: Assembler, now: float = 0.0) -> Step:
-    """Return the one step that is ready."""
     (step,) = made.ready(now)
     return step
 
@@ -55,7 +53,6 @@ def parts_of(wanted: Sequence[Wanted], order: Sequence[int], cuts: Sequence[int]
 
 
 def test_step_of_one_part_is_ready_at_once() -> None:
-    """A step without drafts comes out as soon as its only part is there, with its worker, number and time."""
     made = assembler()
     fate, pending_ack = made.add(batch(rows([1, 2]), step=5), now=3.0)
     step = only(made)
@@ -179,7 +176,6 @@ def test_every_method_takes_one_path(method: int) -> None:
 
 
 def test_sixty_four_parts() -> None:
-    """A step of as many parts as there may be is whole with the last of them, part 63, and not before."""
     made = assembler()
     parts = parts_of(rows(range(1, 65)), list(range(64)), list(range(1, 64)))
     for part in parts[:63]:
@@ -200,7 +196,6 @@ def test_steps_come_out_in_order() -> None:
 
 
 def test_missing_part_is_waited_for_until_the_timeout() -> None:
-    """A step whose part does not come is given up when its time is over, and says that it is not whole."""
     made = assembler()
     made.add(parts_of(rows([1, 2]), [0, 1], [1], step=1)[1], 10.0)
     for later in (2, 3, 4):  # beyond those for which a draft is waited for
@@ -225,7 +220,6 @@ def test_missing_draft_is_waited_for_some_steps(lag: int) -> None:
 
 
 def test_missing_draft_is_waited_for_until_the_timeout() -> None:
-    """Without later steps the draft is waited for as long as a part would be."""
     made = assembler()
     made.add(batch(rows([1]), draft_follows=True), 0.0)
     assert numbers(made, WAIT - 0.01) == []
@@ -235,7 +229,6 @@ def test_missing_draft_is_waited_for_until_the_timeout() -> None:
 
 
 def test_open_steps_are_bounded() -> None:
-    """As many steps as may wait do; one more, and the oldest is given up."""
     made = assembler(max_open_steps=2)
     for number in (1, 2, 3):
         assert numbers(made) == []
@@ -245,7 +238,6 @@ def test_open_steps_are_bounded() -> None:
 
 
 def test_draft_alone_becomes_a_step_without_rows() -> None:
-    """A draft whose target never came leaves a step that is not whole and has no row."""
     made = assembler()
     made.add(batch(rows([1]), kind=DRAFT), 0.0)
     step = only(made, WAIT)
@@ -254,7 +246,6 @@ def test_draft_alone_becomes_a_step_without_rows() -> None:
 
 
 def test_closing_lets_everything_out() -> None:
-    """What is left of a stream that has ended comes out in order, whole or not."""
     made = assembler()
     made.add(batch(rows([1]), step=2), 0.0)
     made.add(parts_of(rows([1, 2]), [0, 1], [1], step=1)[0], 0.0)
@@ -278,7 +269,6 @@ def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: F
 
 
 def test_parts_of_long_ago_are_repetitions() -> None:
-    """A part of a step that is not remembered any more is taken for a repetition, and opens no step."""
     made = assembler(max_open_steps=1)
     for number in (1, 2, 3):
         made.add(batch(rows([1], position=number), step=number), 0.0)
@@ -290,7 +280,6 @@ def test_parts_of_long_ago_are_repetitions() -> None:
 
 
 def test_late_draft_is_an_error() -> None:
-    """A draft that comes after its step was released without it is refused."""
     made = assembler()
     made.add(batch(rows([1]), step=1), 0.0)
     assert numbers(made) == [1]
@@ -322,7 +311,6 @@ def test_part_that_contradicts_the_others_is_refused(name: str) -> None:
 
 
 def test_refused_part_opens_no_step() -> None:
-    """A single part with more rows than its step is an error, and leaves nothing behind that would wait."""
     made = assembler()
     with pytest.raises(ContractError):
         made.add(batch(rows([1, 2]), part=(0, 2), step_rows=1), 0.0)
@@ -330,7 +318,6 @@ def test_refused_part_opens_no_step() -> None:
 
 
 def test_more_rows_than_the_step_is_refused_before_the_last_part() -> None:
-    """Too many rows are an error as soon as there are, even if more parts are to come."""
     made = assembler()
     made.add(batch(rows([1, 2]), part=(0, 3), step_rows=3), 0.0)
     with pytest.raises(ContractError, match=r"header\.step_rows"):

@@ -24,7 +24,6 @@ class Fixture:
         self.tokens = {key: self.open(key) for key in keys}
 
     def open(self, key: int) -> RequestTokens:
-        """Open a request that waits here."""
         return self.buffers.open(self.table.open(key, 0, 0, State.RUNNING, Deadline(1.0)))
 
     def request(self, key: int) -> Request:
@@ -51,7 +50,6 @@ def test_each_row_goes_to_its_own_request() -> None:
 
 
 def test_some_of_a_steps_rows() -> None:
-    """Where only some rows are for here, those are taken at their own places in the step."""
     made = Fixture(1, 2, 3)
     assert made.give(*rows([3, 1, 2]), places=[2, 0]) == 3
     assert [len(made.tokens[key]) for key in (1, 2, 3)] == [0, 1, 1]
@@ -60,7 +58,6 @@ def test_some_of_a_steps_rows() -> None:
 
 
 async def test_who_waits_is_woken_by_its_own_rows() -> None:
-    """A consumer that waits goes on when a row of its request comes, and not when another's does."""
     made = Fixture(1, 2)
     waiting = asyncio.ensure_future(made.tokens[1].__anext__())
     await turns()
@@ -84,7 +81,6 @@ async def test_who_waits_again_is_woken_again() -> None:
 
 
 async def test_who_gave_up_waiting_is_forgotten() -> None:
-    """A consumer that no longer waits is not kept among those that do."""
     made = Fixture(1)
     waiting = asyncio.ensure_future(made.tokens[1].__anext__())
     await turns()
@@ -110,7 +106,6 @@ def test_request_is_over_full_beyond_its_bound() -> None:
 
 
 def test_forgotten_rows_hold_nobody_back() -> None:
-    """Forgetting a request releases the pending acks of its buffered rows."""
     made = Fixture(1)
     step = step_of(batch(rows([1])))
     made.buffers.give(step, made.table.slots_of(step.rows.request_keys), None)
@@ -128,7 +123,6 @@ def test_slot_that_is_used_again_is_another_requests() -> None:
 
 
 def test_ends_are_told() -> None:
-    """A request's end, with a status or an error, reaches its iterator."""
     made = Fixture(1, 2)
     made.buffers.finish(made.request(1), batch(rows([1])).row(0).status)
     error = RequestError(request_key=2, code=ErrorCode.ERROR_CODE_GAP, message="x")
@@ -149,7 +143,6 @@ def test_request_that_waited_elsewhere_is_adopted() -> None:
 
 
 def test_rows_of_a_request_that_ended_are_its_readers_alone() -> None:
-    """What a reader left unread of a request that ended is freed with its RequestTokens."""
     made = Fixture(1, 2)
     made.give(*rows([1, 2]))
     made.buffers.finish(made.request(1), RowStatus.FINISHED_STOP)

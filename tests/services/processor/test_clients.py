@@ -26,7 +26,6 @@ def test_hello_is_answered() -> None:
 
 
 def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
-    """A frame of an unknown peer has no effect, and the peer is sent the reason once an interval."""
     bench = Bench()
     bench.worker()
     client = BenchClient(bench, 5)
@@ -40,7 +39,6 @@ def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
 
 
 def test_one_too_many_is_refused_unless_another_is_idle() -> None:
-    """A client takes the place of one that has nothing here; where all are at work it is refused, and says why."""
     bench, _, client = serving(1, clients__max_clients=2)
     client.heard()
     idle = bench.client(6)
@@ -55,7 +53,6 @@ def test_one_too_many_is_refused_unless_another_is_idle() -> None:
 
 
 def test_request_that_is_asked_for_again_is_the_same() -> None:
-    """A client that could not know whether its request arrived may ask again: it is handed out once."""
     _, worker, client = serving(1)
     worker.heard()
     client.ask(generate_of(1))
@@ -99,7 +96,6 @@ def test_refused_request_is_answered() -> None:
     ],
 )
 def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: ClientFrame, key: int) -> None:
-    """An invalid frame is answered with an error for the request that it is about, if that can be determined."""
     bench, worker, client = serving(1)
     client.heard()
     bench.core.clients.receive(client.peer, [frame.SerializeToString()], bench.clock.now())
@@ -122,7 +118,6 @@ def test_nonsense_is_refused(parts: list[bytes]) -> None:
 
 
 def test_abort_of_own_request_reaches_its_worker() -> None:
-    """A client can abort only its own requests; an abort of an ended or unknown request has no effect."""
     bench, worker, client = serving(1)
     worker.heard()
     other = bench.client(6)
@@ -150,7 +145,6 @@ def test_letters_wait_for_the_window() -> None:
 
 
 def test_full_connection_is_tried_again() -> None:
-    """What a connection did not take is sent later, once, under its own number."""
     bench, worker, client = serving(1)
     client.heard()
     bench.outcomes[client.peer] = Outcome.FULL
@@ -177,7 +171,6 @@ def test_drafts_go_to_those_who_want_them() -> None:
 
 
 def test_several_clients_get_their_own_rows() -> None:
-    """A step's rows go to the clients that requested them, and to no other client."""
     bench, worker, client = serving(1, 3)
     other = bench.client(6)
     for key in (2, 4):

@@ -55,7 +55,6 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
 
 
 def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
-    """A request that ended before it was resumed is handed over with its end, good or bad, and nothing is kept."""
     bench, worker, client = serving()
     worker.publish([Wanted(8, 0, 1), Wanted(9, 0, 2, FINISHED)])
     request = bench.core.registry.table.get(8)
@@ -75,7 +74,6 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
 
 
 def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
-    """A client that has the last row may ask anew at once; asked again after a handshake it is the same request."""
     _, worker, client = serving(1)
     worker.heard()
     worker.publish([Wanted(1, 0, 3, FINISHED)])
@@ -90,7 +88,6 @@ def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
 
 
 def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
-    """Resuming a request whose tokens were acknowledged fails with an error that it has ended."""
     _, worker, client = serving(1)
     worker.publish([Wanted(1, 0, 3, FINISHED)])
     client.heard()
@@ -122,7 +119,6 @@ def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -
 
 
 def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_here() -> None:
-    """Its word is as old as its rows: it went on with the request before the client had the end."""
     bench = Bench()
     client = bench.client()
     worker = bench.worker(role=WorkerRole.WORKER_ROLE_DECODE, next_sequence=4)
@@ -138,7 +134,6 @@ def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_
 
 @pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 2, 1)])])
 def test_other_client_takes_over_what_was_not_acknowledged(position: int, expected: list[tuple[int, int, int]]) -> None:
-    """A later life of a client gets what the earlier one had not acknowledged, and all that follows."""
     bench, worker, client = serving(1)
     for place in range(3):
         worker.publish(rows([1], position=place))
@@ -160,7 +155,6 @@ def test_other_client_takes_over_what_was_not_acknowledged(position: int, expect
 
 
 def test_third_life_of_a_client_gets_each_row_once() -> None:
-    """Rows that wait for two earlier lives of a client come to the third once, and in their order."""
     bench, worker, client = serving(1)
     for place in range(3):
         worker.publish(rows([1], position=place))
@@ -194,7 +188,6 @@ def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
 
 
 def test_full_table_takes_up_nothing_unknown() -> None:
-    """A full table refuses to resume an unknown request."""
     bench, _, client = serving(1, processor__max_requests=1)
     client.heard()
     resume(client, 9, 4)
@@ -203,7 +196,6 @@ def test_full_table_takes_up_nothing_unknown() -> None:
 
 
 def test_client_that_is_silent_is_waited_for() -> None:
-    """A silent client's requests wait for it for their time, and then they end, with all that waited for it."""
     bench, worker, client = serving(1)
     worker.publish(rows([1]))
     bench.pass_time(3.0, worker)
@@ -224,7 +216,6 @@ def test_client_that_is_silent_is_waited_for() -> None:
 
 
 def test_client_that_leaves_takes_its_requests_with_it() -> None:
-    """After a goodbye a client's requests end at their workers at once."""
     bench, worker, client = serving(1)
     worker.heard()
     client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
@@ -252,7 +243,6 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
 
 
 def test_client_that_acknowledges_no_news_is_ended() -> None:
-    """A client that asks on and on without acknowledging the answers is forgotten, before they fill the memory."""
     size = 2**21  # no less than one message may have
     bench = Bench({"clients.send_queue_bytes": size})
     client = bench.client()
@@ -266,7 +256,6 @@ def test_client_that_acknowledges_no_news_is_ended() -> None:
 
 
 def test_heartbeats_go_out_once_an_interval() -> None:
-    """A client hears from the processor once an interval, with what it said itself."""
     bench, _, client = serving()
     client.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=66)))
     client.heard()
@@ -278,7 +267,6 @@ def test_heartbeats_go_out_once_an_interval() -> None:
 
 
 def test_own_standstill_is_not_the_clients_silence() -> None:
-    """When the processor itself stood still, clients are given that time."""
     bench, _, _ = serving(1)
     bench.clock.advance(60.0)
     bench.core.extend_deadlines(60.0, bench.clock.now())
@@ -287,7 +275,6 @@ def test_own_standstill_is_not_the_clients_silence() -> None:
 
 
 def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
-    """A processor that closes says so to every client, with nothing kept back that the window allows."""
     bench, worker, client = serving(1)
     client.heard()
     bench.outcomes[client.peer] = Outcome.FULL
@@ -298,7 +285,6 @@ def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
 
 
 def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
-    """A session has one connection: after a hello over another one, the old one is an unknown peer."""
     bench, worker, client = serving(1)
     old = client.peer
     client.reconnect()

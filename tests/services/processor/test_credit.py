@@ -36,7 +36,6 @@ def test_credit_in_bytes_ends_where_it_was_granted() -> None:
 
 
 def test_grants_are_made_when_they_are_worth_a_message() -> None:
-    """A grant is news after a quarter of the credit was used, in items or in bytes, and not before."""
     made = stream(credit_items=8)
     assert (made.credit.through_sequence, made.credit.through_bytes) == (8, settings().processor.credit_bytes)
     take(made, 1)
@@ -52,7 +51,6 @@ def test_grants_are_made_when_they_are_worth_a_message() -> None:
 
 @pytest.mark.parametrize("items", [1, 2, 3])
 def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
-    """However small the credit, a grant that says nothing new is not worth a message."""
     made = stream(credit_items=items)
     assert not made.grant()
     take(made, 1)

@@ -16,7 +16,6 @@ from tokenbus_services.processor.workers import Worker
 
 
 def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> RequestError | None:
-    """Ask for a request in this process."""
     request = bench.core.dispatch.submit(generate, BUFFERED, may_wait=may_wait)
     if isinstance(request, RequestError):
         return request
@@ -30,13 +29,11 @@ def keys(worker: BenchWorker) -> list[int]:
 
 
 def code(error: RequestError | None) -> int:
-    """Return why a request was not taken."""
     assert error is not None
     return error.code
 
 
 def test_request_goes_to_the_worker_with_the_fewest() -> None:
-    """Each new request goes to the worker with the fewest open requests; ended ones do not count."""
     bench = Bench()
     first, second = bench.worker("a"), bench.worker("b")
     for key in range(1, 5):
@@ -49,7 +46,6 @@ def test_request_goes_to_the_worker_with_the_fewest() -> None:
 
 
 def test_workers_with_equally_many_take_turns() -> None:
-    """A client that sends one request after the other does not leave all but the first worker idle."""
     bench = Bench()
     workers = [bench.worker(name) for name in "abc"]
     given = []
@@ -77,7 +73,6 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
 
 
 def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
-    """What crossed a worker's word that it leaves goes to another worker; what it has begun ends as it says."""
     bench = Bench()
     leaving, staying = bench.worker("a"), bench.worker("b")
     for key in range(1, 5):
@@ -94,7 +89,6 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
 
 @pytest.mark.parametrize("has_said_all", [True, False])
 def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -> None:
-    """What a worker had not taken when it said goodbye goes to another worker, unless it may have said that it did."""
     bench = Bench()
     leaving, staying = bench.worker("a"), bench.worker("b")
     client = bench.client()
@@ -111,7 +105,6 @@ def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -
 
 
 def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
-    """A request that ends the workers which are to take it ends two of them, not all."""
     bench = Bench()
     workers, client = [bench.worker(name) for name in "abc"], bench.client()
     client.ask(generate_of(1))
@@ -122,7 +115,6 @@ def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
 
 
 def test_request_of_a_prefill_worker_that_says_goodbye_ends() -> None:
-    """It may have handed the request over, and not said so yet: another one must not begin it as well."""
     bench = Bench()
     bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
     leaving, staying = [bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL) for name in "ab"]
@@ -158,7 +150,6 @@ def test_worker_takes_exactly_as_many_as_it_says() -> None:
 
 @pytest.mark.parametrize("count", [64, 65, 130])
 def test_many_requests_are_counted_right(count: int) -> None:
-    """However many requests are open, a worker is full with exactly as many as it takes."""
     bench = Bench()
     bench.worker(max_requests=count)
     assert [submit(bench, generate_of(key)) for key in range(1, count + 1)] == [None] * count
@@ -186,7 +177,6 @@ def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]
 
 
 def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
-    """A key can be used by one open request at a time."""
     bench = Bench()
     worker = bench.worker()
     submit(bench, generate_of(1))
@@ -196,7 +186,6 @@ def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
 
 
 def test_full_table_refuses() -> None:
-    """With as many open requests as may be, the next one is refused as overload."""
     bench = Bench({"processor.max_requests": 1})
     bench.worker()
     assert submit(bench, generate_of(1)) is None
@@ -228,7 +217,6 @@ def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, An
 
 
 def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None:
-    """A parameter that an older worker would ignore goes to a newer one, or is refused by its name."""
     bench = Bench()
     older = bench.worker("a", schema_minor=0)
     limited = SamplingParameters(bad_words=["never"])
@@ -245,7 +233,6 @@ def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None
 
 
 def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
-    """A prompt's ids go to a worker that has their tokenizer, or whose tokenizer is not known, or to none."""
     bench = Bench()
     other = bench.worker("a", tokenizer_digest=7)
     refused = submit(bench, generate_of(1, tokenizer_digest=8))
@@ -263,7 +250,6 @@ def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
 
 
 def test_adapter_decides_which_worker_a_request_goes_to() -> None:
-    """A request for a LoRA adapter goes to a worker of its model that has it, one without to any, others to none."""
     bench = Bench()
     plain, first = bench.worker("a"), bench.worker("b", lora_adapters=["x", "y"])
     second = bench.worker("c", model="m", lora_adapters=["y", "z"])
@@ -286,7 +272,6 @@ def test_adapter_decides_which_worker_a_request_goes_to() -> None:
 
 
 def test_request_that_waits_for_an_adapter_keeps_no_other_one() -> None:
-    """After a restart a request for an adapter whose worker is not back waits, and one for its model alone does not."""
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
     bench.core.begin(bench.clock.now())
     client = bench.client()
@@ -298,7 +283,6 @@ def test_request_that_waits_for_an_adapter_keeps_no_other_one() -> None:
 
 
 def test_request_that_could_not_be_told_is_told_later() -> None:
-    """A worker whose connection is full gets its request when it says hello again."""
     bench = Bench()
     worker = bench.worker()
     bench.outcomes[worker.peer] = Outcome.FULL
@@ -310,7 +294,6 @@ def test_request_that_could_not_be_told_is_told_later() -> None:
 
 
 def test_requests_wait_for_workers_after_a_start() -> None:
-    """After a restart requests that may wait do so, as long as a worker may be silent; then they are refused."""
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
     assert code(submit(bench, generate_of(1), may_wait=True)) == ErrorCode.ERROR_CODE_NO_WORKER
     bench.core.begin(bench.clock.now())
@@ -342,7 +325,6 @@ def test_own_standstill_is_no_time_in_which_a_worker_could_come() -> None:
 
 
 def test_worker_that_has_a_waiting_request_keeps_it() -> None:
-    """A request that waits for a worker, and that one says it has already, is not handed out a second time."""
     bench = Bench()
     bench.core.begin(bench.clock.now())
     client = bench.client()
@@ -354,7 +336,6 @@ def test_worker_that_has_a_waiting_request_keeps_it() -> None:
 
 
 def test_request_that_waited_and_ended_is_not_handed_out() -> None:
-    """A request that was aborted while it waited for a worker goes to none."""
     bench = Bench()
     bench.core.begin(bench.clock.now())
     client = bench.client()
@@ -376,7 +357,6 @@ def test_request_waits_behind_none_of_another_kind() -> None:
 
 
 def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one finds no place, no other of its kind does: thousands that wait cost no more than one of each kind."""
     bench = Bench()
     bench.core.begin(bench.clock.now())
     client, worker, table = bench.client(), bench.worker(max_requests=1), bench.core.registry.table
@@ -386,7 +366,6 @@ def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.
     looks, load_of = list[int](), table.load_of
 
     def look(stream: int) -> int:
-        """Count how often a worker is looked at."""
         looks.append(stream)
         return load_of(stream)
 
@@ -411,7 +390,6 @@ def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> N
             return super().values()
 
     def look() -> int:
-        """Return how often workers are looked at in one pass."""
         nonlocal looks
         looks = 0
         bench.core.dispatch.hand_out_waiting()
@@ -428,7 +406,6 @@ def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> N
 
 
 def test_new_request_waits_for_a_worker_that_was_lost() -> None:
-    """As after a restart: it may come back, or another one in its place, as long as a worker may be silent."""
     bench = Bench()
     leaving = bench.worker("a")
     client = bench.client()

@@ -49,7 +49,6 @@ def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
 
 
 def test_many_hoarders_end_together() -> None:
-    """Clients that came one after the other and acknowledge nothing are ended as far as needed at once."""
     bench, worker, _, victim = hoarding(64)
     hoarders = [bench.client(10 + place) for place in range(6)]
     for place, hoarder in enumerate(hoarders):
@@ -85,7 +84,6 @@ def test_client_that_is_behind_for_a_moment_is_not_evicted_with_a_hoarder(*, com
 
 
 def test_what_a_client_holds_of_other_streams_does_not_count() -> None:
-    """A client with requests at many workers is not evicted at the bound of one of which it holds little."""
     bench, worker, hoarder, other = hoarding(32)
     others = [bench.worker(f"worker-{number}") for number in range(1, 6)]
     for number, each in enumerate(others, 10):
@@ -99,7 +97,6 @@ def test_what_a_client_holds_of_other_streams_does_not_count() -> None:
 
 
 def test_worker_waits_for_clients_that_are_all_behind() -> None:
-    """Where every client is behind none makes another one wait: then the worker slows down, and no request ends."""
     bench, worker, client = serving(1, processor__pending_items=200, processor__credit_items=200)
     client.reconnect(window_frames=1)
     worker.heard()
@@ -118,7 +115,6 @@ def test_worker_waits_for_clients_that_are_all_behind() -> None:
 
 
 def test_worker_hears_with_a_clients_ack_what_it_may_forget_and_send() -> None:
-    """A worker that is full, or without credit, waits for the client's ack alone, and for no tick after it."""
     _, worker, client = serving(1, processor__pending_items=400, processor__credit_items=100)
     client.reconnect(window_frames=64)
     worker.heard()
@@ -152,7 +148,6 @@ def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
 
 
 def test_all_clients_together_are_bounded() -> None:
-    """When all queues hold more than they may together, the client with most loses its requests, and no other."""
     bench, worker, big = serving(1, clients__buffer_bytes=2**21, clients__send_queue_bytes=2**21)
     small = bench.client(6)
     small.ask(generate_of(2))
@@ -172,7 +167,6 @@ def test_all_clients_together_are_bounded() -> None:
 
 
 def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many resumes come, nothing that waits for any client is decoded for those that have none of it."""
     bench, worker, victim = serving(1)
     for position in range(50):
         worker.publish(rows([1], position=position))
@@ -222,7 +216,6 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_requests_of_one_client_are_bounded() -> None:
-    """A client has its share of the table; at it, others still find room."""
     bench, _, client = serving(1, 2, processor__requests_per_peer=2)
     client.heard()
     client.ask(generate_of(3))
@@ -296,7 +289,6 @@ def test_requests_of_one_key_are_charged_together_and_released_apart() -> None:
 
 
 def test_workers_with_one_key_wait_for_room_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that share a key, and together bring more than it may, lose nothing: they wait for their clients."""
     bench = Bench({"processor.requests_per_peer": 4, "processor.credit_items": 4})
     identity = Identity("gpu", frozenset(Role))
     monkeypatch.setattr(bench.core.workers.listener, "identity", lambda _: identity)
@@ -349,7 +341,6 @@ def test_hello_opens_no_requests() -> None:
 
 
 def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
-    """After a restart, what waits for clients that do not come back is given up at its bound, all of it at once."""
     bench = Bench({"processor.pending_items": 64, "processor.credit_items": 64})
     worker, victim = bench.worker(request_keys=list(range(10, 40)), next_sequence=1), bench.client(6)
     bench.pass_time(2.0, worker, victim)
@@ -365,7 +356,6 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
 
 
 def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
-    """When the processor itself stood still, the clients of what waits have that time to come as well."""
     bench = Bench({"processor.pending_items": 64, "processor.credit_items": 64})
     worker = bench.worker(request_keys=[1], next_sequence=1)
     bench.pass_time(2.0, worker)
@@ -435,7 +425,6 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
 
 
 def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that resumes what is unknown without end, and acknowledges nothing, ends at its bound in one go."""
     bench = Bench({"clients.send_queue_bytes": 2**21})
     attacker = bench.client()
     drops = []

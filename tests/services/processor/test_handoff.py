@@ -20,7 +20,6 @@ HANDOFF, LOST = ErrorCode.ERROR_CODE_HANDOFF, ErrorCode.ERROR_CODE_WORKER_LOST
 
 
 def prefill(bench: Bench, name: str = "p", **hello: Any) -> BenchWorker:  # noqa: ANN401 - as the message has them
-    """Return a prefill worker that said hello."""
     return bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL, **hello)
 
 
@@ -45,7 +44,6 @@ def aborted(worker: BenchWorker) -> list[int]:
 
 
 def test_prefill_worker_is_told_who_goes_on() -> None:
-    """Each request goes to the prefill worker with the address of the decode worker that has the fewest."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench, "d1", handoff_address="memory://one")
@@ -58,7 +56,6 @@ def test_prefill_worker_is_told_who_goes_on() -> None:
 
 
 def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address() -> None:
-    """Of a decode worker's hello, its ticket and its key go to the prefill worker; a client's own words go to none."""
     bench = Bench()
     client, first, mixed = bench.client(), prefill(bench), bench.worker("m", max_requests=1)
     decode(bench, handoff_ticket=b"ticket", handoff_server_key=b"k" * 32)
@@ -101,7 +98,6 @@ def test_each_request_has_a_ticket_of_its_own() -> None:
 
 @pytest.mark.parametrize("end", ["finishes", "fails", "refuses", "goodbye", "goodbye in a group", "deadline"])
 def test_ticket_of_a_request_that_left_its_prefill_worker_is_void(end: str) -> None:
-    """However a request leaves its prefill worker, but by a hand-off, the decode worker hears of its void ticket."""
     bench = Bench()
     client, first = bench.client(), prefill(bench, processors=int(end == "goodbye in a group"))
     second = decode(bench, handoff_key=KEY)
@@ -125,7 +121,6 @@ def test_ticket_of_a_request_that_left_its_prefill_worker_is_void(end: str) -> N
 
 @pytest.mark.parametrize("way", ["taken", "taken first", "moved"])
 def test_ticket_that_is_used_or_may_be_used_is_not_void(way: str) -> None:
-    """A hand-off has used its ticket, and a prefill worker that goes to another processor hands off there."""
     bench = Bench()
     client, first = bench.client(), prefill(bench, processors=1)
     second = decode(bench, handoff_key=KEY)
@@ -144,7 +139,6 @@ def test_ticket_that_is_used_or_may_be_used_is_not_void(way: str) -> None:
 
 
 def test_decode_worker_that_leaves_is_not_named() -> None:
-    """A leaving decode worker is no hand-off target, and without a target no prefill worker gets a request."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     leaving, staying = decode(bench, "d1", handoff_address="memory://one"), decode(bench, "d2")
@@ -158,7 +152,6 @@ def test_decode_worker_that_leaves_is_not_named() -> None:
 
 
 def test_worker_that_does_all_is_told_nobody() -> None:
-    """A worker that does all of a request is given no address, whatever a client wrote there."""
     bench = Bench()
     client, worker = bench.client(), bench.worker()
     decode(bench)
@@ -167,7 +160,6 @@ def test_worker_that_does_all_is_told_nobody() -> None:
 
 
 def test_decode_worker_without_an_address_is_not_named() -> None:
-    """It gets what it goes on with in a way of its own."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench, handoff_address="")
@@ -177,7 +169,6 @@ def test_decode_worker_without_an_address_is_not_named() -> None:
 
 @pytest.mark.parametrize("hello", [{"model": "other"}, {"tp_rank": 1}, {"role": WorkerRole.WORKER_ROLE_MIXED}])
 def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str, Any]) -> None:
-    """One of another model, or that only computes with others, goes on with none; one that does all goes first."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench, **hello)
@@ -189,7 +180,6 @@ def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str,
 
 
 def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None:
-    """A decode worker may be there; with one of its own, or without another processor, it stays."""
     bench = Bench()
     alone, single = prefill(bench, "a", processors=1), prefill(bench, "b")
     paired, second = prefill(bench, "c", processors=1, model="m"), decode(bench, model="m")
@@ -199,7 +189,6 @@ def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None
 
 
 def test_full_decode_workers_are_as_good_as_full() -> None:
-    """As many requests are begun as decode workers take, those that are still at their prefill worker included."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench, max_requests=2)
     for key in (1, 2, 3):
@@ -250,7 +239,6 @@ def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admit
 
 
 def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> None:
-    """A request that is still at its prefill worker goes on there, which learns of the dead decode worker by itself."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench)
@@ -281,7 +269,6 @@ def test_only_who_let_go_says_that_nobody_took_it() -> None:
 
 
 def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
-    """An abort between two workers is sent to the second as soon as it has the request."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
@@ -359,7 +346,6 @@ def test_request_that_ends_is_ended_at_everybody_who_works_on_it() -> None:
 
 
 def test_rows_that_nobody_claims_end_at_the_decode_worker() -> None:
-    """After a restart, a request whose client does not come back is ended at the worker that goes on with it."""
     bench = Bench({"processor.unclaimed_timeout_ms": 1000})
     second = decode(bench, first_sequence=2, next_sequence=2, request_keys=[1])
     second.sequence = 1
@@ -384,7 +370,6 @@ def test_claim_gives_a_hand_off_no_more_time() -> None:
 
 
 def test_requests_that_a_decode_worker_claims_are_bounded() -> None:
-    """It may say of any number that it goes on with them; no more are kept in mind than may be open."""
     bench = Bench({"processor.max_requests": 4})
     second = decode(bench)
     for key in range(1, 9):

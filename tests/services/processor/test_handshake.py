@@ -112,7 +112,6 @@ def test_wider_limits_are_refused(name: str) -> None:
     ],
 )
 def test_key_must_be_allowed_to_be_that_worker(roles: set[Role], names: tuple[str, ...], *, is_taken: bool) -> None:
-    """A key publishes under the worker ids that it may use, and only if it has the role."""
     bench = Bench()
     bench.peers.identities[b"worker-0/7"] = Identity("gpu-node", frozenset(roles), names)
     worker = bench.worker()
@@ -170,7 +169,6 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
 
 
 def test_worker_without_proof_may_come_back_only_where_it_is_gone() -> None:
-    """A worker that proves nothing is known by its connection: while that lives, no other one may be it."""
     bench = Bench()
     first = bench.worker(proof=b"")
     first.say_hello(proof=b"")
@@ -204,7 +202,6 @@ def test_no_epoch_locks_a_name_out_for_good() -> None:
 
 @pytest.mark.parametrize("first", [2**61 + 1, 2**62])
 def test_sequence_that_leaves_no_room_is_refused(first: int) -> None:
-    """A hello or a gap so far out that no credit could be said is refused, and supervision goes on."""
     bench = Bench()
     far = bench.worker("far", first_sequence=first, next_sequence=first)
     assert far.refusals() == [PROTOCOL]
@@ -231,7 +228,6 @@ def test_connection_is_one_worker() -> None:
 
 
 def test_older_life_is_refused() -> None:
-    """An epoch before the latest one is refused, also for a while after that one has left."""
     bench = Bench()
     worker = bench.worker(epoch=8)
     assert bench.worker(epoch=7).refusals() == [OUTDATED]
@@ -244,7 +240,6 @@ def test_older_life_is_refused() -> None:
 
 
 def test_silent_worker_may_come_back() -> None:
-    """A worker that was lost for its silence alone comes back under the same epoch."""
     bench = Bench()
     worker = bench.worker()
     bench.pass_time(4.0)
@@ -255,7 +250,6 @@ def test_silent_worker_may_come_back() -> None:
 
 
 def test_workers_are_bounded() -> None:
-    """As many workers as may be here are taken, and the next one is refused."""
     bench = Bench({"processor.max_workers": 2})
     assert [bench.worker(name).refusals() for name in "abc"] == [
         [],
@@ -265,14 +259,12 @@ def test_workers_are_bounded() -> None:
 
 
 def test_closing_processor_takes_no_worker() -> None:
-    """A draining processor refuses every worker's hello."""
     bench = Bench()
     bench.core.worker_connections.is_draining = True
     assert bench.worker().refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
 
 
 def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
-    """A next item before the first one, or before what had come, is refused as no way to go on."""
     bench = Bench()
     assert bench.worker(first_sequence=3, next_sequence=2).refusals() == [PROTOCOL]
     assert bench.worker("b", first_sequence=3, next_sequence=3).refusals() == []
@@ -284,7 +276,6 @@ def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
 
 
 def test_other_major_version_is_refused_by_name() -> None:
-    """A peer of another major version is refused as such, other invalid bytes as invalid, and nothing is kept."""
     bench = Bench()
     frame = WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
     for data in (frame.SerializeToString(), b"\xff\xff"):

@@ -66,7 +66,6 @@ def test_gap_ends_those_it_names_and_no_others() -> None:
 
 
 def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
-    """A gap that does not name the lost requests ends every open request of its stream, and none of another's."""
     bench, worker, client = asked(1, 2)
     other = bench.worker("other")
     client.ask(generate_of(3))
@@ -77,7 +76,6 @@ def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
 
 
 def test_gap_does_not_end_requests_of_other_streams() -> None:
-    """A worker that names another worker's request in a gap ends nothing of it."""
     bench, worker, client = asked(1)
     other = bench.worker("other")
     gap(other, 1, 1, 1)
@@ -87,7 +85,6 @@ def test_gap_does_not_end_requests_of_other_streams() -> None:
 
 
 def test_lost_items_are_acknowledged() -> None:
-    """A run that cannot be had is passed like any other, so that the worker may forget it."""
     bench, worker, _ = asked(1)
     gap(worker, 1, 5)
     bench.advance(0.0)
@@ -95,7 +92,6 @@ def test_lost_items_are_acknowledged() -> None:
 
 
 def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() -> None:
-    """When a part never comes, requests without a row in the rest end; those in the rest go on."""
     bench, worker, client = asked(1, 2, step_timeout_ms=1000)
     worker.publish(rows([1]), part=(0, 2), step_rows=2)
     bench.pass_time(1.0, worker, client)
@@ -256,7 +252,6 @@ def test_worker_tells_nothing_of_others_requests() -> None:
 
 
 def test_reconciling_ends_what_the_worker_lost_and_asks_again_for_what_it_never_got() -> None:
-    """When a worker comes back, requests it took and does not have end; those it never took are handed over again."""
     _, worker, client = asked(1, 2, 3)
     for key in (1, 3):
         worker.admit(key)
@@ -296,7 +291,6 @@ def test_reconciling_waits_for_what_the_worker_retains() -> None:
 
 
 def test_reconciling_spares_what_has_its_last_row_in_a_step_that_waits_for_its_draft() -> None:
-    """A hello may come between a target and its draft: the last row of a request waits here, and it has ended."""
     _, worker, client = asked(1, 2)
     for key in (1, 2):
         worker.admit(key)
@@ -325,7 +319,6 @@ def test_reconciling_comes_after_the_steps_that_arrive_at_once_with_what_is_youn
 
 
 def test_steps_are_handed_to_the_step_queue_and_kept_for_it() -> None:
-    """With a step queue every step goes there too, and is held until that is done with it."""
     bench, worker, _ = asked(1)
     feed = bench.core.intake.step_queue = StepQueue(2)
     seen: list[Step] = []
@@ -389,7 +382,6 @@ def test_who_holds_too_much_gives_way(bound: str) -> None:
 
 
 def test_items_are_shown_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watcher sees each item in order, also one whose contents are refused later."""
     bench, worker, _ = asked(1)
     shown: list[int] = []
     monkeypatch.setattr(bench.core.clients.watchers, "show_item", lambda _worker, entry: shown.append(entry.sequence))
@@ -399,7 +391,6 @@ def test_items_are_shown_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:
-    """When a worker is gone, what came of its steps is delivered before its requests end."""
     bench, worker, client = asked(1, 2)
     worker.publish(rows([1]), step=1, draft_follows=True)
     assert tokens(client) == {}

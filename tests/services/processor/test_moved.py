@@ -24,7 +24,6 @@ def resume(key: int, position: int) -> ClientFrame:
 
 
 def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_missing() -> None:
-    """It was elsewhere: what is known of its stream is over, without a gap and without an abort at the worker."""
     bench = Bench()
     worker, client = bench.worker(processors=1, max_requests=9), bench.client()
     client.ask(generate_of(1))
@@ -42,7 +41,6 @@ def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_miss
 
 
 def test_same_visit_is_the_same_stream() -> None:
-    """A worker that only says hello again, on its way to nowhere, goes on where it was."""
     bench = Bench()
     worker, client = bench.worker(processors=2, max_requests=9), bench.client()
     client.ask(generate_of(1))
@@ -64,7 +62,6 @@ def test_worker_that_moved_may_come_back_in_the_same_life_and_no_older_one_may()
 
 
 def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
-    """Also while the processor is new: its client asks again when a worker comes, as another processor may have it."""
     bench = Bench()
     client = bench.client(wants_room=True)
     client.say(resume(1, 4))
@@ -79,7 +76,6 @@ def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
 
 
 def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_request() -> None:
-    """One that has just left may have taken the request along, and the client waits for that one."""
     bench = Bench()
     worker, client = bench.worker(processors=1, max_requests=9), bench.client(wants_room=True)
     assert [len(heard.frame.room.workers) for heard in client.heard() if heard.body == "room"] == [1]
@@ -92,7 +88,6 @@ def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_r
 
 
 def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_rows() -> None:
-    """The worker names it no more in its hello: until all that it retained has come, the processor does not deny it."""
     bench = Bench()
     client = bench.client()
     worker = bench.worker(processors=2, first_sequence=3, next_sequence=5, request_keys=[])
@@ -114,7 +109,6 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
 
 
 def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
-    """As where it was sent anew to another processor, under another key, while this one stood still."""
     bench = Bench()
     worker, client = bench.worker(max_requests=1), bench.client(wants_room=True)
     client.ask(generate_of(1))
@@ -129,7 +123,6 @@ def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
 
 
 def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_here() -> None:
-    """The client may find the request where the worker goes, also if that is here again."""
     bench = Bench()
     prefill = bench.worker("prefill", processors=2, role=WorkerRole.WORKER_ROLE_PREFILL, next_sequence=2)
     prefill.sequence = 0
@@ -158,7 +151,6 @@ def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
 
 
 def test_client_is_not_sent_what_it_got_from_another_processor() -> None:
-    """It asks again, with more tokens than it was sent here: what follows is all that it gets."""
     _, worker, client = _found_here()
     client.say(resume(1, 6))
     worker.publish(rows([1], position=3, tokens=2))
@@ -168,7 +160,6 @@ def test_client_is_not_sent_what_it_got_from_another_processor() -> None:
 
 
 def test_row_behind_those_that_another_processor_had_is_where_a_request_goes_on() -> None:
-    """The client has what is between; a row that comes again after that is known, and the next one is not."""
     bench, worker, client = _found_here()
     for position in (5, 5, 6):
         worker.publish(rows([1], position=position, tokens=1))
@@ -179,7 +170,6 @@ def test_row_behind_those_that_another_processor_had_is_where_a_request_goes_on(
 
 
 def test_clients_hear_of_many_workers_at_once() -> None:
-    """The arrivals of many workers are few messages to each of many clients, and each client hears of the last."""
     bench = Bench({"processor.max_workers": 100, "clients.max_clients": 1000})
     clients = [bench.client(session, wants_room=True) for session in range(1, 1001)]
     bench.advance(0.5)
@@ -233,7 +223,6 @@ def test_processor_that_ends_sends_away_the_workers_that_know_another() -> None:
 
 @pytest.mark.parametrize("key", ["workers_address", "clients_address"])
 def test_processor_listens_at_one_address(key: str) -> None:
-    """A list is for those who connect; a processor with one says which setting is wrong."""
     chosen = settings({f"bus.{key}": "memory://a,memory://b"})
     with pytest.raises(SettingsError) as refused:
         Processor(chosen)

@@ -20,7 +20,6 @@ UNPROVEN = Identity("", ALL)
 
 
 def client_of(bench: Bench, session: int, key: str, name: str = "client", roles: frozenset[Role] = ALL) -> BenchClient:
-    """Return a client whose key has a name and roles."""
     client = BenchClient(bench, session)
     bench.peers.identities[client.peer] = Identity(key, roles)
     client.say_hello(name=name)
@@ -44,7 +43,6 @@ def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> No
 
 
 def test_next_life_takes_up_what_a_silent_one_left() -> None:
-    """A life that was killed looks alive for a while: its next life waits for that, and has the request then."""
     bench, worker, client = serving(1)
     worker.publish(rows([1]))
     bench.clock.advance(0.5)
@@ -68,7 +66,6 @@ def test_request_that_ends_while_its_next_life_waits_is_given_once() -> None:
 
 
 def test_other_name_never_has_it() -> None:
-    """A client of another name does not get a request, even when its owner is gone."""
     bench, worker, client = serving(1)
     bench.outcomes[client.peer] = Outcome.GONE
     thief = bench.client(6, name="other")
@@ -79,7 +76,6 @@ def test_other_name_never_has_it() -> None:
 
 
 def test_key_proves_whose_a_request_is() -> None:
-    """With keys a request belongs to the key: another connection of it may take it at any time, other keys never."""
     bench = Bench()
     worker = bench.worker()
     first = client_of(bench, 5, "team-a", name="x")
@@ -128,7 +124,6 @@ def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
 
 @pytest.mark.parametrize("thief_first", [False, True])
 def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> None:
-    """After a restart a worker says whose its requests are: another's resume does not get one by coming first."""
     bench = Bench()
     owner, thief = bench.client(5, name="owner"), bench.client(6, name="thief")
     if thief_first:
@@ -146,7 +141,6 @@ def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> 
 
 @pytest.mark.parametrize("thief_first", [False, True])
 def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_first: bool) -> None:
-    """After a restart a worker says whose its requests are: what is said of those of others does not count."""
     bench = Bench()
     owner, thief = bench.client(5, name="owner"), bench.client(6, name="thief")
     if thief_first:
@@ -163,7 +157,6 @@ def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_firs
 
 
 def test_request_that_is_read_has_not_ended_because_another_session_says_so() -> None:
-    """Two sessions under one name: what one of them reads goes on, whatever the other one says of it."""
     bench = Bench()
     worker, reader, other = bench.worker(), bench.client(5, name="app"), bench.client(6, name="app")
     reader.ask(generate_of(1))
@@ -211,7 +204,6 @@ def test_observer_says_of_no_request_that_it_has_ended() -> None:
 
 
 def test_owner_may_come_after_a_thief_was_refused() -> None:
-    """A request that only another client resumed waits for its owner once a worker has said whose it is."""
     bench = Bench()
     thief = bench.client(6, name="thief")
     resume(thief, 1, 0)
@@ -224,7 +216,6 @@ def test_owner_may_come_after_a_thief_was_refused() -> None:
 
 
 def test_rival_of_a_request_without_a_worker_is_answered() -> None:
-    """Where no worker has a request that two clients resumed, both learn that it is unknown."""
     bench = Bench({"processor.handoff_timeout_ms": 2000, "processor.unclaimed_timeout_ms": 2000})
     first, second = bench.client(5, name="one"), bench.client(6, name="two")
     for client in (first, second):
@@ -234,7 +225,6 @@ def test_rival_of_a_request_without_a_worker_is_answered() -> None:
 
 
 def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
-    """A resumed request that was lost with the processor before is unknown as soon as no worker can come with it."""
     bench = Bench({"processor.replay_timeout_ms": 60_000})
     worker, client = bench.worker(request_keys=[1], first_sequence=3, next_sequence=5), bench.client()
     for key in (1, 2, 3):
@@ -266,7 +256,6 @@ def test_resumed_request_whose_last_row_waits_for_its_draft_is_not_unknown() -> 
 
 
 def test_workers_are_given_the_owner() -> None:
-    """What a worker is handed says whose it is and until when, whatever the client said."""
     bench, worker, client = serving()
     client.ask(generate_of(1, owner=7, handoff_ticket=b"stolen", deadline_ms=2000))
     (generate,) = [frame.generate for frame in worker.heard() if frame.HasField("generate")]
@@ -324,7 +313,6 @@ def test_observer_may_have_any_name() -> None:
 
 
 def test_connection_is_one_session() -> None:
-    """One connection cannot fill the clients' places: a second session on it is refused."""
     bench = Bench()
     client = bench.client(5)
     client.heard()
@@ -369,7 +357,6 @@ def test_admission_tells_the_deadline() -> None:
 
 
 def test_proof_without_the_owners_key_takes_no_session() -> None:
-    """A proof that leaked is worth nothing to another key, or to another name: the session stays its owner's."""
     bench = Bench()
     owner = client_of(bench, 5, "team-a")
     owner.heard()
@@ -385,7 +372,6 @@ def test_proof_without_the_owners_key_takes_no_session() -> None:
 
 @pytest.mark.parametrize("is_error", [False, True])
 def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
-    """Another client learns nothing of a request that has ended, not even how, or after how many tokens."""
     bench, worker, client = serving(1, 2)
     thief = bench.client(6, name="other")
     resume(thief, 2, 0)

@@ -19,12 +19,10 @@ FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 
 
 async def taken(tokens: RequestTokens) -> list[Token]:
-    """Return all tokens until the end."""
     return [token async for token in tokens]
 
 
 def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
-    """Return why a request failed."""
     return raised.value.code
 
 
@@ -60,7 +58,6 @@ async def test_request_that_a_client_has_is_not_lost() -> None:
 
 
 async def test_new_request_goes_to_a_worker_and_its_tokens_come_back() -> None:
-    """A request that is asked for here is handed to a worker, and its iterator gets its tokens."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5, 3))
         asked = (await made.worker.heard("generate")).generate
@@ -83,7 +80,6 @@ async def test_request_that_is_wrong_or_cannot_be_taken_is_refused_at_once() -> 
 
 
 async def test_abort_ends_a_request_at_its_worker() -> None:
-    """An abort is sent to the worker, whose last row ends the iteration."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5))
         made.processor.abort(5)
@@ -96,7 +92,6 @@ async def test_abort_ends_a_request_at_its_worker() -> None:
 
 @pytest.mark.parametrize(("fields", "seconds"), [({}, 5.0), ({"deadline_ms": 2000}, 2.0)])
 async def test_request_ends_at_its_deadline(fields: dict[str, Any], seconds: float) -> None:
-    """A request that takes longer than the processor allows, or than it asked for, ends with an error."""
     async with running(request_timeout_ms=5000) as made:
         tokens = made.processor.generate(generate_of(5, **fields))
         await made.pass_time(seconds - 0.1)
@@ -108,7 +103,6 @@ async def test_request_ends_at_its_deadline(fields: dict[str, Any], seconds: flo
 
 
 async def test_lost_worker_ends_its_requests() -> None:
-    """When a worker is silent for too long its requests end with an error, and no iterator waits on."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5))
         for _ in range(25):
@@ -120,7 +114,6 @@ async def test_lost_worker_ends_its_requests() -> None:
 
 
 async def test_standstill_of_the_process_loses_nobody() -> None:
-    """When the process itself stood still, no worker is taken for silent."""
     async with running() as made:
         made.clock.advance(60.0)
         await turns()
@@ -178,7 +171,6 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
 
 
 async def test_leaving_waits_for_open_requests() -> None:
-    """A processor that leaves takes nothing new, and waits until what is open has ended."""
     async with running(drain_timeout_ms=60_000) as made:
         tokens = made.processor.generate(generate_of(5))
         draining = asyncio.create_task(made.processor.drain())
@@ -210,7 +202,6 @@ async def test_leaving_has_an_end_and_so_has_every_iteration() -> None:
 
 
 async def test_leaving_after_an_error_is_at_once() -> None:
-    """A processor whose application failed does not wait for what is open."""
     made = await started(drain_timeout_ms=60_000)
     tokens = made.processor.generate(generate_of(5))
     await soon(made.processor.__aexit__(ZeroDivisionError, ZeroDivisionError(), None))

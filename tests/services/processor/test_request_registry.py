@@ -15,14 +15,12 @@ ROUTE = 1
 
 
 def known(table: Table, key: int) -> Request:
-    """Return a request that must be open."""
     request = table.registry.table.get(key)
     assert request is not None
     return request
 
 
 def state(table: Table, key: int) -> State:
-    """Return where a request stands."""
     return State(table.registry.table.state[known(table, key).slot])
 
 
@@ -35,7 +33,6 @@ def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
 def come(
     table: Table, key: int, *begins: int, stream: int = 0, resumed: bool = True, has: tuple[int, ...] = ()
 ) -> list[Step]:
-    """Let rows of three tokens come."""
     made = [batch([Wanted(key, begin, 3)], step=begin + 1) for begin in begins]
     return [table.route(each, stream, is_resumed=resumed, has=has) for each in made]
 
@@ -44,7 +41,6 @@ def come(
 
 
 def test_request_is_its_workers_from_the_start() -> None:
-    """A request that was handed to a worker takes rows of that worker's stream, from token 0 on."""
     table = Table({1: 4})
     assert (state(table, 1), known(table, 1).is_claimed) == (State.RUNNING, True)
     table.route(batch(rows([1])), 4)
@@ -110,7 +106,6 @@ def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
 
 
 def test_claim_before_the_worker_is_there_waits_for_it() -> None:
-    """A request may be asked for before any worker said that it has it, and goes on when one does."""
     table = Table({})
     tokens = table.registry.tokens(9, 6)
     assert state(table, 9) is State.RESUMED
@@ -121,7 +116,6 @@ def test_claim_before_the_worker_is_there_waits_for_it() -> None:
 
 
 def test_claim_of_what_ended_gets_all_and_the_end() -> None:
-    """A request that ended before a consumer claimed it is handed over whole, and is forgotten then."""
     table = Table({})
     come(table, 9, 0)
     table.route(batch([Wanted(9, 3, 1, FINISHED)], step=9), 0)
@@ -135,7 +129,6 @@ def test_claim_of_what_ended_gets_all_and_the_end() -> None:
 
 
 def test_failed_before_anybody_asked() -> None:
-    """An error that came before a request was claimed reaches the consumer that claims it."""
     table = Table({})
     come(table, 9, 0)
     table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
@@ -155,7 +148,6 @@ def test_lost_tokens_are_told_to_who_asks() -> None:
 
 
 def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
-    """Of two workers that both have a request, as it was asked for twice, the first keeps it."""
     table = Table({1: 0})
     table.registry.answer(1, source(1))
     assert table.aborted == [(1, 1)]
@@ -166,7 +158,6 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
 
 
 def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
-    """A decode worker that says it takes a request over does not have it yet: its prefill worker may still have it."""
     table = Table({})
     table.registry.tokens(9, 6)
     table.registry.answer(9, source(1, takes_over=True))
@@ -176,7 +167,6 @@ def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
-    """A worker that comes back with a request that has ended is sent an abort, and the request is not reopened."""
     table = Table({1: 0})
     table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
     table.registry.answer(1, source(0))
@@ -263,7 +253,6 @@ def test_request_that_no_worker_has_ends() -> None:
 
 
 def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
-    """A worker that takes over may say that it has a request; without a row of it the request ends as unknown."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
     table.registry.answer(9, source(1, takes_over=True))
     tokens = table.registry.tokens(9, 6)
@@ -289,7 +278,6 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
 
 
 def test_claim_gives_a_request_its_full_time() -> None:
-    """Once a consumer claims a request, it is no longer dropped as unclaimed."""
     table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
     come(table, 9, 0)
     table.clock.advance(9.0)
@@ -307,7 +295,6 @@ def test_claim_gives_a_request_its_full_time() -> None:
 
 
 def test_lost_worker_ends_its_own_requests_alone() -> None:
-    """All requests of a stream end with an error when its worker is lost; it is sent no abort, and others go on."""
     table = Table({1: 0, 2: 1, 3: 0})
     assert table.registry.end_those_of(0, "worker-0", "silent") == 2
     assert table.ends() == {1: "failed", 3: "failed"}
@@ -318,7 +305,6 @@ def test_lost_worker_ends_its_own_requests_alone() -> None:
 
 @pytest.mark.parametrize("message", ["", "\u6f22" * 400])
 def test_any_text_fits_an_error(message: str) -> None:
-    """A worker's error with any text can be sent to a client."""
     table = Table({1: 0})
     table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_ENGINE, message)
     told = table.recorders[ROUTE].failed[1].message
@@ -383,7 +369,6 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
 
 
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
-    """While all steps are iterated over, requests without another consumer go to the iteration, at any position."""
     table = Table({})
     table.registry.default_route = UNROUTED
     step = table.route(batch([Wanted(9, 6, 1)]), 0)
@@ -398,7 +383,6 @@ def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
 
 
 def test_claimed_tokens_are_true() -> None:
-    """What an iterator is given after a restart is what the request really has."""
     table = Table({})
     come(table, 9, 0, 3, 6)
     tokens = table.registry.tokens(9, 0)

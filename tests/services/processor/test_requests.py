@@ -33,7 +33,6 @@ def test_rows_are_found_by_key() -> None:
 
 
 def test_slots_that_are_remembered_are_never_stale() -> None:
-    """The same keys lead to other slots after a request was opened or closed in between."""
     made = table()
     first = opened(made, 1)
     assert made.slots_of(keys_of(1, 2)).tolist() == [first.slot, -1]
@@ -60,7 +59,6 @@ def test_slot_is_clean_for_the_next_request() -> None:
 
 
 def test_table_is_full_with_exactly_as_many_as_it_may_have() -> None:
-    """One request less than the bound leaves room, and at the bound there is none."""
     made = table(requests=2)
     first = opened(made, 1)
     assert not made.is_full
@@ -88,7 +86,6 @@ def test_end_is_remembered_for_a_while() -> None:
 
 
 def test_requests_of_a_stream() -> None:
-    """The open requests of one stream are found without those of other streams and without ended ones."""
     made = table()
     mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
     made.close(gone, None)
@@ -97,7 +94,6 @@ def test_requests_of_a_stream() -> None:
 
 
 def test_requests_are_looked_at_when_they_are_due() -> None:
-    """A request is due at its time and not a moment before; it can be made due earlier, but not later."""
     made = table()
     first, second = opened(made, 1, deadline=10.0), opened(made, 2, deadline=20.0)
     assert made.due_requests(9.999) == []
@@ -122,7 +118,6 @@ def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
 
 
 def test_slot_that_nobody_has_is_an_error() -> None:
-    """Asking for the request of an empty slot is a KeyError."""
     made = table()
     first = opened(made, 1)
     assert made.at(first.slot) is first
@@ -132,7 +127,6 @@ def test_slot_that_nobody_has_is_an_error() -> None:
 
 
 def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
-    """A client may say of any number of requests that they have ended there: the latest ones are remembered."""
     made = table(ended=2)
     for key in (1, 2, 3):
         made.ended_at_client(key, owner=7)

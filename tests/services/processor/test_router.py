@@ -71,7 +71,6 @@ def test_rows_are_settled_as_a_slow_model_says(
 
 
 def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
-    """A step's rows go to those whose requests they are, all of one consumer's in one go, with their drafts."""
     table = Table(dict.fromkeys(range(1, 7), 0))
     wanted = rows([3, 1, 6, 4, 5, 2], tokens=2)
     step = table.route(batch(wanted), 0, draft_for(wanted, 1))
@@ -83,7 +82,6 @@ def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
 
 
 def test_rows_of_nobody_go_nowhere() -> None:
-    """Rows whose requests only `steps()` shows stay in the step and are given to no consumer."""
     table = Table({1: 0, 2: 0}, routes=1)
     table.registry.table.route[table.registry.table.slots_of(batch(rows([1])).request_keys)] = UNROUTED
     step = table.route(batch(rows([1, 2])), 0)
@@ -162,7 +160,6 @@ def test_handed_off_request_goes_on_with_all_rows_and_tokens() -> None:
 
 
 def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
-    """Not when they come, and once: what a worker's rows and tokens are is all that clients got of it."""
     table, counts = Table({1: 0}, routes=1), StreamCounts()
     late = replace(source(1, takes_over=True), counts=counts)
     for place in (4, 2):
@@ -210,7 +207,6 @@ def test_single_early_row_may_be_replaced() -> None:
 
 
 def test_rows_that_are_past_do_not_wait_on() -> None:
-    """Early rows that were overtaken are let go when another comes to wait."""
     table = Table({1: 0})
     past = table.route(batch([Wanted(1, 1, 1)]), 1)
     table.route(batch([Wanted(1, 0, 5)]), 0)
@@ -219,7 +215,6 @@ def test_rows_that_are_past_do_not_wait_on() -> None:
 
 
 def test_unknown_request_is_ended_at_its_worker() -> None:
-    """A row from the middle of an unknown request is dropped, and its worker is sent an abort."""
     table = Table({1: 0})
     step = table.route(batch([Wanted(99, 3, 1), Wanted(1, 0, 1)]), 0)
     assert step.rows.request_keys.tolist() == [1]
@@ -229,7 +224,6 @@ def test_unknown_request_is_ended_at_its_worker() -> None:
 
 
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:
-    """A request's first row opens it, and its rows wait until a consumer claims the request."""
     table = Table({})
     for number, row in enumerate([Wanted(99, 0, 2), Wanted(99, 2, 1, FINISHED)], 1):
         table.route(batch([row], step=number), 0)
@@ -240,7 +234,6 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
 
 
 def test_empty_step_is_nothing() -> None:
-    """A step without rows is delivered to no consumer and is no error."""
     table = Table({1: 0})
     assert table.route(batch([]), 0).rows.row_count == 0
     assert table.registry.router.counts.delivered == 0

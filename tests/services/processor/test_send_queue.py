@@ -18,17 +18,14 @@ LIMITS = settings().limits
 
 
 def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
-    """Return a frame with tokens of some size."""
     return Frame(ServerFrame(outputs=Outputs()), [bytes(size)], pending_ack or PendingAck())
 
 
 def news(key: int = 1) -> Frame:
-    """Return a frame without tokens."""
     return Frame(ServerFrame(error=RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")))
 
 
 def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
-    """Return a send_queue whose client is connected."""
     made = SendQueue(frames, size)
     made.connect(window_frames, window_bytes)
     return made
@@ -39,7 +36,6 @@ def read(made: Frame) -> ServerFrame:
 
 
 def sent(box: SendQueue) -> list[int]:
-    """Send what may be sent, and return the numbers of the frames."""
     numbers = []
     while (message := box.next_message()) is not None:
         numbers.append(read_frame(ServerFrame, message[0]).number)
@@ -48,12 +44,10 @@ def sent(box: SendQueue) -> list[int]:
 
 
 def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
-    """Return the requests in each of some batches."""
     return [each.request_keys.tolist() for each in batches]
 
 
 def test_window_of_one_sends_one_at_a_time() -> None:
-    """With a window of one frame each frame waits for the ack of the one before it."""
     box = send_queue(window_frames=1)
     for _ in range(3):
         box.put(frame())
@@ -90,7 +84,6 @@ def test_one_frame_may_be_of_any_size() -> None:
 
 
 def test_frame_that_could_not_be_sent_is_the_next_again() -> None:
-    """A frame counts as sent only when it was; until then it is the same message, under the same number."""
     box = send_queue()
     box.put(frame())
     assert box.next_message() == box.next_message()
@@ -115,7 +108,6 @@ def test_frames_are_kept_until_they_are_acknowledged() -> None:
 
 
 def test_acknowledging_what_was_not_sent_is_refused() -> None:
-    """The last number that was sent can be acknowledged, and the one after it not: nothing is let go for it."""
     box = send_queue()
     box.put(frame())
     assert not box.ack(1)
@@ -142,7 +134,6 @@ def test_new_connection_sends_again_what_was_not_acknowledged() -> None:
 
 
 def test_send_queue_is_over_full_beyond_its_bounds() -> None:
-    """As many frames with tokens, or bytes of everything, as there may be are not too many; one more is."""
     box = send_queue(frames=2)
     for _ in range(2):
         box.put(frame(50))
@@ -173,7 +164,6 @@ def test_news_costs_what_it_takes_in_memory() -> None:
 
 
 def test_last_row_is_known_to_be_on_its_way() -> None:
-    """A frame is known by its number over all connections, until it is acknowledged or dropped."""
     box = send_queue()
     box.put(frame())
     box.put(frame())
@@ -206,7 +196,6 @@ def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
 
 
 def test_discarding_lets_everything_go() -> None:
-    """A client that is gone holds nothing back."""
     box = send_queue(window_frames=1)
     acks = [PendingAck(), PendingAck()]
     for pending_ack in acks:
@@ -220,7 +209,6 @@ def test_discarding_lets_everything_go() -> None:
 
 
 def test_room_in_the_window() -> None:
-    """There is room as long as a frame that is put now would go out now."""
     box = send_queue(window_frames=2)
     assert box.has_room_in_window
     box.put(frame())
@@ -269,7 +257,6 @@ def test_more_rows_than_a_message_may_have_become_several_frames(count: int, siz
 
 
 def test_rows_of_one_request_are_found() -> None:
-    """A request's row in a frame is found with what was drafted for it; frames without are not looked at."""
     target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     five = np.array([5], np.uint64)
@@ -287,7 +274,6 @@ def test_rows_of_one_request_are_found() -> None:
 
 
 def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
-    """A frame that was encoded once is, with its number, the bytes that the whole frame would be."""
     made = news()
     box = send_queue(window_frames=400)
     for number in range(1, 301):
@@ -308,7 +294,6 @@ def test_schema_sized_steps_split_into_frames() -> None:
 
 
 def test_news_says_what_it_is() -> None:
-    """An admission and an error are frames without parts, holds and bytes."""
     admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
     made = Frame(ServerFrame(admitted=admitted))
     assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, (), None, 0)

@@ -18,7 +18,6 @@ def statuses(client: BenchClient) -> list[ProcessorStatus]:
 
 
 def test_status_counts_requests_and_describes_each_worker() -> None:
-    """A client gets how many requests there are, and which workers there are, with their counts."""
     bench = Bench()
     worker, client = bench.worker("here", role=WorkerRole.WORKER_ROLE_MIXED, model="m"), bench.client()
     client.ask(generate_of(1))
@@ -55,7 +54,6 @@ def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
 
 
 def test_status_passes_what_waits_for_the_clients_window() -> None:
-    """A client that acks nothing, so that its tokens wait, still gets the status."""
     bench = Bench()
     worker, client = bench.worker(), bench.client(window_frames=1)
     client.ask(generate_of(1))
@@ -93,7 +91,6 @@ def test_clients_share_one_report() -> None:
 
 
 def test_answer_that_finds_no_room_is_sent_later() -> None:
-    """While the transport takes nothing for a client its request is kept, and a later tick answers it."""
     bench = Bench()
     client = bench.client()
     bench.outcomes[client.peer] = Outcome.FULL
@@ -105,7 +102,6 @@ def test_answer_that_finds_no_room_is_sent_later() -> None:
 
 
 def test_more_workers_than_the_frame_takes_are_left_out() -> None:
-    """The frame keeps its bound of 1024 workers; connected ones come first."""
     bench = Bench({"processor.max_workers": 2000})
     for number in range(1030):
         bench.worker(f"worker-{number}").known.peer = None

@@ -18,7 +18,6 @@ def counts(made: list[Step]) -> list[int]:
 
 
 async def test_steps_come_in_order_and_are_held_until_the_next_is_asked_for() -> None:
-    """A step that was taken is let go when its consumer asks for another one: then it is done with it."""
     queue, made = StepQueue(4), steps(2)
     for step in made:
         queue.put(step)
@@ -45,7 +44,6 @@ async def test_queue_is_full_with_exactly_as_many_as_it_may_have() -> None:
 
 
 async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
-    """A waiting consumer gets the step that comes, or learns that none will."""
     queue, made = StepQueue(2), steps(1)
     waiting = asyncio.ensure_future(queue.get())
     await turns()
@@ -59,7 +57,6 @@ async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
 
 
 async def test_what_waits_when_the_queue_closes_can_be_taken() -> None:
-    """Closing loses nothing: steps that wait are taken first."""
     queue, made = StepQueue(2), steps(1)
     queue.put(made[0])
     queue.close()

@@ -15,12 +15,10 @@ FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 
 
 async def taken(tokens: RequestTokens) -> list[Token]:
-    """Return all tokens until the end."""
     return [token async for token in tokens]
 
 
 def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
-    """Return why a request failed."""
     return raised.value.code
 
 
@@ -93,7 +91,6 @@ async def test_steps_that_are_not_taken_slow_their_workers() -> None:
 
 
 async def test_one_iteration_over_steps_at_a_time() -> None:
-    """A second iteration over all steps is an error; once the first one has ended there may be another."""
     async with running() as made:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))
@@ -128,7 +125,6 @@ async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
 
 
 async def test_steps_end_when_the_processor_closes() -> None:
-    """What waits when a processor closes can be taken; then the iteration ends."""
     found: list[Step] = []
 
     async def consume(processor: Processor) -> None:

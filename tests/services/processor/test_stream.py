@@ -30,14 +30,12 @@ def test_items_come_out_in_order_whatever_order_they_came_in() -> None:
 
 
 def test_stream_begins_where_its_worker_begins() -> None:
-    """The first sequence of a worker's retention is the first that is expected."""
     made = stream(first=5)
     take(made, 5)
     assert come(made) == [5]
 
 
 def test_contents_and_payload_come_together() -> None:
-    """What comes out is the batch, or the event, and the very bytes that it was in."""
     made = stream()
     event = RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
     data = write_frame(event)
@@ -80,7 +78,6 @@ def test_duplicates_are_dropped_before_and_after_they_came_out() -> None:
 
 
 def test_duplicate_with_other_bytes_is_divergent() -> None:
-    """A repeated item with other bytes is divergent and not a duplicate, as long as the first is remembered."""
     made = stream(credit_items=2)
     take(made, 1, 2)
     other = payload(1, size=2)
@@ -93,7 +90,6 @@ def test_duplicate_with_other_bytes_is_divergent() -> None:
 
 
 def test_damaged_item_is_asked_for_again() -> None:
-    """Bytes that are not those of the checksum are not taken, and the item is missing from then on."""
     made = stream()
     data = payload(1)
     assert made.take(item_of(data, 1, checksum=crc32(data) ^ 1), data) is Fate.DAMAGED
@@ -105,14 +101,12 @@ def test_damaged_item_is_asked_for_again() -> None:
 
 
 def test_checksum_of_zero_is_a_checksum() -> None:
-    """A checksum that is zero is compared like any other: absent is what was not computed."""
     made = stream()
     assert made.take(item_of(payload(1), 1, checksum=0), payload(1)) is Fate.DAMAGED
 
 
 @pytest.mark.parametrize("size", [-1, 1])
 def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
-    """An item that says another length than its payload has is refused as a frame."""
     made, data = stream(), payload(1)
     item = item_of(data, 1)
     item.payload_bytes += size
@@ -126,7 +120,6 @@ def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
     ids=["worker", "epoch", "sequence", "selection"],
 )
 def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> None:
-    """A batch of another worker, epoch or sequence than its item, or a selection, is no item of the stream."""
     made = stream()
     data = encoded(rows([5]), **{"sequence": 1} | header)
     assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
@@ -136,7 +129,6 @@ def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> No
 
 
 def test_event_of_another_number_is_refused() -> None:
-    """An event says its own number, and it must be the item's."""
     made = stream()
     data = write_frame(
         RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
@@ -155,7 +147,6 @@ def test_refused_item_with_a_checksum_is_lost_at_once() -> None:
 
 
 def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
-    """Without a checksum it may have been damaged on the way: it is asked for once more, and then it is lost."""
     made = stream()
     data = payload(1)[:-1]
     assert made.take(item_of(data, 1), data) is Fate.REFUSED
@@ -166,7 +157,6 @@ def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
 
 
 def test_second_try_may_succeed() -> None:
-    """What was damaged the first time and whole the second is taken."""
     made = stream()
     made.take(item_of(payload(1)[:-1], 1), payload(1)[:-1])
     assert take(made, 1, checksum=False) == [Fate.TAKEN]
@@ -207,7 +197,6 @@ def test_asking_has_an_end() -> None:
 
 
 def test_attempts_are_counted_for_each_hole() -> None:
-    """A hole that was healed costs the next one no attempt."""
     made = stream(replay_attempts=1, replay_timeout_ms=1000)
     take(made, 2)
     assert made.missing(0.0) == (1, 1)
@@ -240,7 +229,6 @@ def test_gap_is_taken_in_its_place() -> None:
 
 
 def test_gap_of_what_came_is_none() -> None:
-    """Items that came after all are not lost: neither those that came out, nor those that wait, nor the last one."""
     made = stream()
     take(made, 1, 2)
     come(made)
@@ -253,7 +241,6 @@ def test_gap_of_what_came_is_none() -> None:
 
 
 def test_gap_over_waiting_items_swallows_them() -> None:
-    """A run that the worker says it has not is lost as one, whatever of it had come in the middle."""
     made = stream()
     take(made, 3)
     made.declare_lost(1, 4, GONE, NO_REQUESTS)
@@ -264,7 +251,6 @@ def test_gap_over_waiting_items_swallows_them() -> None:
 
 
 def test_gap_over_a_refused_item_counts_its_bytes() -> None:
-    """A refused item that its worker then has not any more has cost its credit all the same, and takes no room."""
     made = stream()
     data = payload(2)[:-1]
     assert made.take(item_of(data, 2, checksum=crc32(data)), data) is Fate.REFUSED

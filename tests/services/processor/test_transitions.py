@@ -52,7 +52,6 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
 
 @given(st.sampled_from([*OPENING]), st.lists(st.sampled_from([*CHANGES]), max_size=30))
 def test_random_walks_stay_in_the_table(opening: str, changes: list[str]) -> None:
-    """A change goes where CHANGES says, or raises and leaves the request as it was."""
     table = RequestTable(4, 4)
     open_one, state = OPENING[opening]
     request = open_one(table)
@@ -76,7 +75,6 @@ def test_random_walks_stay_in_the_table(opening: str, changes: list[str]) -> Non
 
 
 def test_request_that_is_closed_cannot_change() -> None:
-    """Neither where another one has its slot by now."""
     table = RequestTable(4, 4)
     open_one, _ = OPENING["dispatch"]
     request = open_one(table)

@@ -11,7 +11,6 @@ LARGE = 5000
 
 
 def test_unknown_peer_is_asked_once_an_interval() -> None:
-    """A peer is asked for its handshake at once, and again after an interval and not before, whatever others do."""
     unknown = UnknownPeers(1.0)
     assert [unknown.is_due(b"a", now) for now in (0.0, 0.5, 0.999, 1.0, 1.5)] == [
         True,
@@ -42,7 +41,6 @@ def test_unknown_peers_are_bounded() -> None:
 
 
 def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> None:
-    """It is asked for its handshake, whatever the message holds."""
     bench = Bench()
     generate: Generate = generate_of(1, tokens=TokenPrompt(token_ids=[1] * LARGE))
     for data in (ClientFrame(generate=generate).SerializeToString(), b"\x12" + b"\xff" * LARGE):
@@ -55,7 +53,6 @@ def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> 
 
 
 def test_refused_large_hellos_cost_little() -> None:
-    """Who sends one is cut off, and others that are large are not read for a while; a small one is."""
     bench = Bench()
 
     def say(peer: bytes, size: int) -> int:

@@ -78,7 +78,6 @@ def test_missing_items_are_asked_for() -> None:
 
 
 def test_lost_last_item_is_found_by_the_heartbeat() -> None:
-    """A heartbeat with a higher sequence than what came makes the processor ask for the rest."""
     bench = Bench()
     worker = bench.worker()
     worker.heard()
@@ -89,7 +88,6 @@ def test_lost_last_item_is_found_by_the_heartbeat() -> None:
 
 @pytest.mark.parametrize("claimed", [101, 2**62])
 def test_heartbeat_claims_no_more_than_was_granted(claimed: int) -> None:
-    """A worker that says that it has sent what it had no credit for is asked for no more than that credit."""
     bench = Bench({"processor.credit_items": 100})
     worker = bench.worker()
     worker.heard()
@@ -116,7 +114,6 @@ def test_recovery_ends() -> None:
 
 
 def test_damaged_item_is_healed() -> None:
-    """An item that was damaged on the way is asked for again, and the request notices nothing."""
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
@@ -145,7 +142,6 @@ def test_acknowledgements_are_few_and_complete() -> None:
 
 
 def test_heartbeats_go_out_once_an_interval() -> None:
-    """A worker hears from the processor once an interval, with what it said itself and how far the stream is."""
     bench = Bench({"bus.heartbeat_interval_ms": 1000})
     worker = bench.worker()
     worker.admit(1)
@@ -159,7 +155,6 @@ def test_heartbeats_go_out_once_an_interval() -> None:
 
 
 def test_silent_worker_is_lost_after_the_timeout() -> None:
-    """A worker that was silent for exactly the timeout is still there; a moment later its requests end."""
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
@@ -173,7 +168,6 @@ def test_silent_worker_is_lost_after_the_timeout() -> None:
 
 
 def test_own_standstill_is_not_the_workers_silence() -> None:
-    """When the processor itself stood still, workers are given that time."""
     bench = Bench()
     bench.worker()
     bench.clock.advance(60.0)
@@ -199,7 +193,6 @@ def test_goodbye(reason: GoodbyeReason) -> None:
 
 
 def test_worker_that_reads_nothing_is_disconnected() -> None:
-    """A worker whose connection is full is disconnected: nothing more is sent to it before its next hello."""
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     bench.outcomes[worker.peer] = Outcome.FULL
@@ -212,7 +205,6 @@ def test_worker_that_reads_nothing_is_disconnected() -> None:
 
 
 def test_closing_says_goodbye_and_how_far_it_came() -> None:
-    """A processor that closes acknowledges what it can and says how far it took each stream."""
     bench = Bench()
     worker = bench.worker()
     worker.admit(1)
@@ -224,7 +216,6 @@ def test_closing_says_goodbye_and_how_far_it_came() -> None:
 
 
 def test_abort_goes_to_the_worker_that_has_the_request() -> None:
-    """An abort is sent to the stream that has the request, and to none if that stream is gone."""
     bench = Bench()
     worker, other = bench.worker(), bench.worker("other")
     bench.core.workers.abort(worker.known.source.stream, 5)
@@ -234,7 +225,6 @@ def test_abort_goes_to_the_worker_that_has_the_request() -> None:
 
 
 def test_counts_outlive_a_worker() -> None:
-    """What was counted of a worker goes on in its next life, for as many workers as may be here."""
     bench = Bench({"processor.max_workers": 1})
     worker = bench.worker("a", epoch=1)
     worker.publish([Wanted(1)])
@@ -243,7 +233,6 @@ def test_counts_outlive_a_worker() -> None:
 
 
 def test_refusal_fits_its_frame() -> None:
-    """A refusal can be sent whatever its reason says."""
     bench = Bench()
     worker = BenchWorker(bench, "\u6f22" * 21, 7)
     worker.say_hello(first_sequence=3, next_sequence=2)
