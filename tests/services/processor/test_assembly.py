@@ -317,13 +317,6 @@ def test_refused_part_opens_no_step() -> None:
     assert made.open_steps == 0
 
 
-def test_more_rows_than_the_step_is_refused_before_the_last_part() -> None:
-    made = assembler()
-    made.add(batch(rows([1, 2]), part=(0, 3), step_rows=3), 0.0)
-    with pytest.raises(ContractError, match=r"header\.step_rows"):
-        made.add(batch(rows([3, 4]), part=(1, 3), step_rows=3, indices=[2, 5]), 0.0)
-
-
 def test_rows_are_independent() -> None:
     """One row's top-k and scoring do not touch its neighbours', whichever part they came in (case 15)."""
     wanted = [Wanted(1, tokens=2, top_k=5), Wanted(2, tokens=2, top_k=0), Wanted(3, tokens=1, top_k=1)]

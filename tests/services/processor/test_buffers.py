@@ -69,27 +69,6 @@ async def test_who_waits_is_woken_by_its_own_rows() -> None:
     assert (await soon(waiting)).id == ids(1, 0, 1)[0]
 
 
-async def test_who_waits_again_is_woken_again() -> None:
-    """A consumer that has taken all and waits once more is woken by the next row, after a look at time too."""
-    made = Fixture(1)
-    for position in range(3):
-        waiting = asyncio.ensure_future(made.tokens[1].__anext__())
-        await turns()
-        made.buffers.check(0)
-        made.give(Wanted(1, position))
-        assert (await soon(waiting)).position == position
-
-
-async def test_who_gave_up_waiting_is_forgotten() -> None:
-    made = Fixture(1)
-    waiting = asyncio.ensure_future(made.tokens[1].__anext__())
-    await turns()
-    assert len(made.buffers._wake_ups._waiting) == 1
-    waiting.cancel()
-    await turns()
-    assert not made.buffers._wake_ups._waiting
-
-
 def test_request_is_over_full_beyond_its_bound() -> None:
     """As many rows as may wait are not too many; one more is; and taking them makes room again."""
     made = Fixture(1, 2, most=3)
@@ -105,14 +84,6 @@ def test_request_is_over_full_beyond_its_bound() -> None:
     assert not made.buffers.is_over_full
 
 
-def test_forgotten_rows_hold_nobody_back() -> None:
-    made = Fixture(1)
-    step = step_of(batch(rows([1])))
-    made.buffers.give(step, made.table.slots_of(step.rows.request_keys), None)
-    made.buffers.forget(made.tokens[1])
-    assert step.pending_ack.count == 1
-
-
 def test_slot_that_is_used_again_is_another_requests() -> None:
     """A new request in an old one's slot gets its own rows, and the old one's iterator none of them (case 3)."""
     made = Fixture(1)
@@ -120,26 +91,6 @@ def test_slot_that_is_used_again_is_another_requests() -> None:
     new = made.open(2)
     made.give(Wanted(2))
     assert (len(new), len(made.tokens[1])) == (1, 0)
-
-
-def test_ends_are_told() -> None:
-    made = Fixture(1, 2)
-    made.buffers.finish(made.request(1), batch(rows([1])).row(0).status)
-    error = RequestError(request_key=2, code=ErrorCode.ERROR_CODE_GAP, message="x")
-    made.buffers.fail(made.request(2), error)
-    assert made.tokens[1].status is not None
-    assert made.tokens[2].error == error
-
-
-def test_request_that_waited_elsewhere_is_adopted() -> None:
-    """A request whose rows went elsewhere waits here once it is adopted, and keeps its place if it did already."""
-    made = Fixture(1)
-    request = made.table.open(2, 0, 0, State.RUNNING, Deadline(1.0))
-    tokens = made.buffers.adopt(request)
-    made.give(Wanted(2))
-    assert len(tokens) == 1
-    assert made.buffers.adopt(made.request(1)) is made.tokens[1]
-    assert made.buffers.adopt(request) is tokens
 
 
 def test_rows_of_a_request_that_ended_are_its_readers_alone() -> None:

@@ -83,14 +83,3 @@ def test_new_connection_counts_anew() -> None:
     assert made.missing(0.0) is None
     assert take(made, 2, 3) == [Fate.TAKEN] * 2
     assert come(made) == [2, 3]
-
-
-def test_what_is_known_of_credit_and_lag() -> None:
-    """How much credit is left and how many items are awaited follow from what was granted and taken."""
-    made = stream(credit_items=4)
-    take(made, 1)
-    come(made)
-    take(made, 3)
-    made.heard_of(3)
-    assert made.lag == 2
-    assert made.credit_left == (1, settings().processor.credit_bytes - len(payload(1)))

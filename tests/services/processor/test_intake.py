@@ -84,13 +84,6 @@ def test_gap_does_not_end_requests_of_other_streams() -> None:
     assert tokens(client) == {1: 1}
 
 
-def test_lost_items_are_acknowledged() -> None:
-    bench, worker, _ = asked(1)
-    gap(worker, 1, 5)
-    bench.advance(0.0)
-    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [5]
-
-
 def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() -> None:
     bench, worker, client = asked(1, 2, step_timeout_ms=1000)
     worker.publish(rows([1]), part=(0, 2), step_rows=2)
@@ -344,26 +337,6 @@ def test_full_feed_gives_no_credit() -> None:
     feed.discard()
     bench.advance(0.0)
     assert [frame.credit.through_sequence for frame in worker.heard() if frame.HasField("credit")] == [7]
-
-
-@pytest.mark.parametrize("policy", ["end", "wait"])
-def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
-    """A request with too many unread rows ends, or its worker gets no more credit (case 20)."""
-    bench, worker, _ = asked(slow_consumer=policy, request_buffer_rows=2, credit_items=4)
-    slow = bench.core.registry.tokens(9)
-    for position in range(3):
-        worker.publish(rows([9], position=position))
-    bench.advance(0.0)
-    worker.heard()
-    worker.publish(rows([9], position=3))
-    assert bench.core.intake.is_throttled(worker.known) is (policy == "wait")
-    assert slow.has_ended is (policy == "end")
-    assert ("abort" in worker.heard_bodies()) is False
-    if policy == "wait":
-        bench.core.registry.buffers.forget(slow)
-        bench.advance(0.0)
-        bench.advance(0.0)
-        assert "credit" in worker.heard_bodies()
 
 
 @pytest.mark.parametrize("bound", ["pending_items", "pending_bytes"])

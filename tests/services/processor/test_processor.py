@@ -1,7 +1,6 @@
 """Processor in one process: requests and new requests, their deadlines, and how it leaves."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -88,29 +87,6 @@ async def test_abort_ends_a_request_at_its_worker() -> None:
         await made.worker.publish([Wanted(5, 0, 0, ABORTED)])
         assert await soon(taken(tokens)) == []
         assert tokens.status is ABORTED
-
-
-@pytest.mark.parametrize(("fields", "seconds"), [({}, 5.0), ({"deadline_ms": 2000}, 2.0)])
-async def test_request_ends_at_its_deadline(fields: dict[str, Any], seconds: float) -> None:
-    async with running(request_timeout_ms=5000) as made:
-        tokens = made.processor.generate(generate_of(5, **fields))
-        await made.pass_time(seconds - 0.1)
-        assert not tokens.has_ended
-        await made.pass_time(0.2)
-        with pytest.raises(RequestFailedError) as failed:
-            await soon(taken(tokens))
-        assert code(failed) == ErrorCode.ERROR_CODE_DEADLINE
-
-
-async def test_lost_worker_ends_its_requests() -> None:
-    async with running() as made:
-        tokens = made.processor.generate(generate_of(5))
-        for _ in range(25):
-            made.clock.advance(0.1)
-            await turns(10)
-        with pytest.raises(RequestFailedError) as failed:
-            await soon(taken(tokens))
-        assert code(failed) == ErrorCode.ERROR_CODE_WORKER_LOST
 
 
 async def test_standstill_of_the_process_loses_nobody() -> None:

@@ -21,30 +21,6 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return np.array(keys, np.uint64)
 
 
-def test_rows_are_found_by_key() -> None:
-    """A request is found by its key, at whatever place it stands; one that is not open has no slot (case 3)."""
-    made = table()
-    first, second = opened(made, 7), opened(made, 2**64 - 1)
-    assert made.get(7) is first
-    assert made.get(8) is None
-    assert made.slots_of(keys_of(2**64 - 1, 8, 7)).tolist() == [second.slot, -1, first.slot]
-    assert made.slots_of(keys_of(7, 2**64 - 1)).tolist() == [first.slot, second.slot]
-    assert made.slots_of(keys_of()).tolist() == []
-
-
-def test_slots_that_are_remembered_are_never_stale() -> None:
-    made = table()
-    first = opened(made, 1)
-    assert made.slots_of(keys_of(1, 2)).tolist() == [first.slot, -1]
-    second = opened(made, 2)
-    assert made.slots_of(keys_of(1, 2)).tolist() == [first.slot, second.slot]
-    made.close(first, None)
-    assert made.slots_of(keys_of(1, 2)).tolist() == [-1, second.slot]
-    again = opened(made, 3)
-    assert again.slot == first.slot
-    assert made.slots_of(keys_of(1, 2)).tolist() == [-1, second.slot]
-
-
 def test_slot_is_clean_for_the_next_request() -> None:
     made = table()
     first = opened(made, 1, position=9)
@@ -56,17 +32,6 @@ def test_slot_is_clean_for_the_next_request() -> None:
     assert slot == first.slot
     assert (made.contexts[slot], made.route[slot], made.wants_draft[slot], made.due[slot]) == (None, 0, True, 100.0)
     assert (made.next_position[slot], made.get(1)) == (0, None)
-
-
-def test_table_is_full_with_exactly_as_many_as_it_may_have() -> None:
-    made = table(requests=2)
-    first = opened(made, 1)
-    assert not made.is_full
-    opened(made, 2)
-    assert made.is_full
-    made.close(first, None)
-    assert not made.is_full
-    assert (len(made), made.peak) == (1, 2)
 
 
 def test_end_is_remembered_for_a_while() -> None:
@@ -83,14 +48,6 @@ def test_end_is_remembered_for_a_while() -> None:
     assert (third.error, third.tokens) == (None, 30)
     opened(made, 3)
     assert made.ended(3) is None
-
-
-def test_requests_of_a_stream() -> None:
-    made = table()
-    mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
-    made.close(gone, None)
-    assert made.of_stream(4) == [mine]
-    assert {request.id for request in made.open_requests()} == {1, 2}
 
 
 def test_requests_are_looked_at_when_they_are_due() -> None:
@@ -115,15 +72,6 @@ def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
     assert len(made.due_requests(1.0)) == count
     assert np.count_nonzero(made.state) == count
     assert np.count_nonzero(made.stream == NO_STREAM) == made.stream.size - count
-
-
-def test_slot_that_nobody_has_is_an_error() -> None:
-    made = table()
-    first = opened(made, 1)
-    assert made.at(first.slot) is first
-    made.close(first, None)
-    with pytest.raises(KeyError):
-        made.at(first.slot)
 
 
 def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:

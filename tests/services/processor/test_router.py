@@ -41,8 +41,8 @@ def test_rows_are_settled_as_a_slow_model_says(
 ) -> None:
     """Repeated, early, late, overlapping and foreign rows of several streams, with hand-offs: exactly once, in order.
 
-    Each row that is handed out has every one of its own values (case 1, 14), and what was drafted stays with the row
-    that it is about (case 4); at the end no consumer holds a step.
+    Each row that is handed out has every one of its own values (case 1, 14), late ones (case 22) and those of hand-offs
+    (case 27) too. What was drafted stays with the row that it is about (case 4). At the end no consumer holds a step.
     """
     table, model = Table(REQUESTS), Model(REQUESTS)
     made = []
@@ -124,41 +124,6 @@ def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None
     assert tokens_of(table.recorders[1], 2) == ids(2, 0, 3)
 
 
-def test_late_rows_of_an_ended_request_are_dropped() -> None:
-    """Rows that come after their request's end are dropped, and do not reopen it (case 22)."""
-    table = Table({1: 0})
-    table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
-    step = table.route(batch([Wanted(1, 1, 1)], step=2), 0)
-    assert step.rows.row_count == 0
-    assert table.registry.router.counts.late == 1
-    assert len(table.registry.table) == 0
-
-
-def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
-    """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
-    table = Table({1: 0}, routes=1)
-    for number, row in enumerate(
-        [Wanted(1, 0, 0, PREFILLING), Wanted(1, 0, 1), Wanted(1, 1, 0, PREEMPTED), Wanted(1, 1, 2)], 1
-    ):
-        table.route(batch([row], step=number), 0)
-    assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]
-    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)
-
-
-def test_handed_off_request_goes_on_with_all_rows_and_tokens() -> None:
-    """After a hand-off the next worker's rows follow, all of them with all their tokens, also early ones (case 27)."""
-    table = Table({1: 0}, routes=1)
-    early = [table.route(batch([Wanted(1, place, 2)], step=place), 1, takes_over=True) for place in (4, 2)]
-    assert [step.pending_ack.count for step in early] == [2, 2]
-    assert table.rows() == []
-    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
-    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 6)
-    assert [step.pending_ack.count for step in early] == [1, 1]
-    table.route(batch([Wanted(1, 6, 1, FINISHED)], step=9), 1, takes_over=True)
-    assert table.recorders[1].finished == {1: FINISHED}
-    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 7)
-
-
 def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
     table, counts = Table({1: 0}, routes=1), StreamCounts()
     late = replace(source(1, takes_over=True), counts=counts)
@@ -168,16 +133,6 @@ def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
         assert (step.rows.row_count, counts.rows) == (0, 0)
     table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
     assert (counts.rows, counts.tokens) == (2, 4)
-
-
-def test_who_handed_off_says_nothing_more() -> None:
-    """Once another stream goes on, rows of the one that let go are foreign, and change nothing."""
-    table = Table({1: 0}, routes=1)
-    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
-    table.route(batch([Wanted(1, 2, 1)]), 1)
-    table.route(batch([Wanted(1, 1, 2)], step=2), 0)
-    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)
-    assert table.registry.router.counts.foreign == 1
 
 
 def test_early_rows_are_bounded() -> None:
@@ -233,12 +188,6 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     assert len(table.registry.buffers.tokens_of(request)) == 2
 
 
-def test_empty_step_is_nothing() -> None:
-    table = Table({1: 0})
-    assert table.route(batch([]), 0).rows.row_count == 0
-    assert table.registry.router.counts.delivered == 0
-
-
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
     """However many requests are open, a row of an unknown request is dropped, at whatever position (case 3)."""
     table = Table(dict.fromkeys(range(1, 65), 0), routes=1)
@@ -246,3 +195,14 @@ def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
     step = table.route(batch([Wanted(999, 3, 1)], step=2), 0)
     assert step.rows.row_count == 0
     assert table.aborted == [(0, 999)]
+
+
+def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
+    """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
+    table = Table({1: 0}, routes=1)
+    for number, row in enumerate(
+        [Wanted(1, 0, 0, PREFILLING), Wanted(1, 0, 1), Wanted(1, 1, 0, PREEMPTED), Wanted(1, 1, 2)], 1
+    ):
+        table.route(batch([row], step=number), 0)
+    assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)

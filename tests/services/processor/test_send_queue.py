@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, batch, row_values, rows, settings
-from tokenbus_contracts import BatchKind, Limits, LogprobBatch, decode
+from tests.services.builders import Wanted, batch, rows, settings
+from tokenbus_contracts import BatchKind, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.processor.client_frames import Frame, output_frames
 from tokenbus_services.processor.send_queue import Budget, SendQueue
@@ -47,18 +47,6 @@ def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
     return [each.request_keys.tolist() for each in batches]
 
 
-def test_window_of_one_sends_one_at_a_time() -> None:
-    box = send_queue(window_frames=1)
-    for _ in range(3):
-        box.put(frame())
-    assert sent(box) == [1]
-    assert not box.ack(2)
-    assert box.ack(1)
-    assert sent(box) == [2]
-    assert box.ack(2)
-    assert sent(box) == [3]
-
-
 def test_window_in_bytes_is_used_exactly() -> None:
     """Frames go out as long as their bytes fit exactly, and the next one with the room that an ack makes."""
     box = send_queue(window_bytes=20)
@@ -81,13 +69,6 @@ def test_one_frame_may_be_of_any_size() -> None:
     assert sent(box) == [1]
     box.ack(1)
     assert sent(box) == [2]
-
-
-def test_frame_that_could_not_be_sent_is_the_next_again() -> None:
-    box = send_queue()
-    box.put(frame())
-    assert box.next_message() == box.next_message()
-    assert sent(box) == [1]
 
 
 def test_frames_are_kept_until_they_are_acknowledged() -> None:
@@ -115,22 +96,6 @@ def test_acknowledging_what_was_not_sent_is_refused() -> None:
     assert not box.ack(2)
     assert len(box) == 1
     assert box.ack(1)
-
-
-def test_new_connection_sends_again_what_was_not_acknowledged() -> None:
-    """After a reconnect all that was not acknowledged comes again first, in order, numbered from one (case 17)."""
-    box = send_queue(window_frames=2)
-    frames = [frame(size) for size in (1, 2, 3, 4)]
-    for each in frames:
-        box.put(each)
-    sent(box)
-    box.ack(1)
-    sent(box)
-    box.connect(64, 1000)
-    assert box.frames() == frames[1:]
-    assert sent(box) == [1, 2, 3]
-    assert box.ack(3)
-    assert (len(box), box.bytes) == (0, 0)
 
 
 def test_send_queue_is_over_full_beyond_its_bounds() -> None:
@@ -178,23 +143,6 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
     assert not box.still_holds(last)
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
-def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
-    """A slow client's outputs are dropped; how its requests ended is still sent, also if it was sent before."""
-    box = send_queue()
-    pending_ack = PendingAck()
-    box.put(frame(10, pending_ack))
-    box.put(news(7))
-    if is_sent:
-        sent(box)
-    (dropped,) = box.drop_outputs()
-    assert dropped.pending_ack is pending_ack
-    assert pending_ack.count == 1
-    assert (len(box), box.outputs) == (1, 0)
-    assert not box.is_over_full
-    assert sent(box) == [3 if is_sent else 1]
-
-
 def test_discarding_lets_everything_go() -> None:
     box = send_queue(window_frames=1)
     acks = [PendingAck(), PendingAck()]
@@ -218,17 +166,6 @@ def test_room_in_the_window() -> None:
     box.put(frame())
     sent(box)
     assert not box.has_room_in_window
-
-
-def test_frame_is_a_selection_of_the_step() -> None:
-    """A client's rows go out as they are in the step, marked as a selection, under their worker's name (case 16)."""
-    target = batch(rows([3, 5], tokens=2), step=9).select([1, 0]).select([0, 1])
-    (made,) = output_frames(target, None, PendingAck(), LIMITS)
-    found = decode(made.parts[0])
-    assert read(made) == ServerFrame(outputs=Outputs(has_draft=False))
-    assert (found.header.selection, found.header.step, found.header.draft_follows) == (True, 9, False)
-    assert [row_values(row) for row in found.rows()] == [row_values(row) for row in target.rows()]
-    assert made.size == len(made.parts[0])
 
 
 def test_draft_follows_its_target() -> None:
@@ -283,17 +220,3 @@ def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
         frame.number = number
         assert message == [write_frame(frame)]
         box.sent()
-
-
-def test_schema_sized_steps_split_into_frames() -> None:
-    """A step of 1025 rows, in two parts, becomes two frames for a client that takes all of them (case 26)."""
-    limits = Limits.schema()
-    columns = batch([Wanted(key, top_k=0) for key in range(1, 1026)])
-    made = output_frames(columns, None, PendingAck(), limits)
-    assert [decode(each.parts[0], limits).row_count for each in made] == [1024, 1]
-
-
-def test_news_says_what_it_is() -> None:
-    admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
-    made = Frame(ServerFrame(admitted=admitted))
-    assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, (), None, 0)

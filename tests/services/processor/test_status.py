@@ -1,9 +1,9 @@
 """The status frame: what a client hears of the processor and its workers, and how often."""
 
 from tests.services.bench import Bench, BenchClient
-from tests.services.builders import client_hello, generate_of, rows
+from tests.services.builders import generate_of, rows
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ProcessorStatus, StatusRequest
-from tokenbus_contracts.generated.stream_pb2 import RefusalReason, WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.bus import Outcome
 from tokenbus_services.processor.status import STATUS_INTERVAL
 
@@ -111,14 +111,3 @@ def test_more_workers_than_the_frame_takes_are_left_out() -> None:
     (status,) = statuses(client)
     assert len(status.workers) == 1024
     assert status.workers[0].worker_id == "last"
-
-
-def test_unknown_peer_hears_no_status() -> None:
-    """Before the handshake a status request is answered with the demand to say hello, as every other frame."""
-    bench = Bench()
-    client = BenchClient(bench, 5)
-    client.say(ASK)
-    assert [each.frame.refusal.reason for each in client.heard()] == [RefusalReason.REFUSAL_REASON_HELLO_FIRST]
-    client.say(ClientFrame(hello=client_hello()))
-    client.say(ASK)
-    assert len(statuses(client)) == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import BATCH, EVENT, Wanted, encoded, item_of, rows
+from tests.services.builders import EVENT, Wanted, encoded, item_of, rows
 from tests.services.processor.streams import come, order, payload, stream, take
 from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.frames import write_frame
@@ -17,22 +17,6 @@ from tokenbus_services.processor.stream import Arrived, Fate, Lost
 
 GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
 NO_REQUESTS: frozenset[int] = frozenset()
-
-
-def test_items_come_out_in_order_whatever_order_they_came_in() -> None:
-    """Nothing comes out before what is before it, and all that follows a healed hole comes out at once (case 17)."""
-    made = stream()
-    assert take(made, 1, 3, 4) == [Fate.TAKEN] * 3
-    assert come(made) == [1]
-    assert take(made, 2) == [Fate.TAKEN]
-    assert come(made) == [2, 3, 4]
-    assert made.expected == 5
-
-
-def test_stream_begins_where_its_worker_begins() -> None:
-    made = stream(first=5)
-    take(made, 5)
-    assert come(made) == [5]
 
 
 def test_contents_and_payload_come_together() -> None:
@@ -65,16 +49,6 @@ def test_every_item_comes_out_once_and_in_order(arrivals: list[int]) -> None:
         whole += 1
     assert found == list(range(1, whole + 1))
     assert made.counts.duplicates == len(arrivals) - len(set(arrivals))
-
-
-def test_duplicates_are_dropped_before_and_after_they_came_out() -> None:
-    """An item that is there already, or that came out, is a duplicate and changes nothing (case 6, 17)."""
-    made = stream()
-    take(made, 1, 3)
-    come(made)
-    assert take(made, 1, 3) == [Fate.DUPLICATE] * 2
-    assert come(made) == []
-    assert made.counts.duplicates == 2
 
 
 def test_duplicate_with_other_bytes_is_divergent() -> None:
@@ -156,13 +130,6 @@ def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
     assert come(made) == [(1, 1)]
 
 
-def test_second_try_may_succeed() -> None:
-    made = stream()
-    made.take(item_of(payload(1)[:-1], 1), payload(1)[:-1])
-    assert take(made, 1, checksum=False) == [Fate.TAKEN]
-    assert come(made) == [1]
-
-
 def test_hole_is_asked_for_in_time() -> None:
     """A hole is asked for at once, exactly, and again only when the time for an answer is over (case 17)."""
     made = stream(replay_timeout_ms=1000)
@@ -180,22 +147,6 @@ def test_hole_is_asked_for_in_time() -> None:
     assert made.counts.replays == 4
 
 
-def test_asking_has_an_end() -> None:
-    """After the last attempt the hole is declared lost, exactly the hole, and the handshake begins anew (case 18)."""
-    made = stream(replay_attempts=2, replay_timeout_ms=1000)
-    take(made, 1, 4)
-    come(made)
-    assert [made.missing(now) for now in (0.0, 1.0)] == [(2, 3)] * 2
-    assert not made.wants_handshake
-    assert made.missing(2.0) is None
-    assert made.wants_handshake
-    gap, rest = order(made)
-    assert isinstance(gap, Lost)
-    assert (gap.sequence, gap.last_sequence, gap.reason, gap.request_ids) == (2, 3, GONE, NO_REQUESTS)
-    assert rest.sequence == 4
-    assert (made.counts.gaps, made.counts.lost) == (1, 2)
-
-
 def test_attempts_are_counted_for_each_hole() -> None:
     made = stream(replay_attempts=1, replay_timeout_ms=1000)
     take(made, 2)
@@ -203,18 +154,6 @@ def test_attempts_are_counted_for_each_hole() -> None:
     take(made, 1, 4)
     come(made)
     assert made.missing(0.0) == (3, 3)
-
-
-def test_last_item_that_was_lost_is_missed_too() -> None:
-    """A worker says how far it came, so that the loss of its last item shows; it cannot say more than credit gave."""
-    made = stream(credit_items=4)
-    take(made, 1)
-    come(made)
-    assert made.missing(0.0) is None
-    made.heard_of(2)
-    assert made.missing(0.0) == (2, 2)
-    made.heard_of(2**40)
-    assert made.known_last == 4
 
 
 def test_gap_is_taken_in_its_place() -> None:
@@ -275,10 +214,3 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
     made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
     made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
     assert [entry.request_ids for entry in order(made) if isinstance(entry, Lost)] == [NO_REQUESTS] * 2
-
-
-def test_kind_that_is_not_known_is_none() -> None:
-    """An item of a newer minor's kind takes its place and has no contents."""
-    made = stream()
-    made.take(item_of(b"x", 1, BATCH + 5), b"x")
-    assert come(made) == [1]

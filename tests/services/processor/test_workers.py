@@ -215,15 +215,6 @@ def test_closing_says_goodbye_and_how_far_it_came() -> None:
     assert (goodbye.goodbye.last_sequence, goodbye.goodbye.message) == (1, "bye")
 
 
-def test_abort_goes_to_the_worker_that_has_the_request() -> None:
-    bench = Bench()
-    worker, other = bench.worker(), bench.worker("other")
-    bench.core.workers.abort(worker.known.source.stream, 5)
-    bench.core.workers.abort(99, 5)
-    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [5]
-    assert "abort" not in other.heard_bodies()
-
-
 def test_counts_outlive_a_worker() -> None:
     bench = Bench({"processor.max_workers": 1})
     worker = bench.worker("a", epoch=1)
