@@ -8,7 +8,7 @@ from tests.services.breaking import BreakingTransport, UselessTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
-from tokenbus_contracts import ContractError, RowStatus, encode
+from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
@@ -121,18 +121,6 @@ async def test_open_requests_are_bounded() -> None:
         assert not any(generation.has_ended for generation in first)
 
 
-async def test_wrong_request_is_its_own_fault_alone() -> None:
-    """A request that breaks its bounds is an error where it is asked for; the connection and the others live on."""
-    processor, client, _ = await meeting()
-    async with client:
-        tokens = client.generate(generate_of(5))
-        await processor.welcome()
-        with pytest.raises(ContractError, match="top_logprobs"):
-            client.generate(generate_of(6, top_logprobs=500))
-        processor.rows(Wanted(5, 0, 1, FINISHED))
-        assert len(await soon(taken(tokens))) == 1
-
-
 async def test_resume_and_abort_are_asked_for() -> None:
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
@@ -230,26 +218,6 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
         assert [row_ids(await soon(anext(steps))) for _ in range(2)] == [[6], [7]]
         assert not client.requests.is_paused
         assert (await processor.body("confirm")).confirm.through_number == 4
-
-
-async def test_closed_steps_keep_nothing_back() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
-        steps = client.steps(most=1)
-        open_requests = [client.generate(generate_of(key)) for key in range(5, 14)]
-        for place in range(4):
-            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
-        await soon(anext(steps))
-        await turns()
-        assert client.requests.is_paused
-        await steps.aclose()
-        assert (await processor.body("confirm")).confirm.through_number == 4
-        for place in range(4, 9):
-            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
-        assert (await processor.body("confirm")).confirm.through_number > 4
-        await turns()
-        assert [len(each) for each in open_requests] == [0] * 4 + [1] * 5
 
 
 def row_ids(output: StepRows | RequestEnd) -> list[int]:

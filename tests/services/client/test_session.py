@@ -2,28 +2,16 @@
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of
+from tests.services.builders import Wanted, batch, generate_of, ids
 from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
 from tokenbus_contracts import ContractError, RowStatus, encode
-from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
+from tokenbus_contracts.generated.client_pb2 import Outputs
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.client import RequestEnd, StepRows
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
-
-
-def test_request_goes_out_and_its_tokens_come_in() -> None:
-    """A request is sent once the handshake is done, and its rows wait for their iterator, until the last one."""
-    peer = opened()
-    tokens = peer.requests.open(generate_of(5))
-    assert [frame.generate.request_key for frame in peer.says_all()] == [5]
-    peer.rows(Wanted(5, 0, 2))
-    peer.rows(Wanted(9, 0, 1, FINISHED), Wanted(5, 2, 1, FINISHED))
-    assert positions(tokens) == [(0, 2), (2, 1)]
-    assert tokens.status is FINISHED
-    assert peer.session.outstanding == 0
 
 
 def test_nothing_is_asked_before_the_handshake() -> None:
@@ -97,15 +85,6 @@ def test_hole_ends_the_request_and_says_what_is_missing() -> None:
     assert "abort" in peer.bodies()
 
 
-def test_resumed_request_goes_on_where_it_was_left() -> None:
-    peer = opened()
-    tokens = peer.requests.resume(5, 3, include_drafts=False)
-    peer.rows(Wanted(5, 1, 2))
-    peer.rows(Wanted(5, 2, 3))
-    assert positions(tokens) == [(2, 3)]
-    assert tokens.position == 3
-
-
 def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
     """As many rows as may wait do; one more ends the request as slow, with what waits still to be taken (case 20)."""
     peer = opened(most=2)
@@ -151,14 +130,6 @@ def test_rows_of_what_ended_here_are_ended_there() -> None:
         peer.rows(Wanted(9, position, 1))
     peer.rows(Wanted(8, 0, 1, FINISHED))
     assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [9]
-
-
-def test_strays_are_bounded() -> None:
-    peer = opened()
-    for key in range(1, 1100):
-        peer.rows(Wanted(key))
-        list(peer.says_all())
-    assert len(peer.requests._ended_ids) <= 1025
 
 
 # Acks.
@@ -261,15 +232,6 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
     assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
     assert seen[1].token_ids.tolist() == ids(5, 2, 3)
-
-
-def test_watched_items_are_shown() -> None:
-    peer = opened()
-    seen: list[tuple[str | None, bytes]] = []
-    peer.session.watch("w", lambda frame, payload: seen.append((frame.WhichOneof("body"), payload)))
-    peer.numbered(watched_stream=WatchedStream(epoch=1, hello=hello_of()))
-    peer.numbered(b"abc", watched_item=item_of(b"abc", 4))
-    assert seen == [("watched_stream", b""), ("watched_item", b"abc")]
 
 
 # What is known after the connection broke.

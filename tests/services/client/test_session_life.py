@@ -7,7 +7,7 @@ from tests.services.client.peer import FIRST, HELLO_FIRST, INTERVAL, TIMEOUT, Pe
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_services.link import SessionState
 
 
@@ -101,14 +101,6 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
     assert peer.bodies() == []
 
 
-def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    peer = opened()
-    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
-    assert peer.bodies() == []
-    peer.now += INTERVAL
-    assert peer.bodies() == ["hello"]
-
-
 def test_goodbye_is_the_last_word() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
@@ -166,9 +158,3 @@ def test_waiting_is_never_longer_than_an_interval() -> None:
     peer.welcome()
     assert peer.says() is not None
     assert [peer.session.seconds_to_wait(peer.now + past) for past in (0.0, 0.5, 9.0)] == pytest.approx([1.0, 0.5, 0.0])
-
-
-def test_handshakes_are_counted() -> None:
-    peer = opened()
-    peer.welcome(processor_id="other")
-    assert (peer.session.handshakes, peer.session.processor_id) == (2, "other")

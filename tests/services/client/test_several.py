@@ -363,17 +363,6 @@ def sent_anew() -> tuple[Two, Any, int]:
     return two, source, key
 
 
-def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    two, source, key = sent_anew()
-    assert key not in (0, 5)
-    assert (source.request_id, source.resume_id) == (5, key)
-    two.b.rows(
-        Wanted(6, 0, 1), Wanted(key, 0, 2, RowStatus.FINISHED_LENGTH), drafted=[Wanted(6, 0, 1), Wanted(key, 0, 1)]
-    )
-    assert source.status is RowStatus.FINISHED_LENGTH
-    assert [step.rows.row(place).key for step, place in source.waiting] == [5]
-
-
 def test_processors_hear_that_the_first_try_is_over_before_the_second_is_sent() -> None:
     two = Two()
     two.room(two.a, any=1)
@@ -613,14 +602,6 @@ def test_processors_hear_which_requests_have_ended() -> None:
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[7]]
     two.b.welcome(processor_id="b-2")
     assert [sorted(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5, 7]]
-
-
-def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
-    two, _ = begun()
-    two.requests.discard(5)
-    two.requests.lost(two.a.session)
-    two.room(two.b, arrivals=2)
-    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
 
 
 def test_request_that_was_closed_and_whose_worker_has_left_has_ended_wherever_that_comes() -> None:

@@ -26,21 +26,6 @@ def test_nothing_is_acknowledged_while_it_is_held() -> None:
     assert (acks.acknowledged, len(acks), acks.bytes) == (1, 0, 0)
 
 
-def test_items_are_acknowledged_in_order() -> None:
-    """An item that is released waits for the pending ones before it; the one that delays the others is known."""
-    acks, (first, second, third) = held(5, 6, 7)
-    second.release()
-    third.release()
-    assert not acks.advance()
-    assert acks.acknowledged == 4
-    assert acks.oldest is first
-    assert (len(acks), acks.bytes) == (3, 30)
-    first.release()
-    assert acks.advance()
-    assert acks.acknowledged == 7
-    assert acks.oldest is None
-
-
 def test_step_is_acknowledged_whole() -> None:
     """Between a step's items nothing is acknowledged, as a processor that starts anew must have all of its parts."""
     acks = AckTracker(0)
@@ -101,11 +86,3 @@ def test_what_is_acknowledged_is_what_a_plain_count_says(owners: list[int], orde
         assert acks.acknowledged == max(prefix)
     assert acks.acknowledged == len(owners)
     assert acks.bytes == 0
-
-
-def test_peak_is_remembered() -> None:
-    acks, made = held(1, 2, 3)
-    for pending_ack in made:
-        pending_ack.release()
-    acks.advance()
-    assert (len(acks), acks.peak) == (0, 3)

@@ -57,16 +57,6 @@ async def test_ids_alone_and_shed_alternatives_are_told_apart() -> None:
     assert (shed.rank is not None, shed.alternatives, shed.is_shed) == (True, (), True)
 
 
-async def test_token_zero_is_a_token() -> None:
-    """A token whose id is 0 is delivered like any other, and the request does not wait for another (case 10)."""
-    tokens = RequestTokens(KEY)
-    made = batch([Wanted(KEY, 0, 2)])
-    step = step_of(type(made).of_views(made.header, made.columns | {"token_ids": made.token_ids * 0}))
-    tokens.put(step, 0)
-    tokens.finish(RowStatus.FINISHED_STOP)
-    assert [token.id for token in await taken(tokens)] == [0, 0]
-
-
 async def test_rows_come_as_arrays() -> None:
     tokens = RequestTokens(KEY)
     put(tokens, 0, 2)
@@ -166,15 +156,6 @@ async def test_error_comes_after_what_came_before_it() -> None:
         assert (raised.value.emitted_tokens, raised.value.reason) == (3, "lost")
 
 
-async def test_error_wakes_who_waits() -> None:
-    tokens = RequestTokens(KEY)
-    waiting = asyncio.create_task(taken(tokens))
-    await turns()
-    tokens.fail(BROKEN)
-    with pytest.raises(RequestFailedError):
-        await soon(waiting)
-
-
 async def test_rows_given_up_are_somebody_elses() -> None:
     tokens = RequestTokens(KEY)
     step = put(tokens, 0, 1)
@@ -183,14 +164,6 @@ async def test_rows_given_up_are_somebody_elses() -> None:
     assert len(tokens) == 0
     put(tokens, 1, 1)
     assert len(tokens) == 1
-
-
-async def test_end_is_the_end() -> None:
-    tokens = RequestTokens(KEY)
-    tokens.finish(RowStatus.ABORTED)
-    assert tokens.has_ended
-    assert await taken(tokens) == []
-    assert await taken(tokens) == []
 
 
 def test_codes_have_names() -> None:
