@@ -117,15 +117,8 @@ def test_readme_shows_the_measured_figures() -> None:
     us = {peer: [float(cell.replace(",", "")) for cell in cells.split("|")[1:]] for peer, cells in found}
     ours = us["Tokenbus"]
     readme, contract = (ROOT / "README.md").read_text(), (ROOT / "docs" / "contract.md").read_text()
-    lines = re.findall(r"\| ([\d.]+)x \| ([\d.]+)x \| ([\d.]+)x \|", contract)
-    shown = [[float(cell) for cell in cells] for cells in lines]
-    peers = ("FastDeploy SysV struct", "FastDeploy pickle", "vLLM", "vLLM + LogprobsProcessor")
-    for peer in (*peers, "Tokenbus, as lists", "protobuf classes"):
-        times = [theirs / own for theirs, own in zip(us[peer], ours, strict=True)]
-        # The page's microseconds are rounded.
-        assert any(said == pytest.approx(times, rel=0.002, abs=0.06) for said in shown), peer
     for text in (readme, contract):
         assert f"{ours[0]:.0f} to {ours[2]:.0f} microseconds" in text
     for peer, least, most in (("FastDeploy SysV struct", 16, 18), ("vLLM", 19, 27)):
         assert all(least <= round(theirs / own) <= most for theirs, own in zip(us[peer], ours, strict=True))
-        assert f"{least} to {most} times" in readme
+        assert all(f"{least} to {most} times" in text for text in (readme, contract))
