@@ -36,7 +36,8 @@ def check_of(message: Descriptor, path: str = "", *, without: Sequence[str] = ()
         (attrgetter(rule.name), *_range(rule), rule) for rule in rules if _is_number(rule) and not rule.has_presence
     ]
     plain = [number for number in numbers if number[1:3] != (_LOWEST, _HIGHEST)]
-    checks = [check for rule in rules if not _is_number(rule) or rule.has_presence for check in _checks(rule, path)]
+    others = [_check(rule, path) for rule in rules if not _is_number(rule) or rule.has_presence]
+    checks = [check for check in others if check is not None]
     checks += [_one_of(name, check_each(message, members, path), path) for name, members in oneofs.items()]
     if not plain and not checks:
         return None
@@ -62,78 +63,57 @@ def absent(path: str, members: Sequence[str]) -> ContractError:
     return ContractError(path, f"one of {', '.join(members)}", "none", rule=Rule.REQUIRED)
 
 
-def _checks(rule: FieldRule, path: str) -> list[Check]:
-    """Return the checks of a field that is more than a plain number."""
+def _check(rule: FieldRule, path: str) -> Check | None:
+    """Return the check of a field that is more than a plain number; None: any value will do."""
     name, here = rule.name, path + rule.name
     if rule.repeated:
         return _repeated(rule, here)
     if rule.message is not None:
-        return [_submessage(rule, path)]
+        return _submessage(rule, path)
     single = _single(rule)
     if single is None:
-        return []
+        return None
     get = attrgetter(name)
     if not rule.has_presence:
-        return [lambda message: single(get(message), here)]
+        return lambda message: single(get(message), here)
 
     def check(message: Any) -> None:  # noqa: ANN401
         if message.HasField(name):
             single(get(message), here)
 
-    return [check]
+    return check
 
 
 def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
     """Return the check of one value and the path it is named by, or None if any value will do."""
-    if rule.is_text:
-        return _text_check(rule)
-    if rule.is_bytes:
-        return _bytes_check(rule)
+    if rule.is_text or rule.is_bytes:
+        return _length_check(rule)
     low, high = _range(rule)
-    if rule.finite:
-
-        def check_float(value: float, here: str) -> None:
-            if not math.isfinite(value):
-                raise ContractError(here, "a finite number", value, rule=Rule.FINITE)
-            if not low <= value <= high:
-                raise _beyond(here, value, rule)
-
-        return check_float
-    if (low, high) == (_LOWEST, _HIGHEST):
+    if not rule.finite and (low, high) == (_LOWEST, _HIGHEST):
         return None
 
-    def check_number(value: float, here: str) -> None:
+    def check(value: float, here: str) -> None:
+        if rule.finite and not math.isfinite(value):
+            raise ContractError(here, "a finite number", value, rule=Rule.FINITE)
         if not low <= value <= high:
             raise _beyond(here, value, rule)
-
-    return check_number
-
-
-def _text_check(rule: FieldRule) -> Callable[[str, str], None] | None:
-    low, high = rule.min_bytes, rule.max_bytes
-    if not low and high is None:
-        return None
-    most = _HIGHEST if high is None else high
-    surely_within = most // _MOST_BYTES_OF_A_LETTER
-
-    def check(text: str, here: str) -> None:
-        if low <= len(text) <= surely_within:
-            return
-        length = len(text) if text.isascii() else len(text.encode())
-        if not low <= length <= most:
-            raise _wrong_length(here, length, rule, "text")
 
     return check
 
 
-def _bytes_check(rule: FieldRule) -> Callable[[bytes, str], None] | None:
-    low, high = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
+def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
+    """Return the check of a text's or some bytes' length in bytes, or None if any will do."""
+    low, most = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
     if not low and rule.max_bytes is None:
         return None
+    surely_within = most // _MOST_BYTES_OF_A_LETTER
 
-    def check(data: bytes, here: str) -> None:
-        if not low <= len(data) <= high:
-            raise _wrong_length(here, len(data), rule, "bytes")
+    def check(value: Any, here: str) -> None:  # noqa: ANN401 - text or bytes
+        if low <= len(value) <= surely_within:
+            return
+        length = len(value.encode() if rule.is_text else value)
+        if not low <= length <= most:
+            raise _wrong_length(here, length, rule, "text" if rule.is_text else "bytes")
 
     return check
 
@@ -152,7 +132,7 @@ def _submessage(rule: FieldRule, path: str) -> Check:
     return check
 
 
-def _repeated(rule: FieldRule, here: str) -> list[Check]:
+def _repeated(rule: FieldRule, here: str) -> Check:
     get = attrgetter(rule.name)
     most = _HIGHEST if rule.max_items is None else rule.max_items
     nested = None if rule.message is None else check_of(rule.message)
@@ -173,7 +153,7 @@ def _repeated(rule: FieldRule, here: str) -> list[Check]:
         if rule.unique:
             _refuse_twice(values, here)
 
-    return [check]
+    return check
 
 
 def _hold_at_once(values: Sequence[int], rule: FieldRule) -> bool:

@@ -223,7 +223,9 @@ class SeveralClient:
     def __init__(self, world: "SeveralWorld", *, by_columns: bool) -> None:
         settings = world.settings({})
         client, bus = settings.client, settings.bus
-        self.requests = OpenRequests(client.request_buffer_rows, client.resume_timeout_ms / 1000)
+        self.requests = OpenRequests(
+            client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=len(world.sites) > 1
+        )
         hello = ClientHello(
             schema_major=MAJOR,
             schema_minor=MINOR,

@@ -98,6 +98,7 @@ class Client:
         self.settings = settings or Settings.load()
         client, bus = self.settings.client, self.settings.bus
         processors = processors_at(bus.clients_address, bus)
+        has_several = processors.count > 1 or not processors.is_fixed
         self._hello = ClientHello(
             schema_major=MAJOR,
             schema_minor=MINOR,
@@ -106,10 +107,10 @@ class Client:
             window_bytes=client.window_bytes,
             session=_random_id(),
             proof=secrets.token_bytes(PROOF_BYTES),
-            wants_room=processors.count > 1 or not processors.is_fixed,
+            wants_room=has_several,
         )
         self.requests = OpenRequests(
-            client.request_buffer_rows, client.resume_timeout_ms / 1000, others_may_come=not processors.is_fixed
+            client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=has_several
         )
         """The open requests."""
         self._clock = clock or SystemClock()

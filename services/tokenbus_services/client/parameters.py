@@ -244,24 +244,20 @@ def _whole(name: str, value: object, bits: int, low: int = 0) -> int:
     return number
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise ContractError(name, "a number", value, rule=Rule.TYPE)
-    return float(value)
+def _reader(kinds: Any, make: Callable[[Any], Any], phrase: str) -> Callable[[str, Any], Any]:  # noqa: ANN401
+    """Return what reads an argument that has to be of some kind; a bool is no number."""
+
+    def read(name: str, value: object) -> Any:  # noqa: ANN401
+        if not isinstance(value, kinds) or (isinstance(value, (bool, np.bool_)) and make is not bool):
+            raise ContractError(name, phrase, value, rule=Rule.TYPE)
+        return make(value)
+
+    return read
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ContractError(name, "True or False", value, rule=Rule.TYPE)
-    return bool(value)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ContractError(name, "a text", value, rule=Rule.TYPE)
-    return value
-
-
+_number = _reader(Real, float, "a number")
+_flag = _reader((bool, np.bool_), bool, "True or False")
+_text = _reader(str, str, "a text")
 _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: lambda name, value: _whole(name, value, 32),
     FieldDescriptor.TYPE_FIXED32: lambda name, value: _whole(name, value, 32),

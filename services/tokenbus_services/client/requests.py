@@ -28,7 +28,7 @@ from tokenbus_services.link import SessionState
 if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
-_MOST_ENDED_IDS = 1024
+_MOST_IGNORED = 1024
 _MOST_LOSSES = 4
 """A request is sent anew for at most so many workers that were lost before they answered: it may be what ends them.
 
@@ -75,8 +75,8 @@ class OpenRequest:
         return self.progress.next_position(self.tokens.request_id) if self.closed_at is None else self.closed_at
 
     @property
-    def is_unsent(self) -> bool:
-        """Whether no processor can have it."""
+    def was_never_sent(self) -> bool:
+        """Whether it was sent to no processor, so that none can have it."""
         return self.generate is not None and not self.sent_to
 
 
@@ -92,21 +92,21 @@ class OpenRequests:
     a worker that the client does not hear of may run it under the first one, and the rows of the two are not mixed.
     """
 
-    def __init__(self, max_rows: int, patience: float, *, others_may_come: bool = False) -> None:
+    def __init__(self, max_rows: int, patience: float, *, has_several: bool = False) -> None:
         """Take how many rows of a request may wait, and how many seconds a request waits for a processor.
 
-        `others_may_come`: the client's processors come and go.
+        `has_several`: there are several processors, or they come and go.
         """
-        self._others_may_come = others_may_come
+        self.has_several = has_several
         self._max_rows = max_rows
         self._patience = patience
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
         self._ends: list[RequestEnd] = []
         """Ends that go into the output stream once the rows before them are there."""
-        self._ended_ids: dict[int, None] = {}
+        self._ignored_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
         self._ended_requests = EndedRequests()
-        self._discarded: dict[int, OpenRequest] = {}
+        self._closed: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._wake_ups = WakeUps()
         self._sent_anew: dict[int, int] = {}
@@ -125,18 +125,13 @@ class OpenRequests:
         return len(self.requests)  # without those that their consumers closed
 
     @property
-    def has_several(self) -> bool:
-        """Whether there are several processors, or others may come."""
-        return self._others_may_come or len(self.sessions) > 1
-
-    @property
     def open_count(self) -> int:
         """How many requests a processor may still have open for this client."""
-        return len(self.requests) + len(self._discarded)
+        return len(self.requests) + len(self._closed)
 
     def is_open(self, request_id: int) -> bool:
         """Tell whether a processor may still have a request open for this client."""
-        return request_id in self.requests or request_id in self._discarded
+        return request_id in self.requests or request_id in self._closed
 
     def _known_by(self, key: int) -> OpenRequest | None:
         """Return the open request that processors know by a key; of one that was sent anew only the last is good."""
@@ -210,8 +205,8 @@ class OpenRequests:
         if request is None or request.is_aborted:
             return
         request.is_aborted = True
-        if request.is_unsent:
-            self._never_began(request)
+        if request.was_never_sent:
+            self._end_aborted(request)
             self._flush_ends()
         else:
             self._say_abort(request)
@@ -222,12 +217,12 @@ class OpenRequests:
         if request is None:
             return
         self._remove(request)
-        if request.home is not None and not request.is_unsent:
-            self._discarded[request.key] = request
+        if request.home is not None and not request.was_never_sent:
+            self._closed[request.key] = request
             if not request.is_aborted:
                 request.is_aborted = True
                 self._say_abort(request)
-        elif not request.is_unsent:
+        elif not request.was_never_sent:
             self._ended_requests.add(request.key, may_go_on=True)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
@@ -265,7 +260,7 @@ class OpenRequests:
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
         """End a request with an error of a processor; it counts the tokens that came here."""
         self._remove(request)
-        if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.is_unsent:
+        if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
             self._ended_requests.add(request.key, may_go_on=True)
         error.request_key = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
@@ -283,11 +278,11 @@ class OpenRequests:
 
     def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
         """End a request with an error of this side, and at its worker."""
-        if not request.is_aborted and not request.is_unsent:
+        if not request.is_aborted and not request.was_never_sent:
             self._say_abort(request)
         self._broken(request, request_error(request.tokens.request_id, code, message))
 
-    def _never_began(self, request: OpenRequest) -> None:
+    def _end_aborted(self, request: OpenRequest) -> None:
         """End a request that was aborted before a processor answered it."""
         self._remove(request)
         self._ended(request, RowStatus.ABORTED)
@@ -302,7 +297,7 @@ class OpenRequests:
     def give_up(self, message: str) -> None:
         """End every request with an error: there has been no processor for too long, or the client leaves."""
         self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
-        self._discarded.clear()
+        self._closed.clear()
         for session in self.sessions:
             session.lost_since = None
 
@@ -372,19 +367,19 @@ class OpenRequests:
 
     def _late_row(self, session: "ClientSession", request_id: int, status: RowStatus) -> None:
         """Drop a row of a request that ended here, and end the request at its worker."""
-        if request_id in self._discarded:  # its abort was sent
+        if request_id in self._closed:  # its abort was sent
             if status in FINISHED:
-                del self._discarded[request_id]
-        elif status not in FINISHED and request_id not in self._ended_ids:
+                del self._closed[request_id]
+        elif status not in FINISHED and request_id not in self._ignored_ids:
             # It ended here, as when a request was sent twice and the first answer was an error.
             self._ignore_rows_of(request_id)
             session.say(ClientFrame(abort=Abort(request_key=request_id)))
 
     def _ignore_rows_of(self, request_id: int) -> None:
         """Remember that rows of a request that ended here need no abort."""
-        self._ended_ids[request_id] = None
-        if len(self._ended_ids) > _MOST_ENDED_IDS:
-            del self._ended_ids[next(iter(self._ended_ids))]
+        self._ignored_ids[request_id] = None
+        if len(self._ignored_ids) > _MOST_IGNORED:
+            del self._ignored_ids[next(iter(self._ignored_ids))]
 
     def _row(self, session: "ClientSession", request: OpenRequest, step: Step, place: int, status: RowStatus) -> int:
         """Add a row to its request; return how many of its tokens that had before, or -1 if the row is not for it."""
@@ -437,7 +432,7 @@ class OpenRequests:
 
     def admitted(self, session: "ClientSession", admitted: Admitted) -> None:
         """Learn that a worker has a request."""
-        request = self._known_by(admitted.request_key) or self._discarded.get(admitted.request_key)
+        request = self._known_by(admitted.request_key) or self._closed.get(admitted.request_key)
         if request is None:
             return
         if request.home in (None, session):
@@ -468,8 +463,8 @@ class OpenRequests:
             self._ignore_rows_of(error.request_key)
         request = self._known_by(error.request_key)
         if request is None:
-            is_discarded = self._discarded.pop(error.request_key, None) is not None
-            if is_discarded and self.has_several and error.code in NOT_HERE:
+            is_closed = self._closed.pop(error.request_key, None) is not None
+            if is_closed and self.has_several and error.code in NOT_HERE:
                 self._ended_requests.add(error.request_key, may_go_on=True)
         elif request.home not in (None, session):
             return  # it went on at another processor
@@ -501,7 +496,7 @@ class OpenRequests:
             self.lost(session)
         session.named_ended = 0
         self._name_ended(session)
-        for request in chain(self.requests.values(), self._discarded.values()):
+        for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
             # An earlier life of the processor, or this one where there are others, may have given it to a worker that
@@ -548,8 +543,8 @@ class OpenRequests:
             return
         for request in [each for each in self.requests.values() if each.home is session]:
             self._lose_home(request, None)
-        for key in [key for key, request in self._discarded.items() if request.home is session]:
-            del self._discarded[key]
+        for key in [key for key, request in self._closed.items() if request.home is session]:
+            del self._closed[key]
             self._ended_requests.add(key, may_go_on=True)
         self._flush_ends()
 
@@ -583,7 +578,7 @@ class OpenRequests:
         for session in self.sessions:
             session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
         if request.is_aborted:
-            self._never_began(request)
+            self._end_aborted(request)
             return
         self._sent_anew.pop(request.key, None)
         request.tokens.resume_id = generate.request_key = _next_key(request.key)
@@ -633,7 +628,7 @@ class OpenRequests:
         # One whose workers are all busy says when another try makes sense; one that closes cannot.
         session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
         if request.is_aborted:
-            self._never_began(request)
+            self._end_aborted(request)
             return
         self._place(request, generate, search)
 

@@ -69,11 +69,6 @@ class RequestTokens:
         """Whether nothing more will come."""
         return self.status is not None or self.error is not None
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its consumer waits for something to come."""
-        return self._waiter.is_waiting
-
     # For the deliverer.
 
     def put(self, step: Step, row: int) -> int:

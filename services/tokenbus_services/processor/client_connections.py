@@ -1,6 +1,6 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
 
@@ -60,14 +60,14 @@ class ClientConnections(Connections[Session]):
 
         `call_soon` calls a function after what has come by now was taken.
         """
-        super().__init__("client", ClientFrame, Peers(ServerFrame), settings, dead_letters)
+        self.sessions: dict[int, Session] = {}
+        super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, dead_letters)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch
         self._routes = count(_FIRST_ROUTE)
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
-        self.sessions: dict[int, Session] = {}
         self._status = StatusReport(settings.processor.id, dispatch)
         self._room: tuple[float, Room, list[bytes]] | None = None
         self.resumes = Resumes(
@@ -77,9 +77,6 @@ class ClientConnections(Connections[Session]):
         """Called when a client has acknowledged frames."""
         self.evicted = 0
         """How many clients lost their requests because too much waited for them."""
-
-    def _known(self) -> Iterable[Session]:
-        return self.sessions.values()
 
     def _names(self, known: Session | None) -> dict[str, object]:
         return {} if known is None else {"client": known.name}
@@ -202,8 +199,9 @@ class ClientConnections(Connections[Session]):
         owner = owner_of(identity, hello.name)
         session = self.sessions.get(hello.session)
         resumed = session is not None and session.hellos > 0
-        if session is not None:
-            self._check_same_life(session, peer, hello, owner, now)
+        if session is not None and (session.owner != owner or not self._is_same_life(session, peer, hello.proof, now)):
+            message = f"hello.session: {hello.session:016x} is another client's"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
         if self.peers.at(peer) not in {None, session}:
             raise protocol_error("hello.session: one session a connection")
         if session is None:
@@ -227,12 +225,6 @@ class ClientConnections(Connections[Session]):
         if session.looks_elsewhere:
             self._send_room(session, now, is_due=True)
         self._flush(session)
-
-    def _check_same_life(self, session: Session, peer: bytes, hello: ClientHello, owner: int, now: float) -> None:
-        """Refuse a hello that takes a session over without being the life that has it."""
-        if session.owner != owner or not self._is_same_life(session, peer, hello.proof, now):
-            message = f"hello.session: {hello.session:016x} is another client's"
-            raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
 
     def _may_shake_hands(self, session: Session, now: float) -> bool:
         """Tell whether a client's hello is answered: each time, what it did not acknowledge is sent again.

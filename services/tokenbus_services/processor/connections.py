@@ -3,7 +3,7 @@
 import hmac
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -135,10 +135,18 @@ def _size(parts: list[bytes]) -> int:
 class Connections(ABC, Generic[P]):
     """Handles what the peers at one address send. Its methods are given messages and the time: it has no clock."""
 
-    def __init__(
-        self, kind: str, frames: type[Message], peers: Peers[P], settings: Settings, dead_letters: DeadLetters
+    def __init__(  # noqa: PLR0913, PLR0917 - what differs between workers and clients, and what they share
+        self,
+        kind: str,
+        frames: type[Message],
+        peers: Peers[P],
+        known: Mapping[Any, P],
+        settings: Settings,
+        dead_letters: DeadLetters,
     ) -> None:
+        """Take the peers that are connected, and all that have completed a handshake and are not given up."""
         self._kind = kind
+        self._known = known
         self._frames = frames
         self.peers = peers
         self._settings = settings
@@ -153,10 +161,6 @@ class Connections(ABC, Generic[P]):
         self.refusals: Counter[str] = Counter()
         """How many peers were refused, by the reason."""
         self.failed_ticks = 0
-
-    @abstractmethod
-    def _known(self) -> Iterable[P]:
-        """Return all peers that have completed a handshake and are not given up."""
 
     @abstractmethod
     def _take(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
@@ -269,7 +273,7 @@ class Connections(ABC, Generic[P]):
 
     def tick(self, now: float) -> None:
         """Do what time alone demands of every peer; a defect in one keeps no other from its turn."""
-        for known in list(self._known()):
+        for known in list(self._known.values()):
             try:
                 self._check(known, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
@@ -280,12 +284,12 @@ class Connections(ABC, Generic[P]):
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
         """Do not count some seconds in which this processor stood still as the peers' silence."""
-        for known in self._known():
+        for known in self._known.values():
             known.last_heard = min(now, known.last_heard + seconds)
 
     def close(self, reason: GoodbyeReason, message: str) -> None:
         """Send each peer what is due, and say goodbye."""
-        for known in list(self._known()):
+        for known in list(self._known.values()):
             self._say_goodbye(known, reason, message)
         self._repeated_log.close()
 

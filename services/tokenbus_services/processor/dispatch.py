@@ -6,7 +6,7 @@ from math import inf
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import MINOR, bounds_in
 from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
@@ -148,7 +148,7 @@ class Dispatch:
         """Hand a request to its worker again, which never got it."""
         if request.generate is not None:
             request.sent_after = worker.hellos
-            self.workers.generate(worker, request.generate)
+            self.workers.send(worker, ProcessorFrame(generate=request.generate))
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
         """Return why a request cannot be taken, or None."""

@@ -44,14 +44,11 @@ class WorkerConnections(Connections[Worker]):
     """Takes what workers send: their handshakes, items, gaps, heartbeats and goodbyes; answers with credit and acks."""
 
     def __init__(self, settings: Settings, workers: Workers, intake: Intake, dead_letters: DeadLetters) -> None:
-        super().__init__("worker", WorkerFrame, workers, settings, dead_letters)
+        super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, dead_letters)
         self._workers = workers
         self._intake = intake
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
-
-    def _known(self) -> Iterable[Worker]:
-        return self._workers.by_id.values()
 
     def _names(self, known: Worker | None) -> dict[str, object]:
         return {} if known is None else {"stream": known.stream.worker_id, "epoch": known.stream.epoch}
@@ -106,16 +103,13 @@ class WorkerConnections(Connections[Worker]):
             message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
             raise protocol_error(message)
         if fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT):
-            self._report(worker, frame.item.sequence, fate, payload)
+            reason = {}
+            if fate is Fate.REFUSED and stream.refusal is not None:
+                self.refused += 1
+                self._dead_letters.keep(payload, stream.refusal, worker.name, frame.item.sequence)
+                reason = {"reason": str(stream.refusal)}
+            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence, **reason)
         self._proceed(worker, now)
-
-    def _report(self, worker: Worker, sequence: int, fate: Fate, payload: bytes) -> None:
-        error = worker.stream.refusal if fate is Fate.REFUSED else None
-        if error is not None:
-            self.refused += 1
-            self._dead_letters.keep(payload, error, worker.name, sequence)
-        reason = {"reason": str(error)} if error is not None else {}
-        self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=sequence, **reason)
 
     # The handshake.
 
@@ -190,7 +184,7 @@ class WorkerConnections(Connections[Worker]):
             stream=stream,
             assembler=Assembler(hello.worker_id, epoch, self._settings.processor),
             source=Source(
-                self._workers.next_stream,
+                self._workers.streams,
                 stream.name,
                 hello.first_sequence > 1,
                 takes_over,

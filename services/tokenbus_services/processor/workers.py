@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort
 from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, VoidTicket
 from tokenbus_services.bus import Identity, Outcome
 from tokenbus_services.delivery import PendingAck, Step
@@ -60,7 +60,7 @@ class Workers(Peers[Worker]):
     def __init__(self, settings: ProcessorSettings) -> None:
         super().__init__(ProcessorFrame)
         self._settings = settings
-        self._streams = 0
+        self.streams = 0
         """How many streams there were: each one's number is below that."""
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
@@ -70,14 +70,9 @@ class Workers(Peers[Worker]):
         """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
         self.lost = 0
 
-    @property
-    def next_stream(self) -> int:
-        """The number of the next stream."""
-        return self._streams
-
     def add(self, worker: Worker) -> None:
         """Add a worker whose stream has the next number."""
-        self._streams += 1
+        self.streams += 1
         self.by_id[worker.stream.worker_id] = worker
         self.by_stream[worker.source.stream] = worker
 
@@ -94,7 +89,7 @@ class Workers(Peers[Worker]):
 
     def is_lost(self, stream: int) -> bool:
         """Return whether there was such a stream, and nothing more comes from it."""
-        return stream < self._streams and stream not in self.by_stream
+        return stream < self.streams and stream not in self.by_stream
 
     @property
     def are_caught_up(self) -> bool:
@@ -115,10 +110,6 @@ class Workers(Peers[Worker]):
             # A worker that reads nothing: all of it is sent again after its next hello.
             self.disconnect(known)
         return outcome
-
-    def generate(self, worker: Worker, generate: Generate) -> None:
-        """Send a worker a request; one that cannot be reached just now is sent it after its next hello."""
-        self.send(worker, ProcessorFrame(generate=generate))
 
     def abort(self, stream: int, request_id: int) -> None:
         """Ask a worker to end a request."""

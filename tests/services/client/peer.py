@@ -22,9 +22,9 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 class Peer:
     """A session, and a processor that the test plays."""
 
-    def __init__(self, most: int = 100, *, requests: OpenRequests | None = None) -> None:
+    def __init__(self, most: int = 100, *, requests: OpenRequests | None = None, has_several: bool = False) -> None:
         """Let at most so many rows of a request wait; with requests of another peer, both belong to one client."""
-        self.requests = OpenRequests(most, patience=30.0) if requests is None else requests
+        self.requests = OpenRequests(most, patience=30.0, has_several=has_several) if requests is None else requests
         self.session = ClientSession(
             client_hello(proof=b""), self.requests, settings().limits, interval=INTERVAL, timeout=TIMEOUT
         )

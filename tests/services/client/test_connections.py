@@ -53,7 +53,7 @@ class Line:
 
     def __init__(self, *addresses: str) -> None:
         self.processors, self.clock = Announced(*addresses), ManualClock()
-        self.requests = OpenRequests(100, PATIENCE, others_may_come=True)
+        self.requests = OpenRequests(100, PATIENCE, has_several=True)
         self.connections = ProcessorConnections(self.processors, self._begin, self.requests, self.clock)
 
     def _begin(self) -> ClientSession:

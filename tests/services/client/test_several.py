@@ -26,7 +26,7 @@ class Two:
     """A client of two processors, `a` and `b`, which the test plays."""
 
     def __init__(self, *, are_open: bool = True) -> None:
-        self.a = Peer()
+        self.a = Peer(has_several=True)
         self.requests = self.a.requests
         self.b = Peer(requests=self.requests)
         for peer, name in ((self.a, "a"), (self.b, "b")):
@@ -699,7 +699,7 @@ def test_one_processor_alone_is_waited_for() -> None:
 
 
 def test_request_waits_while_no_processor_is_known() -> None:
-    requests = OpenRequests(100, PATIENCE, others_may_come=True)
+    requests = OpenRequests(100, PATIENCE, has_several=True)
     requests.resume(5, 27, include_drafts=False)
     for now in (0.0, 1.0, 10.0, PATIENCE - 1):
         requests.look(now)

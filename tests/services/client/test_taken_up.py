@@ -57,7 +57,7 @@ def test_strays_forget_the_oldest_first() -> None:
         list(peer.says_all())
     peer.rows(Wanted(5))
     assert "abort" not in peer.bodies()
-    assert len(peer.requests._ended_ids) <= 1024
+    assert len(peer.requests._ignored_ids) <= 1024
 
 
 @pytest.mark.parametrize(("position", "rows", "came"), [(0, 2, 2), (30, 0, 30), (30, 2, 32)])

@@ -122,13 +122,13 @@ async def test_consumer_waits_until_something_comes() -> None:
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))
     await turns()
-    assert tokens.is_awaited
+    assert tokens._waiter.is_waiting
     put(tokens, 0, 1)
     await turns()
-    assert tokens.is_awaited
+    assert tokens._waiter.is_waiting
     tokens.finish(RowStatus.FINISHED_STOP)
     assert [token.id for token in await soon(waiting)] == ids(KEY, 0, 1)
-    assert not tokens.is_awaited
+    assert not tokens._waiter.is_waiting
 
 
 async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
@@ -137,7 +137,7 @@ async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
     await turns()
     waiting.cancel()
     await turns()
-    assert not tokens.is_awaited
+    assert not tokens._waiter.is_waiting
     put(tokens, 0, 1)
     assert (await soon(anext(tokens))).id == ids(KEY, 0, 1)[0]
 

@@ -137,9 +137,11 @@ class Model:
     def arrive(self, arrival: Arrival) -> None:
         request, row = self.requests[arrival.row.key], arrival.row
         end = row.position + row.tokens
-        if request.end is not None or (row.position < request.next and end <= request.next):
-            return  # late, or nothing new
         is_owner = request.owner == arrival.stream
+        if request.end is not None or (row.position < request.next and end <= request.next):
+            if request.end is None and is_owner and row.status is RowStatus.HANDED_OFF:
+                self._let_go(request)
+            return  # late, or no new token
         if row.position > request.next and is_owner:
             request.end = "failed"
             request.early = []
@@ -159,10 +161,13 @@ class Model:
             request.end = row.status.name
             request.early = []
         elif row.status is RowStatus.HANDED_OFF:
-            request.owner = None
-            early, request.early = request.early, []
-            for each in sorted(early, key=lambda arrival: arrival.row.position):
-                self.arrive(each)
+            self._let_go(request)
+
+    def _let_go(self, request: Plain) -> None:
+        request.owner = None
+        early, request.early = request.early, []
+        for each in sorted(early, key=lambda arrival: arrival.row.position):
+            self.arrive(each)
 
 
 def draft_for(wanted: list[Wanted], step: int) -> LogprobBatch:

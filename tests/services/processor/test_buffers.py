@@ -62,7 +62,7 @@ async def test_who_waits_is_woken_by_its_own_rows() -> None:
     waiting = asyncio.ensure_future(made.tokens[1].__anext__())
     await turns()
     made.give(Wanted(2))
-    assert made.tokens[1].is_awaited
+    assert made.tokens[1]._waiter.is_waiting
     await turns()
     assert not waiting.done()
     made.give(Wanted(1))
