@@ -156,7 +156,7 @@ class HandoffFailover(Failover):
         drafts=st.booleans(),
     )
     def begin(self, **world: Any) -> None:  # noqa: ANN401 - as above
-        """Start everything, with prefill and decode workers."""
+        """Start everything, with prefill and decode workers: how many sites, workers and pairs, and what happened."""
         super().begin(**world)
 
     @rule(place=_PLACES)
@@ -197,221 +197,105 @@ def test_no_failover_makes_a_token_wrong(machine: type[Failover]) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-RUNS: dict[str, list[tuple[str, dict[str, object]]]] = {
-    "what waits for its client while its worker goes and comes back": [
-        ("carry_all", {}),
-        ("turn", {"worker": 0, "turns": 4}),
-        ("move", {"worker": 0}),
-        ("lose_what_was_left", {}),
-        ("carry_all", {}),
-        ("stop", {"place": 0}),
-        ("drain", {"place": 1, "is_slow": True}),
-        ("pass_time", {"seconds": 3.5}),
-        ("disconnect_client", {"client": 0, "place": 0}),
-    ],
-    "the same, and the processor restarts": [
-        ("work", {"turns": 2}),
-        ("turn", {"worker": 0, "turns": 1}),
-        ("start", {"place": 1}),
-        ("work", {"turns": 3}),
-        ("move", {"worker": 0}),
-        ("move", {"worker": 0}),
-        ("pass_time", {"seconds": 0.3}),
-        ("start", {"place": 1}),
-        ("turn", {"worker": 0, "turns": 4}),
-    ],
-    "a worker comes to a processor that had refused its requests": [
-        ("move", {"worker": 0}),
-        ("pass_time", {"seconds": 6.0}),
-        ("work", {"turns": 1}),
-        ("stop", {"place": 0}),
-        ("pass_time", {"seconds": 3.5}),
-        ("move", {"worker": 0}),
-    ],
-    "a processor that wakes up reads what the client said long ago": [
-        ("pass_time", {"seconds": 6.0}),
-        ("move", {"worker": 0}),
-        ("stop", {"place": 0}),
-        ("work", {"turns": 1}),
-        ("pass_time", {"seconds": 3.5}),
-        ("move", {"worker": 0}),
-    ],
-    "the same, of a request whose last row is left": [
-        ("stop", {"place": 0}),
-        ("pass_time", {"seconds": 1.1}),
-        ("move", {"worker": 0}),
-        ("turn", {"worker": 0, "turns": 3}),
-        ("move", {"worker": 0}),
-        ("pass_time", {"seconds": 1.1}),
-        ("stop", {"place": 1}),
-        ("move", {"worker": 0}),
-        ("pass_time", {"seconds": 6.0}),
-        ("work", {"turns": 3}),
-        ("move", {"worker": 0}),
-    ],
-    "a request is found while its engine computes nothing for long": [
-        ("work", {"turns": 2}),
-        ("move", {"worker": 0}),
-        ("pass_time", {"seconds": 6.0}),
-        ("pass_time", {"seconds": 6.0}),
-        ("move", {"worker": 0}),
-    ],
-    "a processor wakes up with requests that it cannot send to the worker that left": [
-        ("stop", {"place": 1}),
-        ("pass_time", {"seconds": 3.5}),
-    ],
-    "a worker comes to the next life of a processor that refused its requests because it closed": [
-        ("move", {"worker": 0}),
-        ("move", {"worker": 0}),
-        ("drain", {"place": 1, "is_slow": True}),
-        ("carry_all", {}),
-        ("move", {"worker": 0}),
-        ("move", {"worker": 0}),
-    ],
+def play(machine: Failover, steps: str) -> None:
+    """Call a machine's rules by their names: `drain 1 not_is_slow` is `drain(1, is_slow=False)`, `3+4` is a list."""
+    for step in steps.split(", "):
+        name, *words = step.split()
+        flags = {word.removeprefix("not_"): not word.startswith("not_") for word in words if word[0].isalpha()}
+        numbers = [
+            [float(each) if "." in each else int(each) for each in word.split("+")]
+            for word in words[: len(words) - len(flags)]
+        ]
+        getattr(machine, name)(*(each if len(each) > 1 else each[0] for each in numbers), **flags)
+    machine.teardown()
+
+
+RUNS = {
+    "what waits for its client while its worker goes and comes back": (
+        "carry_all, turn 0 4, move 0, lose_what_was_left, carry_all, stop 0, drain 1 is_slow, pass_time 3.5, "
+        "disconnect_client 0 0"
+    ),
+    "the same, and the processor restarts": (
+        "work 2, turn 0 1, start 1, work 3, move 0, move 0, pass_time 0.3, start 1, turn 0 4"
+    ),
+    "a worker comes to a processor that had refused its requests": (
+        "move 0, pass_time 6.0, work 1, stop 0, pass_time 3.5, move 0"
+    ),
+    "a processor that wakes up reads what the client said long ago": (
+        "pass_time 6.0, move 0, stop 0, work 1, pass_time 3.5, move 0"
+    ),
+    "the same, of a request whose last row is left": (
+        "stop 0, pass_time 1.1, move 0, turn 0 3, move 0, pass_time 1.1, stop 1, move 0, pass_time 6.0, work 3, move 0"
+    ),
+    "a request is found while its engine computes nothing for long": (
+        "work 2, move 0, pass_time 6.0, pass_time 6.0, move 0"
+    ),
+    "a processor wakes up with requests that it cannot send to the worker that left": "stop 1, pass_time 3.5",
+    "a worker comes to the next life of a processor that refused its requests because it closed": (
+        "move 0, move 0, drain 1 is_slow, carry_all, move 0, move 0"
+    ),
 }
 """What happened in runs that lost a request once, at one worker, a client and two processors."""
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_runs_that_lost_a_request_once(run: list[tuple[str, dict[str, object]]]) -> None:
+def test_runs_that_lost_a_request_once(run: str) -> None:
     machine = Failover()
     machine.begin(sites=2, workers=1, clients=1, credit=64, window=8, by_columns=True)
-    for name, arguments in run:
-        getattr(machine, name)(**arguments)
-    machine.teardown()
+    play(machine, run)
     assert all(asked.error is None for asked in machine.world.asked)
 
 
-HANDOFF_RUNS: dict[str, tuple[dict[str, int], list[tuple[str, dict[str, object]]]]] = {
+HANDOFF_RUNS = {
     "a prefill worker begins, and comes where the decode worker is": (
-        {"sites": 2, "workers": 0, "pairs": 1},
-        [
-            ("carry_all", {}),
-            ("carry_all", {}),
-            ("carry_all", {}),
-            ("kill", {"place": 7}),
-        ],
+        (2, 0, 1),
+        "carry_all, carry_all, carry_all, kill 7",
     ),
     "the decode worker has done all before the prefill worker comes back": (
-        {"sites": 2, "workers": 0, "pairs": 1},
-        [
-            ("carry_all", {}),
-            ("disconnect", {"worker": 6, "keeps_unsent": False}),
-            ("move", {"worker": 6}),
-        ],
+        (2, 0, 1),
+        "carry_all, disconnect 6 not_keeps_unsent, move 6",
     ),
-    "a prefill worker goes to and fro with what its client has": (
-        {"sites": 2, "workers": 0, "pairs": 1},
-        [
-            ("work", {"turns": 2}),
-            ("move", {"worker": 4}),
-        ],
-    ),
-    "a request waits at a processor until its time is over": (
-        {"sites": 2, "workers": 0, "pairs": 1},
-        [
-            ("ask", {"client": 6, "tokens": [24, 11]}),
-            ("pass_time", {"seconds": 6.0}),
-        ],
-    ),
+    "a prefill worker goes to and fro with what its client has": ((2, 0, 1), "work 2, move 4"),
+    "a request waits at a processor until its time is over": ((2, 0, 1), "ask 6 24+11, pass_time 6.0"),
     "a client finds a request that was handed off unseen": (
-        {"sites": 3, "workers": 0, "pairs": 2},
-        [
-            ("drain", {"place": 7, "is_slow": False}),
-            ("pass_time", {"seconds": 3.5}),
-            ("move", {"worker": 4}),
-            ("pass_time", {"seconds": 0.3}),
-        ],
+        (3, 0, 2),
+        "drain 7 not_is_slow, pass_time 3.5, move 4, pass_time 0.3",
     ),
-    "an error comes behind the rows that came before it": (
-        {"sites": 3, "workers": 1, "pairs": 2},
-        [
-            ("pass_time", {"seconds": 3.5}),
-            ("start", {"place": 3}),
-        ],
-    ),
+    "an error comes behind the rows that came before it": ((3, 1, 2), "pass_time 3.5, start 3"),
     "a request that was sent anew is handed off, and its first row comes again": (
-        {"sites": 3, "workers": 0, "pairs": 2},
-        [
-            ("drain", {"place": 5, "is_slow": False}),
-            ("kill", {"place": 6}),
-            ("move", {"worker": 5}),
-            ("pass_time", {"seconds": 6.0}),
-            ("work", {"turns": 4}),
-            ("kill", {"place": 7}),
-            ("pass_time", {"seconds": 1.1}),
-        ],
+        (3, 0, 2),
+        "drain 5 not_is_slow, kill 6, move 5, pass_time 6.0, work 4, kill 7, pass_time 1.1",
     ),
     "all processors close before one is there again": (
-        {"sites": 2, "workers": 0, "pairs": 1},
-        [
-            ("work", {"turns": 3}),
-            ("drain", {"place": 3, "is_slow": True}),
-            ("pass_time", {"seconds": 6.0}),
-            ("drain", {"place": 2, "is_slow": True}),
-            ("pass_time", {"seconds": 3.5}),
-        ],
+        (2, 0, 1),
+        "work 3, drain 3 is_slow, pass_time 6.0, drain 2 is_slow, pass_time 3.5",
     ),
     "a processor reads a new request when its worker has it from another one": (
-        {"sites": 2, "workers": 1, "pairs": 1},
-        [
-            ("work", {"turns": 2}),
-            ("stop", {"place": 7}),
-            ("ask", {"client": 4, "tokens": [42, 40, 52]}),
-            ("abort", {"place": 3}),
-            ("pass_time", {"seconds": 3.5}),
-            ("pass_time", {"seconds": 3.5}),
-            ("work", {"turns": 2}),
-            ("move", {"worker": 3}),
-        ],
+        (2, 1, 1),
+        "work 2, stop 7, ask 4 42+40+52, abort 3, pass_time 3.5, pass_time 3.5, work 2, move 3",
     ),
     "a processor wakes up with a request of which the decode worker has come": (
-        {"sites": 2, "workers": 1, "pairs": 2},
-        [
-            ("stop", {"place": 6}),
-            ("ask", {"client": 6, "tokens": [42, 28, 30]}),
-            ("pass_time", {"seconds": 3.5}),
-            ("pass_time", {"seconds": 3.5}),
-            ("move", {"worker": 2}),
-        ],
+        (2, 1, 2),
+        "stop 6, ask 6 42+28+30, pass_time 3.5, pass_time 3.5, move 2",
     ),
     "a prefill worker brings again what its client had long ago": (
-        {"sites": 2, "workers": 1, "pairs": 2},
-        [
-            ("stop", {"place": 5}),
-            ("work", {"turns": 4}),
-            ("work", {"turns": 1}),
-            ("work", {"turns": 4}),
-            ("kill", {"place": 0}),
-            ("pass_time", {"seconds": 6.0}),
-        ],
+        (2, 1, 2),
+        "stop 5, work 4, work 1, work 4, kill 0, pass_time 6.0",
     ),
     "a processor that stood still has it queued, and gets the decode worker that goes on with it": (
-        {"sites": 3, "workers": 0, "pairs": 1},
-        [
-            ("work", {"turns": 4}),
-            ("kill", {"place": 2}),
-            ("stop", {"place": 6}),
-            ("pass_time", {"seconds": 6.0}),
-            ("kill", {"place": 4}),
-            ("ask", {"client": 4, "tokens": [20, 44, 60]}),
-            ("move", {"worker": 1}),
-        ],
+        (3, 0, 1),
+        "work 4, kill 2, stop 6, pass_time 6.0, kill 4, ask 4 20+44+60, move 1",
     ),
 }
-"""What happened in runs that lost or stranded a request once, with prefill and decode workers."""
+"""Sites, workers and pairs, and what happened in runs that lost or stranded a request once."""
 
 
 @pytest.mark.parametrize(("world", "run"), HANDOFF_RUNS.values(), ids=HANDOFF_RUNS)
 @pytest.mark.parametrize("credit", [4, 64])
-def test_runs_that_stranded_a_request_once(
-    world: dict[str, int], run: list[tuple[str, dict[str, object]]], credit: int
-) -> None:
-    machine = HandoffFailover()
-    machine.begin(clients=1, credit=credit, window=8, by_columns=False, **world)
-    for name, arguments in run:
-        getattr(machine, name)(**arguments)
-    machine.teardown()
+def test_runs_that_stranded_a_request_once(world: tuple[int, int, int], run: str, credit: int) -> None:
+    machine, (sites, workers, pairs) = HandoffFailover(), world
+    machine.begin(sites=sites, workers=workers, pairs=pairs, clients=1, credit=credit, window=8, by_columns=False)
+    play(machine, run)
 
 
 def begun(sites: int = 2, workers: int = 2, requests: int = 6, tokens: int = 120) -> SeveralWorld:
