@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,14 +64,7 @@ async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
         await processor.welcome()
         text = client.generate(
             "once",
-            max_tokens=8,
-            temperature=0.5,
-            top_p=0.9,
-            top_k=40,
-            seed=0,
-            stop=["a", "b"],
             stop_token_ids=np.array([1, 2]),
-            ignore_end_token=True,
             top_logprobs=2,
             include_draft_logprobs=True,
             model="small",
@@ -82,16 +75,7 @@ async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
             request_key=77,
             model="small",
             text=TextPrompt(text="once"),
-            sampling=SamplingParameters(
-                max_tokens=8,
-                temperature=0.5,
-                top_p=0.9,
-                top_k=40,
-                seed=0,
-                stop=["a", "b"],
-                stop_token_ids=[1, 2],
-                ignore_end_token=True,
-            ),
+            sampling=SamplingParameters(stop_token_ids=[1, 2]),
             top_logprobs=2,
             include_draft_logprobs=True,
             deadline_unix_ms=2**60,
@@ -177,89 +161,75 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
 
 
 @pytest.mark.parametrize(
-    ("call", "line"),
+    ("prompt", "arguments", "line"),
     [
-        (lambda client: client.generate([1], min_p=1.5), "min_p: at most 1, got 1.5"),
-        (lambda client: client.generate([1], presence_penalty=-2.5), "presence_penalty: at least -2, got -2.5"),
-        (lambda client: client.generate([1], frequency_penalty=3), "frequency_penalty: at most 2, got 3.0"),
-        (lambda client: client.generate([1], repetition_penalty=-1), "repetition_penalty: at least 0, got -1.0"),
-        (lambda client: client.generate([1], logit_bias={3: 101}), "logit_bias[0].bias: at most 100, got 101.0"),
-        (lambda client: client.generate([1], logit_bias={3: "x"}), "logit_bias[0].bias: a number, got x"),
-        (lambda client: client.generate([1], logit_bias={"3": 1}), "logit_bias[0].token_id: a whole number, got 3"),
+        ([1], {"min_p": 1.5}, "min_p: at most 1, got 1.5"),
+        ([1], {"presence_penalty": -2.5}, "presence_penalty: at least -2, got -2.5"),
+        ([1], {"frequency_penalty": 3}, "frequency_penalty: at most 2, got 3.0"),
+        ([1], {"repetition_penalty": -1}, "repetition_penalty: at least 0, got -1.0"),
+        ([1], {"logit_bias": {3: 101}}, "logit_bias[0].bias: at most 100, got 101.0"),
+        ([1], {"logit_bias": {3: "x"}}, "logit_bias[0].bias: a number, got x"),
+        ([1], {"logit_bias": {"3": 1}}, "logit_bias[0].token_id: a whole number, got 3"),
+        ([1], {"logit_bias": [3]}, "logit_bias: a mapping of token ids to numbers, got list"),
+        ([1], {"min_tokens": -1}, "min_tokens: at least 0, got -1"),
+        ([1], {"bad_words": [""]}, "bad_words[0]: text, got empty text"),
+        ([1], {"bad_words": ["x"] * 257}, "bad_words: at most 256 elements, got 257"),
+        ([1], {"allowed_token_ids": [0, 2**31]}, "allowed_token_ids[1]: at most 2147483646, got 2147483648"),
+        ([1], {"priority": 2**63}, f"priority: at most {2**63 - 1}, got {2**63}"),
+        ([1], {"priority": -(2**64)}, f"priority: at least {-(2**63)}, got {-(2**64)}"),
+        ([1], {"cache_salt": "s" * 257}, "cache_salt: at most 256 bytes, got 257"),
         (
-            lambda client: client.generate([1], logit_bias=[3]),
-            "logit_bias: a mapping of token ids to numbers, got list",
-        ),
-        (lambda client: client.generate([1], min_tokens=-1), "min_tokens: at least 0, got -1"),
-        (lambda client: client.generate([1], bad_words=[""]), "bad_words[0]: text, got empty text"),
-        (lambda client: client.generate([1], bad_words=["x"] * 257), "bad_words: at most 256 elements, got 257"),
-        (
-            lambda client: client.generate([1], allowed_token_ids=[0, 2**31]),
-            "allowed_token_ids[1]: at most 2147483646, got 2147483648",
-        ),
-        (lambda client: client.generate([1], priority=2**63), f"priority: at most {2**63 - 1}, got {2**63}"),
-        (lambda client: client.generate([1], priority=-(2**64)), f"priority: at least {-(2**63)}, got {-(2**64)}"),
-        (lambda client: client.generate([1], cache_salt="s" * 257), "cache_salt: at most 256 bytes, got 257"),
-        (
-            lambda client: client.generate([1], structured_output={}),
+            [1],
+            {"structured_output": {}},
             "structured_output: one of json_schema, json_object, regex, choice, grammar, got none",
         ),
         (
-            lambda client: client.generate([1], structured_output={"regex": "a", "choice": ["b"]}),
+            [1],
+            {"structured_output": {"regex": "a", "choice": ["b"]}},
             "structured_output: one of json_schema, json_object, regex, choice, grammar, got regex, choice",
         ),
         (
-            lambda client: client.generate([1], structured_output="regex"),
+            [1],
+            {"structured_output": "regex"},
             "structured_output: one of json_schema, json_object, regex, choice, grammar, got str",
         ),
+        ([1], {"structured_output": {"json_object": False}}, "structured_output.json_object: True, got False"),
+        ([1], {"structured_output": {"choice": []}}, "structured_output.choice: at least 1 text, got none"),
+        ([1], {"structured_output": {"regex": ""}}, "structured_output.regex.pattern: text, got empty text"),
         (
-            lambda client: client.generate([1], structured_output={"json_object": False}),
-            "structured_output.json_object: True, got False",
-        ),
-        (
-            lambda client: client.generate([1], structured_output={"choice": []}),
-            "structured_output.choice: at least 1 text, got none",
-        ),
-        (
-            lambda client: client.generate([1], structured_output={"regex": ""}),
-            "structured_output.regex.pattern: text, got empty text",
-        ),
-        (
-            lambda client: client.generate([1], structured_output={"json_schema": {"const": {1}}}),
+            [1],
+            {"structured_output": {"json_schema": {"const": {1}}}},
             "structured_output.json_schema: a value for JSON, got Object of type set is not JSON serializable",
         ),
-        (lambda client: client.generate([1], max_token=3), "max_token: a parameter of a request, as max_tokens, got 3"),
-        (lambda client: client.generate([1], max_tokens=0), "max_tokens: at least 1, got 0"),
-        (lambda client: client.generate([1], max_tokens=-1), "max_tokens: at least 0, got -1"),
-        (lambda client: client.generate([1], max_tokens=2**32), "max_tokens: at most 4294967295, got 4294967296"),
-        (lambda client: client.generate([1], max_tokens=True), "max_tokens: a whole number, got True"),
-        (lambda client: client.generate([1], seed="7"), "seed: a whole number, got 7"),
-        (lambda client: client.generate([1], temperature="hot"), "temperature: a number, got hot"),
-        (lambda client: client.generate([1], temperature=-0.5), "temperature: at least 0, got -0.5"),
-        (lambda client: client.generate([1], top_p=float("nan")), "top_p: a finite number, got nan"),
-        (lambda client: client.generate([1], top_logprobs=500), "top_logprobs: at most 127, got 500"),
-        (lambda client: client.generate([1], stop=["x", 3]), "stop[1]: a text, got 3"),
-        (lambda client: client.generate([1], stop=7), "stop: a sequence, got int"),
-        (lambda client: client.generate([1], stop=["x", ""]), "stop[1]: text, got empty text"),
-        (lambda client: client.generate([1], ignore_end_token=1), "ignore_end_token: True or False, got 1"),
-        (lambda client: client.generate([1], model=3), "model: a text, got 3"),
-        (lambda client: client.generate([1], request_id=0), "request_id: at least 1, got 0"),
-        (lambda client: client.generate(""), "prompt: text, got empty text"),
-        (lambda client: client.generate([]), "prompt: at least 1 token id, got none"),
-        (lambda client: client.generate([1, "2"]), "prompt[1]: a whole number, got 2"),
-        (lambda client: client.generate([1, 2**31]), "prompt[1]: at most 2147483646, got 2147483648"),
-        (lambda client: client.generate(b"text"), "prompt: a text or a sequence of token ids, got bytes"),
-        (
-            lambda client: client.generate(generate_of(1), seed=1),
-            "parameters: none beside a Generate message, got seed",
-        ),
+        ([1], {"max_token": 3}, "max_token: a parameter of a request, as max_tokens, got 3"),
+        ([1], {"max_tokens": 0}, "max_tokens: at least 1, got 0"),
+        ([1], {"max_tokens": -1}, "max_tokens: at least 0, got -1"),
+        ([1], {"max_tokens": 2**32}, "max_tokens: at most 4294967295, got 4294967296"),
+        ([1], {"max_tokens": True}, "max_tokens: a whole number, got True"),
+        ([1], {"seed": "7"}, "seed: a whole number, got 7"),
+        ([1], {"temperature": "hot"}, "temperature: a number, got hot"),
+        ([1], {"temperature": -0.5}, "temperature: at least 0, got -0.5"),
+        ([1], {"top_p": float("nan")}, "top_p: a finite number, got nan"),
+        ([1], {"top_logprobs": 500}, "top_logprobs: at most 127, got 500"),
+        ([1], {"stop": ["x", 3]}, "stop[1]: a text, got 3"),
+        ([1], {"stop": 7}, "stop: a sequence, got int"),
+        ([1], {"stop": ["x", ""]}, "stop[1]: text, got empty text"),
+        ([1], {"ignore_end_token": 1}, "ignore_end_token: True or False, got 1"),
+        ([1], {"model": 3}, "model: a text, got 3"),
+        ([1], {"request_id": 0}, "request_id: at least 1, got 0"),
+        ("", {}, "prompt: text, got empty text"),
+        ([], {}, "prompt: at least 1 token id, got none"),
+        ([1, "2"], {}, "prompt[1]: a whole number, got 2"),
+        ([1, 2**31], {}, "prompt[1]: at most 2147483646, got 2147483648"),
+        (b"text", {}, "prompt: a text or a sequence of token ids, got bytes"),
+        (generate_of(1), {"seed": 1}, "parameters: none beside a Generate message, got seed"),
     ],
 )
-async def test_wrong_argument_is_refused_in_one_line(call: Callable[[Client], Generation], line: str) -> None:
+async def test_wrong_argument_is_refused_in_one_line(prompt: Any, arguments: Any, line: str) -> None:  # noqa: ANN401
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         with pytest.raises(ContractError) as refused:
-            call(client)
+            client.generate(prompt, **arguments)
         assert str(refused.value) == line
         assert len(client.requests) == 0
 
