@@ -1,7 +1,7 @@
 """The peers of a processor in a simulated network: workers and clients without threads, sockets or time."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,11 +197,11 @@ def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, dra
     )
 
 
-class ClientNode(Node):
-    """One life of a client, and what it took of each of its requests."""
+class AskingClient:
+    """One life of a client, at one processor or several, and what it took of each of its requests."""
 
     def __init__(
-        self, settings: Settings, life: int, network: Network, clock: ManualClock, *, by_columns: bool
+        self, settings: Settings, life: int, networks: Sequence[Network], clock: ManualClock, *, by_columns: bool
     ) -> None:
         """Start; tokens are taken from each request's iterator, or as columns."""
         client, bus = settings.client, settings.bus
@@ -212,23 +212,31 @@ class ClientNode(Node):
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
             session=life,
+            wants_room=len(networks) > 1,
         )
-        self.requests = OpenRequests(client.request_buffer_rows, client.resume_timeout_ms / 1000)
-        self.client = ClientSession(
-            hello,
-            self.requests,
-            settings.limits,
-            interval=bus.heartbeat_interval_ms / 1000,
-            timeout=bus.heartbeat_timeout_ms / 1000,
-        )
+        interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000
+        self._patience = client.resume_timeout_ms / 1000
+        self.requests = OpenRequests(client.request_buffer_rows, self._patience, has_several=len(networks) > 1)
+        self.sessions = [
+            ClientSession(hello, self.requests, settings.limits, interval=interval, timeout=timeout) for _ in networks
+        ]
+        self.nodes = [Node(*pair, clock) for pair in zip(self.sessions, networks, strict=True)]
         if by_columns:
             self.requests.open_stream(self._take_columns)
-        self.settings = settings
+        self.clock = clock
         self.asked: dict[int, Asked] = {}
         self.is_reading = True
         self.drafted = 0
         self.ends: set[int] = set()
-        super().__init__(self.client, network, clock)
+
+    @property
+    def node(self) -> Node:
+        """Its connection to the first processor."""
+        return self.nodes[0]
+
+    def pump(self) -> None:
+        for node in self.nodes:
+            node.pump()
 
     def ask(self, asked: Asked) -> None:
         self.asked[asked.key] = asked
@@ -257,9 +265,11 @@ class ClientNode(Node):
     def watch_over(self) -> None:
         """End what is overdue, and give up when there has been no processor for too long, as Client does."""
         self.requests.end_overdue(self.clock.unix_ms())
-        since, patience = self.client.lost_since, self.settings.client.resume_timeout_ms / 1000
-        if since is not None and self.clock.now() - since >= patience:
+        self.requests.look(self.clock.now())
+        lost_since = [session.lost_since for session in self.sessions]
+        if all(since is not None and self.clock.now() - since >= self._patience for since in lost_since):
             self.requests.give_up("no processor answered in time")
+        self.pump()
 
     def _take_columns(self, output: StepRows | RequestEnd) -> None:
         """Take what is new of a step, and compare it with what is true; nothing of a request comes after its end."""

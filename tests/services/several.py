@@ -7,21 +7,15 @@ from itertools import count
 from typing import cast
 
 from tests.services.network import Network, Wire
-from tests.services.nodes import Asked, DrivenPublisher, Node, assert_true, generate_request, take, work_left
+from tests.services.nodes import Asked, AskingClient, DrivenPublisher, Node, generate_request, work_left
 from tests.services.sending import Sending
 from tests.support.clock import ManualClock
 from tests.support.settings import settings_of
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import Listener
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.stream import RequestEnd, StepRows
-from tokenbus_services.delivery.step import TokenLists
 from tokenbus_services.processor.processor import Core
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.emitter import Emitter
@@ -217,82 +211,6 @@ class MovingWorker(Node):
             self.pump()
 
 
-class SeveralClient:
-    """A client of all processors, and what it took of each of its requests."""
-
-    def __init__(self, world: "SeveralWorld", *, by_columns: bool) -> None:
-        settings = world.settings({})
-        client, bus = settings.client, settings.bus
-        self.requests = OpenRequests(
-            client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=len(world.sites) > 1
-        )
-        hello = ClientHello(
-            schema_major=MAJOR,
-            schema_minor=MINOR,
-            name=client.name,
-            window_frames=client.window_frames,
-            window_bytes=client.window_bytes,
-            session=next(world.lives),
-            wants_room=True,
-        )
-        self.nodes = [
-            Node(
-                ClientSession(
-                    hello,
-                    self.requests,
-                    settings.limits,
-                    interval=bus.heartbeat_interval_ms / 1000,
-                    timeout=bus.heartbeat_timeout_ms / 1000,
-                ),
-                site.client_network,
-                world.clock,
-            )
-            for site in world.sites
-        ]
-        self._by_columns = by_columns
-        if by_columns:
-            self.requests.open_stream(self._take_columns)
-        self.clock = world.clock
-        self.asked: dict[int, Asked] = {}
-        self.ends: set[int] = set()
-
-    def ask(self, asked: Asked) -> None:
-        self.asked[asked.key] = asked
-        asked.source = self.requests.open(asked.generate)
-        self.pump()
-
-    def abort(self, asked: Asked) -> None:
-        asked.is_aborted = True
-        self.requests.abort(asked.key)
-        self.pump()
-
-    def pump(self) -> None:
-        for node in self.nodes:
-            node.pump()
-
-    def read(self) -> None:
-        for asked in self.asked.values():
-            if not asked.has_ended:
-                take(asked)
-
-    def watch_over(self) -> None:
-        self.requests.end_overdue(self.clock.unix_ms())
-        self.requests.look(self.clock.now())
-        self.pump()
-
-    def _take_columns(self, output: StepRows | RequestEnd) -> None:
-        if isinstance(output, RequestEnd):
-            assert output.request_id not in self.ends
-            self.ends.add(output.request_id)
-            return
-        assert self.ends.isdisjoint(output.target.request_keys.tolist())
-        lists = TokenLists(output.target)
-        for place, key in enumerate(output.target.request_keys.tolist()):
-            for token in lists.tokens_of(place):
-                self.asked[key].tokens.append(token)
-                assert_true(self.asked[key], len(self.asked[key].tokens) - 1)
-
-
 class SeveralWorld:
     """Nothing happens here unless it is asked for, so that every run can be had again."""
 
@@ -315,14 +233,18 @@ class SeveralWorld:
         self.asked: list[Asked] = []
         self.sites: list[Site] = []
         self.workers: list[MovingWorker] = []
-        self.clients: list[SeveralClient] = []
+        self.clients: list[AskingClient] = []
         for place in range(sites):
             self.sites.append(Site(place, self))
         roles = ["mixed"] * workers + ["prefill", "decode"] * pairs
         self.workers += [
             MovingWorker(place, self, role, parts=parts, drafts=drafts) for place, role in enumerate(roles)
         ]
-        self.clients += [SeveralClient(self, by_columns=by_columns) for _ in range(clients)]
+        networks = [site.client_network for site in self.sites]
+        self.clients += [
+            AskingClient(self.settings({}), next(self.lives), networks, self.clock, by_columns=by_columns)
+            for _ in range(clients)
+        ]
         self.places = _MAX_REQUESTS * (workers + pairs)
         """How many requests the workers take at once."""
         self.pump()
@@ -345,7 +267,7 @@ class SeveralWorld:
         self.asked.append(asked)
         self.clients[client % len(self.clients)].ask(asked)
 
-    def open_requests(self) -> list[tuple[SeveralClient, Asked]]:
+    def open_requests(self) -> list[tuple[AskingClient, Asked]]:
         return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
 
     def work(self, turns: int) -> None:

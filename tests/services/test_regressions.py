@@ -64,7 +64,7 @@ def test_a_client_is_told_that_its_frame_could_not_be_read() -> None:
     """Bytes that are no frame are answered, and raise nothing."""
     world = world_of()
     client = world.clients[0]
-    world.processor.clients.receive(client.wire.peer, [b"\xff\xff"], world.clock.now())
+    world.processor.clients.receive(client.node.wire.peer, [b"\xff\xff"], world.clock.now())
     assert world.processor.clients.refused == 1
     world.ask(_WISH)
     assert_all_well(world)
@@ -110,7 +110,7 @@ def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again()
         world.turn(0)
         while world.deliver_up(world.workers[0]):
             pass
-    world.clients[0].reconnect(keeps_unsent=False)
+    world.clients[0].node.reconnect(keeps_unsent=False)
     assert_all_well(world)
     assert world.processor.registry.counts.opened == 1
 
@@ -167,7 +167,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
     world.flush()
     world.pass_time(0.5, carries=True)  # the first row is acked by the client and by the processor
     world.restart_processor(keeps_unsent=False)
-    world.clients[0].is_paused = True
+    world.clients[0].node.is_paused = True
     for _ in range(3):
         world.turn(0)
         world.flush()
@@ -185,7 +185,7 @@ def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
     world.flush()
     world.pass_time(0.5, carries=True)
     world.restart_processor(keeps_unsent=False)
-    world.clients[0].is_paused = True
+    world.clients[0].node.is_paused = True
     for _ in range(20):
         world.turn(0)
         world.flush()
@@ -201,7 +201,7 @@ def test_credit_and_acknowledgements_that_were_lost_come_again() -> None:
     worker = world.workers[0]
     for _ in range(6):
         world.turn(0)
-        while world.deliver_up(worker) or world.deliver_up(world.clients[0]) or world.clients[0].receive():
+        while world.deliver_up(worker) or world.deliver_up(world.clients[0].node) or world.clients[0].node.receive():
             worker.wire.down.clear()
     assert_all_well(world)
 
@@ -215,8 +215,8 @@ def test_tokens_without_their_batch_end_what_may_miss_them() -> None:
     while world.deliver_up(world.workers[0]):
         pass
     client = world.clients[0]
-    outputs = client.wire.down.pop()
-    client.wire.down.append(outputs[:1])
+    outputs = client.node.wire.down.pop()
+    client.node.wire.down.append(outputs[:1])
     world.settle()
     assert world.asked[0].error is not None
     assert world.asked[0].error.code == ErrorCode.ERROR_CODE_GAP
@@ -231,12 +231,12 @@ def test_a_resume_that_was_lost_with_its_connection_is_repeated() -> None:
     world.restart_processor(keeps_unsent=False)
     client = world.clients[0]
     world.pass_time(1.2, carries=False)
-    while client.wire.down or client.wire.up:  # up to the welcome, and what the client says then is lost
-        world.deliver_up(client)
-        client.receive()
-        if client.client.handshakes == 2:
+    while client.node.wire.down or client.node.wire.up:  # up to the welcome, and what the client says then is lost
+        world.deliver_up(client.node)
+        client.node.receive()
+        if client.node.session.handshakes == 2:
             break
-    client.reconnect(keeps_unsent=False)
+    client.node.reconnect(keeps_unsent=False)
     assert_all_well(world)
 
 
@@ -249,15 +249,15 @@ def test_two_lives_of_a_client_resume_at_once() -> None:
     world.stir(carries_up=True)
     world.restart_client(0)
     first = world.clients[0]
-    world.deliver_up(first)  # its hello
-    first.receive()
-    while world.deliver_up(first):  # its resume, which waits for the event loop's next turn
+    world.deliver_up(first.node)  # its hello
+    first.node.receive()
+    while world.deliver_up(first.node):  # its resume, which waits for the event loop's next turn
         pass
     world.restart_client(0)
     second = world.clients[0]
-    world.deliver_up(second)
-    second.receive()
-    while world.deliver_up(second):
+    world.deliver_up(second.node)
+    second.node.receive()
+    while world.deliver_up(second.node):
         pass
     assert_all_well(world)
 
@@ -271,9 +271,9 @@ def test_a_client_resumes_and_leaves_at_once() -> None:
     asked = world.asked[0]
     world.restart_client(0)
     client = world.clients[0]
-    world.deliver_up(client)
-    client.receive()
-    while world.deliver_up(client):
+    world.deliver_up(client.node)
+    client.node.receive()
+    while world.deliver_up(client.node):
         pass
     world.close_client(0)
     world.clients[0].take_over(asked)

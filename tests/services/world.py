@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple, cast
 
 from tests.services.network import Network
-from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request, work_left
+from tests.services.nodes import Asked, AskingClient, Node, WorkerNode, generate_request, work_left
 from tests.services.sending import Sending
 from tests.support.clock import ManualClock
 from tests.support.settings import settings_of
@@ -85,14 +85,14 @@ class World:
         network, shape = self.worker_network, self.shape
         return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
 
-    def _new_client(self) -> ClientNode:
+    def _new_client(self) -> AskingClient:
         by_columns = self.shape.by_columns
-        return ClientNode(self.settings, next(self._lives), self.client_network, self.clock, by_columns=by_columns)
+        return AskingClient(self.settings, next(self._lives), [self.client_network], self.clock, by_columns=by_columns)
 
     def nodes(self) -> Iterator[Node]:
         """Yield every worker and every client."""
         yield from self.workers
-        yield from self.clients
+        yield from (client.node for client in self.clients)
 
     # What people do.
 
@@ -102,7 +102,7 @@ class World:
         self.asked.append(asked)
         self.clients[wish.client % len(self.clients)].ask(asked)
 
-    def open_requests(self) -> list[tuple[ClientNode, Asked]]:
+    def open_requests(self) -> list[tuple[AskingClient, Asked]]:
         """Return the requests that have not ended, each with its client."""
         return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
 
@@ -172,7 +172,7 @@ class World:
             for node in self.nodes():
                 node.pump()
             for client in self.clients:
-                if not client.is_paused:
+                if not client.node.is_paused:
                     client.watch_over()
             if carries:
                 self.flush()
@@ -208,7 +208,7 @@ class World:
             return
         old.is_reading = True
         old.read()
-        self.client_network.wires.pop(old.wire.peer, None)
+        self.client_network.wires.pop(old.node.wire.peer, None)
         self.clients[place] = new = self._new_client()
         for asked in old.asked.values():
             if not asked.has_ended:
@@ -219,9 +219,9 @@ class World:
     def close_client(self, place: int) -> None:
         """Let a client leave: what it has not received is no longer expected. Another takes its place."""
         old = self.clients[place]
-        old.wire.up.append(old.client.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED))
+        old.node.wire.up.append(old.sessions[0].goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED))
         self.asked = [asked for asked in self.asked if asked.has_ended or asked.key not in old.asked]
-        while self.deliver_up(old):
+        while self.deliver_up(old.node):
             pass
         self.clients[place] = self._new_client()
         self.clients[place].pump()
