@@ -175,15 +175,12 @@ class ClientSession(ReconnectingSession):
             case "room":
                 self._take_room(frame.room)
             case "status":
-                self._answer_status(frame.status)
+                asked, self._status = self._status, None
+                if asked is not None and not asked.done():
+                    asked.set_result(frame.status)
             case "watched_item" | "watched_stream":
                 if self._watched is not None:
                     self._watched[1](frame, parts[0] if parts else b"")
-
-    def _answer_status(self, status: ProcessorStatus) -> None:
-        asked, self._status = self._status, None
-        if asked is not None and not asked.done():
-            asked.set_result(status)
 
     def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:

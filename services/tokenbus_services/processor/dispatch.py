@@ -93,7 +93,9 @@ class Dispatch:
             if not self._is_waiting(request) or request.generate is None:
                 continue
             if self.registry.is_continued(request):  # a second worker would run it twice
-                self.registry.go_on_elsewhere(request)
+                if self.registry.may_be_elsewhere(request):
+                    why = "another processor gave it to a worker"
+                    self.registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
                 if self._is_waiting(request):
                     self._waiting.append(request)
                 continue

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
@@ -180,7 +180,12 @@ class Intake:
                 request = self._own(worker, request_id)
                 if request is None and (request := self.registry.between(request_id, worker.source.stream)) is not None:
                     self.registry.fail(request, event.error.code, event.error.message)
-                elif request is not None and _is_not_begun(request, event.error):
+                # A worker that stops refuses what crossed its last heartbeat on the way.
+                elif (
+                    request is not None
+                    and event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
+                    and _can_be_given_back(request)
+                ):
                     worker.takes_no_more = True
                     self._dispatch.give_back(request)
                 elif request is not None:
@@ -313,11 +318,6 @@ class Intake:
             is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._share_pending(worker) <= _SHARE_AFTER_EVICTION:
                 return
-
-
-def _is_not_begun(request: Request, error: RequestError) -> bool:
-    """Tell whether a worker refuses a request because it stops: the request crossed its last heartbeat on the way."""
-    return error.code == ErrorCode.ERROR_CODE_OVERLOADED and _can_be_given_back(request)
 
 
 def _can_be_given_back(request: Request) -> bool:

@@ -82,30 +82,21 @@ class Core:
 
     def tick(self, now: float) -> None:
         """Do what time alone demands; a part that fails keeps no other from its turn."""
-        parts = (
-            self._expire,
-            self._send_away,
-            self.dispatch.tick,
-            self.worker_connections.tick,
-            self.clients.tick,
-            self._take_up,
+        parts: tuple[Callable[[], object], ...] = (
+            self.registry.expire,
+            lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
+            lambda: self.dispatch.tick(now),
+            lambda: self.worker_connections.tick(now),
+            lambda: self.clients.tick(now),
+            lambda: self.clients.resumes.tick(are_back=now >= self._back_at),
         )
         for part in parts:
             try:
-                part(now)
+                part()
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self._failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed")
         self._repeated_log.expire()
-
-    def _expire(self, _now: float) -> None:
-        self.registry.expire()
-
-    def _send_away(self, now: float) -> None:
-        self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here")
-
-    def _take_up(self, now: float) -> None:
-        self.clients.resumes.tick(are_back=now >= self._back_at)
 
 
 class Processor:

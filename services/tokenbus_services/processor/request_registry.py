@@ -28,8 +28,6 @@ from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
-_MOST_TURNED_AWAY = 16
-"""How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
 _MOST_DROPPED = 256
 """How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
 
@@ -122,11 +120,6 @@ class RequestRegistry:
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
         return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
 
-    def turn_away(self, ids: list[int], source: Source) -> None:
-        """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
-        for request_id in ids[:_MOST_TURNED_AWAY]:
-            self.workers.abort(source.stream, request_id)
-
     def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
         """Open a request that a stream brought; the caller asks first which of them are refused."""
         shown_only = self.default_route == UNROUTED
@@ -189,8 +182,9 @@ class RequestRegistry:
             return
         consumer = self.consumer_of(request)
         request.owner = owner
-        if consumer is not None and consumer.name:
-            self._disown(request)
+        if consumer is not None and consumer.name:  # it waits for its owner from now on
+            self.table.disown(request, BUFFERED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
+            self.buffers.open(request)
             consumer.fail(request, self.not_theirs(request.id, consumer.name))
 
     def not_theirs(self, request_id: int, client: str) -> RequestError:
@@ -224,11 +218,6 @@ class RequestRegistry:
         if request.is_taken_over:
             streams.add(int(self.table.handoff_target[request.slot]))
         return not streams.isdisjoint(self.workers.by_stream)
-
-    def _disown(self, request: Request) -> None:
-        """Let a request wait for its owner: it was resumed by another client."""
-        self.table.disown(request, BUFFERED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
-        self.buffers.open(request)
 
     def claim(  # noqa: PLR0913 - what a client says of a request
         self,
@@ -383,14 +372,6 @@ class RequestRegistry:
             self.table.end(request)
         if may_go_on:
             self.table.forget_end(request.id)
-
-    def go_on_elsewhere(self, request: Request) -> None:
-        """Tell the client of a queued request that a worker of another processor has it and is here now.
-
-        A client of one processor hears nothing.
-        """
-        if self.may_be_elsewhere(request):
-            self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "another processor gave it to a worker")
 
     def _wait_for_missing(self, request: Request, error: RequestError) -> None:
         """Let a request go on with the worker that has it once its client has what comes before, here or elsewhere.

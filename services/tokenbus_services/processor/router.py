@@ -29,6 +29,9 @@ BUFFERED = 0
 UNROUTED = -1
 """The route of requests that only `steps()` shows."""
 
+_MOST_TURNED_AWAY = 16
+"""How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
+
 Rows = npt.NDArray[np.intp]
 
 
@@ -151,7 +154,8 @@ class Router:
         met = [row for row in places if not self._registry.is_over(ids[row], source)]
         refused = self._registry.refused(step.rows.request_keys[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
-        self._registry.turn_away([ids[row] for row in unknown], source)
+        for row in unknown[:_MOST_TURNED_AWAY]:  # those that its worker brings again are turned away then
+            self._registry.workers.abort(source.stream, ids[row])
         self.counts.late += len(places) - len(met)
         self.counts.unknown += len(unknown)
         left = set(places).difference(met).union(unknown)

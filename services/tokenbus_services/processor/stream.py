@@ -211,7 +211,10 @@ class Stream:
             contents = self._read(item, payload)
         except ContractError as error:
             return self._refuse(item, payload, error)
-        self._remember(sequence, checksum)
+        if checksum is not None:
+            self._checksums[sequence] = checksum
+            if len(self._checksums) > self._settings.credit_items:
+                self._checksums.popitem(last=False)
         self._put_ahead(Arrived(sequence, contents, item.payload_kind, payload, sequence))
         return Fate.TAKEN
 
@@ -264,12 +267,6 @@ class Stream:
         else:
             self._refused_once.add(sequence)
         return Fate.REFUSED
-
-    def _remember(self, sequence: int, checksum: int | None) -> None:
-        if checksum is not None:
-            self._checksums[sequence] = checksum
-        if len(self._checksums) > self._settings.credit_items:
-            self._checksums.popitem(last=False)
 
     def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
         """Take the worker's word that some items cannot be had."""
