@@ -134,7 +134,7 @@ class Request:
     asked_after: int = 0
     """The number of its client's hello after which it was asked for; 0: another life of the processor was asked."""
     last_frame: tuple[int, int] | None = None
-    """The session that got its last row, and the number of that frame in the session's queue."""
+    """The route of the session that got its last row, and the number of that frame in the session's queue."""
 
 
 @dataclass(slots=True, frozen=True)

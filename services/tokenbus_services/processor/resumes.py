@@ -283,6 +283,6 @@ def has_last_row(session: Session, ended: Ended) -> bool:
     """Tell whether a session's queue has the last row of a request that has ended."""
     return (
         ended.last_frame is not None
-        and ended.last_frame[0] == session.id
+        and ended.last_frame[0] == session.route  # its id a client that was given up has again
         and session.send_queue.still_holds(ended.last_frame[1])
     )

@@ -166,7 +166,7 @@ class Session(KnownPeer):
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
-        request.last_frame = self.id, self.send_queue.last_ordinal
+        request.last_frame = self.route, self.send_queue.last_ordinal
         self.requests.discard(request.id)
 
     def fail(self, request: Request, error: RequestError) -> None:

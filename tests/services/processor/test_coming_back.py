@@ -325,3 +325,15 @@ def test_client_whose_first_welcome_was_lost_is_new() -> None:
     assert [heard.frame.welcome.resumed for heard in client.heard()] == [False]
     client.say_hello()
     assert [heard.frame.welcome.resumed for heard in client.heard()] == [True]
+
+
+def test_client_that_was_given_up_with_a_last_row_on_its_way_hears_that_it_is_lost() -> None:
+    """It has the same session's id, and another queue: without an answer the request would never end there."""
+    bench, worker, client = serving(1)
+    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    bench.pass_time(14.0, worker)
+    assert bench.core.clients.sessions == {}
+    client.heard()
+    client.reconnect()
+    resume(client, 1, 0)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}
