@@ -367,10 +367,11 @@ class RequestTable:
 
     def vouch(self, request: Request, stream: int) -> None:
         """Note that a worker says in its handshake that it has a request that no stream has."""
-        if self.state_of(request) is State.ORPHANED:  # until its client says which token is next
-            self.stream[request.slot] = stream
-        else:
-            self._run(request, stream, State.QUEUED, State.HANDED_OFF, State.RESUMED)
+        # An orphan stays one until its client says which token is next.
+        state = State.ORPHANED if self.state_of(request) is State.ORPHANED else State.RUNNING
+        self._move(request, state, State.QUEUED, State.HANDED_OFF, State.ORPHANED, State.RESUMED)
+        self.stream[request.slot] = stream
+        request.released_at = None
 
     def begin(self, request: Request, stream: int) -> None:
         """Let a stream go on with an orphaned request from its first token."""
