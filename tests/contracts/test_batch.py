@@ -164,29 +164,6 @@ def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[
         batch().between(begins, ends)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0)])
-def test_rows_come_into_the_order_of_the_batch(order: tuple[int, ...]) -> None:
-    header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=3)
-    keys, counts = np.array(order) + 7, np.array(order) + 1
-    ordered = LogprobBatch(
-        header,
-        request_keys=keys,
-        batch_indices=order,
-        positions=np.array(order) * 10,
-        token_counts=counts,
-        draft_token_counts=[0] * 3,
-        proposal_counts=[0] * 3,
-        top_ks=[0] * 3,
-        statuses=np.ones(3, np.uint8),
-        scorings=np.ones(3, np.uint8),
-        token_ids=np.repeat(keys, counts),
-    ).in_batch_order()
-    assert ordered.batch_indices.tolist() == [0, 1, 2]
-    assert ordered.request_keys.tolist() == [7, 8, 9]
-    assert ordered.positions.tolist() == [0, 10, 20]
-    assert ordered.token_ids.tolist() == [7, 8, 8, 9, 9, 9]
-
-
 def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> LogprobBatch:
     """Return a part of a step of six rows, each with one token."""
     rows = len(statuses)
