@@ -1,32 +1,70 @@
 """BatchEngine: an engine with continuous batching and speculative decoding, whatever model computes its steps.
 
-A decoder computes what the scheduler plans; all else is here: admission, hand-off, what ends a request, the arrays that
-are published, and that a step that fails changes no request.
+A subclass computes what the scheduler plans. All else is here: admission, hand-off, what ends a request, the published
+arrays, and that a step that fails changes no request.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.admission import check_role, parameters_of
+from tokenbus_engines.admission import check_range, request_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
-from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
+from tokenbus_engines.scheduler import Plan, Scheduler
 from tokenbus_services.plugins import digest_of
 from tokenbus_services.worker import EngineStepError
 from tokenbus_services.worker.step import Array, StepArrays
 
+Role = Literal["mixed", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+
+    role: Role = "mixed"
+    """mixed: whole requests; prefill: prompts and first tokens; decode: the tokens after those."""
+    speculate: int = 3
+    """How many tokens are drafted for a row in a step; 0: none, and each row gets one token a step."""
+    max_running: int = 256
+    """The most requests in a step; others wait."""
+    context: int = 2048
+    """The most tokens of a request's prompt and output together."""
+    prefill_chunk: int = 512
+    """The most tokens of prompts in a step."""
+    slice_steps: int = 0
+    """After how many steps with tokens a request makes way for one that waits; 0: never."""
+    max_top_logprobs: int = 20
+    """The most alternatives that a request may ask for."""
+
+    most_top_logprobs: ClassVar[int] = 127
+    """The most that `max_top_logprobs` may be."""
+
+    def __post_init__(self) -> None:
+        """Refuse an option out of range."""
+        if self.role not in get_args(Role):
+            raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
+        # With the token after the drafts, as many as the contract lets a row have.
+        check_range("speculate", self.speculate, 0, 15)
+        check_range("context", self.context, 2, 65_536)
+        check_range("max_running", self.max_running, 1, 1024)
+        check_range("prefill_chunk", self.prefill_chunk, 1, 65_536)
+        check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
+        check_range("max_top_logprobs", self.max_top_logprobs, 0, self.most_top_logprobs)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """What a step computed for some slots; a decoder adds what it needs later."""
+    """What a step computed for some slots; an engine adds what it needs later."""
 
     slots: Ids
     """Those that continue come first, then those with their first token."""
@@ -63,48 +101,12 @@ class Proposed(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Of tokens: how likely the model has them; alternatives in a line each, ties by the lower id."""
+    """Of tokens: how likely the model has them; alternatives one token's after the other, ties by the lower id."""
 
     logprobs: Array
     ranks: Array
-    alternative_token_ids: npt.NDArray[Any]
-    alternative_logprobs: npt.NDArray[Any]
-
-
-class Decoder(Protocol[B]):
-    """Computes steps with a model. It changes a request only in `advance`, so that a step can be computed again."""
-
-    method: SpeculativeMethod
-    fingerprint: str
-    """Two models whose tokens may differ have different fingerprints."""
-    most_carried: int
-    """The most bytes that a hand-off carries."""
-
-    @property
-    def requests(self) -> Requests:
-        """The requests, with what the decoder keeps of each."""
-
-    @property
-    def tokenizer(self) -> ModelTokenizer:
-        """The model's tokenizer."""
-
-    def read_carried(self, request: Request, carried: bytes) -> None:
-        """Check the bytes that a hand-off carries, and put what they hold into the request."""
-
-    def compute(self, plan: Plan) -> B:
-        """Compute a plan's chunks, verify the drafts of slots that continue, and draw first tokens."""
-
-    def propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft what follows, and return what is published of it."""
-
-    def scores(self, block: B, rows: Ids, counts: Ids, top_k: int, *, are_drafts: bool) -> Scores:
-        """Return the scores of some of a block's rows' tokens, or drafts: as many of each as `counts` says."""
-
-    def carried(self, block: B, row: int) -> bytes:
-        """Return the bytes that the decode engine gets for a row's request."""
-
-    def advance(self, block: B, result: Outcome) -> None:
-        """Keep what a step computed, after the engine advanced the positions."""
+    alternative_token_ids: Array
+    alternative_logprobs: Array
 
 
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
@@ -123,29 +125,66 @@ def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
     return places
 
 
-def raise_failed(failed: dict[int, Exception]) -> None:
-    """Raise an EngineStepError that names the requests that failed, by their keys, if any did."""
-    if failed:
-        error = next(iter(failed.values()))
-        raise EngineStepError(f"{type(error).__name__}: {error}", failed) from error
+class BatchEngine(ABC, Generic[B]):
+    """Computes steps for all running requests at once, each with its own sampling parameters.
 
-
-class BatchEngine(Generic[B]):
-    """Computes steps for all running requests at once, each with its own sampling parameters."""
-
-    def __init__(self, options: SchedulerOptions, decoder: Decoder[B]) -> None:
-        self._options = options
-        self._decoder = decoder
-        self._requests = decoder.requests
-        self._scheduler = Scheduler(self._requests, options)
+    A subclass changes a request only in `_keep`, so that a step can be computed again.
+    """
 
     lora_adapters = ()
-    """None: a decoder's model is as it is."""
+    """None: the model is as it is."""
+    _most_carried = 0
+    """The most bytes that a hand-off carries beside the request's state."""
+
+    def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests, fingerprint: str) -> None:
+        """Take what a model has; two models whose tokens may differ have different fingerprints."""
+        self._options = options
+        self._tokenizer = tokenizer
+        self._requests = requests
+        self._fingerprint = fingerprint
+        self._scheduler = Scheduler(
+            requests,
+            max_running=options.max_running,
+            prefill_chunk=options.prefill_chunk,
+            slice_steps=options.slice_steps,
+        )
+
+    @property
+    @abstractmethod
+    def _method(self) -> SpeculativeMethod:
+        """How it drafts."""
+
+    @abstractmethod
+    def _compute(self, plan: Plan) -> B:
+        """Compute a plan's chunks, verify the drafts of slots that continue, and draw first tokens."""
+
+    @abstractmethod
+    def _propose(self, block: B, result: Outcome) -> Proposed | None:
+        """Draft what follows, and return what is published of it."""
+
+    @abstractmethod
+    def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
+        """Return the scores of some of a block's rows' tokens, or drafts: as many of each as `counts` says."""
+
+    @abstractmethod
+    def _keep(self, block: B, result: Outcome) -> None:
+        """Keep what a step computed, after the positions advanced."""
+
+    def _read_carried(self, request: Request, carried: bytes) -> None:
+        """Check the bytes that a hand-off carries, and put what they hold into the request."""
+        del request
+        if carried:
+            raise ValueError(f"state.carried: nothing, got {len(carried)} bytes")
+
+    def _carried(self, block: B, row: int) -> bytes:
+        """Return the bytes that the decode engine gets for a row's request."""
+        del block, row
+        return b""
 
     @property
     def vocabulary_size(self) -> int:
         """How many token ids it has."""
-        return self._decoder.tokenizer.vocabulary_size
+        return self._tokenizer.vocabulary_size
 
     @property
     def max_model_tokens(self) -> int:
@@ -155,7 +194,7 @@ class BatchEngine(Generic[B]):
     @cached_property
     def tokenizer_digest(self) -> int:
         """A digest that tells whether a client has the same tokenizer."""
-        return digest_of(self._decoder.tokenizer)
+        return digest_of(self._tokenizer)
 
     @property
     def has_work(self) -> bool:
@@ -164,15 +203,20 @@ class BatchEngine(Generic[B]):
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
-        decoder = self._decoder
-        if generate.request_key in self._requests:
+        options = self._options
+        if self._requests.slot(generate.request_key) is not None:
             raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
-        request = parameters_of(generate, self._options, decoder.tokenizer, Request)
-        check_role(self._options.role, state)
+        request = request_of(
+            generate, self._tokenizer, Request, context=options.context, max_top_logprobs=options.max_top_logprobs
+        )
+        if options.role == "decode" and state is None:
+            raise ValueError("state: a decode engine goes on from a prefill engine's, got none")
+        if options.role == "prefill" and state is not None:
+            raise ValueError("state: none for a prefill engine, got one")
         if state is not None:
-            found, carried = unpacked(state, decoder.most_carried)
-            resume(request, found, decoder.fingerprint, decoder.tokenizer)
-            decoder.read_carried(request, carried)
+            found, carried = unpacked(state, self._most_carried)
+            resume(request, found, self._fingerprint, self._tokenizer)
+            self._read_carried(request, carried)
         self._scheduler.add(self._requests.add(request))
         return len(request.prompt)
 
@@ -185,55 +229,51 @@ class BatchEngine(Generic[B]):
     def step(self) -> Sequence[StepArrays]:
         """Compute a step: the target's batch, then the draft's if a request wants it.
 
-        Requests change only once all is computed: an EngineStepError leaves them as they were, and names those that
-        failed alone.
+        Requests change only once all is computed: an EngineStepError leaves them as they were.
         """
         if not self.has_work:
             return []
         plan = self._scheduler.plan()
         try:
-            block = self._decoder.compute(plan)
+            block = self._compute(plan)
             result = self._outcome(block)
-            proposed = self._decoder.propose(block, result)
+            proposed = self._propose(block, result)
             states = self._handed_off(block, result, proposed) if self._options.role == "prefill" else {}
             made = self._arrays(plan, block, result, proposed)
             made[0].states = states
         except Exception as error:
             self._scheduler.undo(plan)
-            if isinstance(error, EngineStepError):
-                raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
-        self._advance(plan, block, result)
+        requests = self._requests
+        requests.positions[block.slots] += result.kept
+        for slot, tail in result.tails.items():
+            requests.stops[slot].tail = tail
+        self._keep(block, result)
+        ended = block.slots[result.statuses != RowStatus.ACTIVE]
+        self._scheduler.advance(plan, ended)
+        requests.remove(np.concatenate([ended, plan.aborted]))
         return made
 
     def close(self) -> None:
         """Let go of the model and the requests."""
-        del self._decoder, self._requests, self._scheduler
+        vars(self).clear()
 
-    def _outcome(self, block: Block) -> Outcome:
+    def _outcome(self, block: B) -> Outcome:
         """Return how many tokens of each row are kept, and whether its request continues.
 
-        The first of what ends it counts: the end token, one of its own stops, or its length. An EngineStepError names
-        the requests whose stops could not be looked for.
+        The first of what ends it counts: the end token, one of its own stops, or its length.
         """
         requests, slots, tokens = self._requests, block.slots, block.tokens
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
-        is_end = (tokens == self._decoder.tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
+        is_end = (tokens == self._tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
         stops = np.where(is_end.any(1), np.argmax(is_end, axis=1), tokens.shape[1])
         own = np.zeros(slots.size, np.uint8)
         tails: dict[int, bytes] = {}
-        failed: dict[int, Exception] = {}
         for row, slot in enumerate(slots.tolist()) if requests.stops else ():
-            if slot not in requests.stops:
-                continue
-            try:
+            if slot in requests.stops:
                 place, stop, tails[slot] = requests.stops[slot].find(tokens[row, : room[row]].tolist())
-            except Exception as error:  # noqa: BLE001 - it ends this request, and no other
-                failed[int(requests.keys[slot])] = error
-                continue
-            if place is not None and place < stops[row]:
-                stops[row], own[row] = place, stop
-        raise_failed(failed)
+                if place is not None and place < stops[row]:
+                    stops[row], own[row] = place, stop
         kept = np.minimum(room, stops + 1)
         statuses = np.full(slots.size, RowStatus.ACTIVE, np.uint8)
         statuses[requests.positions[slots] + kept >= requests.ends[slots]] = RowStatus.FINISHED_LENGTH
@@ -246,22 +286,16 @@ class BatchEngine(Generic[B]):
         requests = self._requests
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         result.statuses[rows] = RowStatus.HANDED_OFF
-        states: dict[int, bytes] = {}
-        failed: dict[int, Exception] = {}
-        for row, slot in zip(rows.tolist(), block.slots[rows].tolist(), strict=True):
-            key = int(requests.keys[slot])
-            try:
-                states[key] = RequestState(
-                    model=self._decoder.fingerprint,
-                    prompt=str(requests.digests[slot]),
-                    tokens=block.tokens[row, : result.kept[row]].tolist(),
-                    seed=int(requests.seeds[slot]),
-                    proposals=[] if proposed is None else proposed.tokens[row, : proposed.counts[row]].tolist(),
-                ).packed(self._decoder.carried(block, row))
-            except Exception as error:  # noqa: BLE001 - it ends this request, and no other
-                failed[key] = error
-        raise_failed(failed)
-        return states
+        return {
+            int(requests.keys[slot]): RequestState(
+                model=self._fingerprint,
+                prompt=str(requests.digests[slot]),
+                tokens=block.tokens[row, : result.kept[row]].tolist(),
+                seed=int(requests.seeds[slot]),
+                proposals=[] if proposed is None else proposed.tokens[row, : proposed.counts[row]].tolist(),
+            ).packed(self._carried(block, row))
+            for row, slot in zip(rows.tolist(), block.slots[rows].tolist(), strict=True)
+        }
 
     def _arrays(self, plan: Plan, block: B, result: Outcome, proposed: Proposed | None) -> list[StepArrays]:
         """Return the target's batch, whose rows are sorted by what was computed for them, and the draft's if wanted."""
@@ -277,68 +311,46 @@ class BatchEngine(Generic[B]):
             "positions": requests.positions[slots],
             "index_to_batch_id": batch_order(requests.serials[slots]),
             "phase": phase_of(plan.decode.size, plan.computing.size),
-            "method": self._decoder.method,
+            "method": self._method,
         }
         target = StepArrays(
             **shared,
             token_counts=_padded(block.counts, slots.size),
-            token_ids=block.tokens[_mask(block.counts, block.tokens.shape[1])],
+            token_ids=block.tokens[mask_of(block.counts, block.tokens.shape[1])],
             statuses=np.concatenate(statuses),
             stops=_padded(result.stops, slots.size) if requests.stops else None,
             kept_counts=_padded(result.kept, slots.size) if (result.kept < block.counts).any() else None,
             draft_token_counts=_padded(block.draft_counts, slots.size),
             draft_follows=bool(wanted.any()),
-            **self._scores(block, slots, block.counts),
+            **self._scored(block, slots, block.counts),
         )
         if proposed is not None:
-            target.proposal_token_ids = proposed.tokens[_mask(proposed.counts, proposed.tokens.shape[1])]
+            target.proposal_token_ids = proposed.tokens[mask_of(proposed.counts, proposed.tokens.shape[1])]
             target.proposal_counts = _padded(proposed.counts, slots.size)
         if not target.draft_follows:
             return [target]
         draft = StepArrays(
             **shared,
             token_counts=_padded(wanted, slots.size),
-            token_ids=block.drafts[_mask(wanted, block.drafts.shape[1])],
+            token_ids=block.drafts[mask_of(wanted, block.drafts.shape[1])],
             kind=BatchKind.DRAFT,
-            **self._scores(block, slots, wanted, are_drafts=True),
+            **self._scored(block, slots, wanted, are_drafts=True),
         )
         return [target, draft]
 
-    def _scores(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
+    def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
         """Return the scores of the tokens of requests that want them; `counts` are of the first of the slots."""
         scored = self._requests.scored[slots]
         if not scored.any():
             return {}
         top_ks = np.where(scored, self._requests.top_logprobs[slots], 0).astype(np.uint8)
-        most = int(top_ks.max())
         rows = (scored[: counts.size] & (counts > 0)).nonzero()[0]
-        wanted = top_ks[rows]
-        found = self._decoder.scores(block, rows, counts[rows], most, are_drafts=are_drafts)
-        scores: dict[str, Array] = {"logprobs": found.logprobs, "ranks": found.ranks, "scored": scored}
-        if not most:
-            return scores
-        ids, logprobs = found.alternative_token_ids, found.alternative_logprobs
-        if (wanted < most).any():
-            cut = np.arange(most) < np.repeat(wanted, counts[rows])[:, None]
-            ids, logprobs = ids[cut], logprobs[cut]
-        else:
-            ids, logprobs = ids.ravel(), logprobs.ravel()
-        return scores | {"alternative_token_ids": ids, "alternative_logprobs": logprobs, "top_ks": top_ks}
-
-    def _advance(self, plan: Plan, block: B, result: Outcome) -> None:
-        """Apply a computed step to the requests, and forget those that ended."""
-        requests = self._requests
-        requests.positions[block.slots] += result.kept
-        for slot, tail in result.tails.items():
-            requests.stops[slot].tail = tail
-        self._decoder.advance(block, result)
-        ended = block.slots[result.statuses != RowStatus.ACTIVE]
-        self._scheduler.advance(plan, ended)
-        if ended.size or plan.aborted.size:
-            requests.remove(np.concatenate([ended, plan.aborted]))
+        found = self._scores(block, rows, counts[rows], top_ks[rows].astype(np.int64), are_drafts=are_drafts)
+        return {**found._asdict(), "scored": scored, "top_ks": top_ks}
 
 
-def _mask(counts: Ids, width: int) -> npt.NDArray[np.bool_]:
+def mask_of(counts: Ids, width: int) -> npt.NDArray[np.bool_]:
+    """Return which of so many columns a line has, of counts of lines."""
     return np.asarray(np.arange(width) < counts[:, None])
 
 

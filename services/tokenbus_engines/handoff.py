@@ -35,12 +35,12 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the draft proposed to follow."""
 
     def packed(self, carried: bytes) -> bytes:
-        """Return the state as a line of JSON, and behind it what the decoder carries over."""
+        """Return the state as a line of JSON, and behind it what the engine carries over."""
         return msgspec.json.encode(self) + b"\n" + carried
 
 
 def unpacked(data: bytes, most_carried: int) -> tuple[RequestState, bytes]:
-    """Return the state and what is carried, as `packed` took them. A ValueError says what is wrong with the bytes."""
+    """Return the state and what is carried, as `packed` wrote them. A ValueError says what is wrong with the bytes."""
     most = _MOST_BYTES + most_carried
     if len(data) > most:
         raise ValueError(f"state: at most {most} bytes, got {len(data)}")
@@ -68,7 +68,7 @@ def resume(request: Request, state: RequestState, model: str, tokenizer: ModelTo
         raise ValueError("state.tokens: none that ends the request, got the end token")
     if len(state.tokens) >= request.most:
         raise ValueError(f"state.tokens: less than the {request.most} of the request, got {len(state.tokens)}")
-    if request.stops is not None and request.stops.take(state.tokens) is not None:
+    if request.stops is not None and request.stops.take(state.tokens):
         raise ValueError("state.tokens: none that ends the request, got one that does")
     request.output, request.proposals = state.tokens, state.proposals
     if not request.is_seeded:

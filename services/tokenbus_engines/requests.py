@@ -1,28 +1,84 @@
 """Requests: those that an engine has, in arrays with a slot for each, so that a step handles all of them at once."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tokenbus_engines.admission import RequestParameters, Stops
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_engines.sampling import Ids, SamplingParams
+from tokenbus_services.plugins import Tokenizer
 
 _FIRST_SLOTS = 64
 _DIGEST_LENGTH = 32
 
 
-@dataclass(slots=True, kw_only=True)
-class Request(RequestParameters):
-    """A request as it is admitted, perhaps with the output that a prefill engine gave it."""
+class Stops:
+    """A request's own stop strings and stop tokens. A stop string may begin in one token and end in another."""
 
+    __slots__ = ("_strings", "_tail_size", "_token_ids", "_tokenizer", "tail")
+
+    def __init__(self, tokenizer: Tokenizer, strings: Iterable[str], token_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = [text.encode() for text in strings]
+        self._token_ids = frozenset(token_ids)
+        self._tail_size = max((len(text) - 1 for text in self._strings), default=0)
+        self.tail = b""
+        """The last bytes of the output, in which a stop string may have begun."""
+
+    def find(self, token_ids: Sequence[int]) -> tuple[int | None, int, bytes]:
+        """Return which of the next tokens completes a stop, if one does, which stop, and the tail after them.
+
+        The number of the stop is that of `StepArrays.stops`. Of several strings that a token completes, it is the one
+        that ends first. Nothing changes.
+        """
+        tail = self.tail
+        for place, token_id in enumerate(token_ids):
+            if token_id in self._token_ids:
+                return place, STOP_TOKEN, tail
+            if self._strings:
+                text = tail + self._tokenizer.token_bytes(token_id)
+                found = [(text.find(stop) + len(stop), at) for at, stop in enumerate(self._strings) if stop in text]
+                if found:
+                    return place, FIRST_STOP_TEXT + min(found)[1], tail
+                tail = text[len(text) - self._tail_size :] if self._tail_size < len(text) else text
+        return None, 0, tail
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """Add the next tokens to the output, and tell whether one of them completes a stop."""
+        place, _, self.tail = self.find(token_ids)
+        return place is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A request as it is admitted, perhaps with the output that a prefill engine gave it. All of it is checked."""
+
+    key: int
+    prompt: list[int]
+    most: int
+    """The most tokens of its output."""
+    temperature: float
+    """0: the most probable token is taken."""
+    top_p: float
+    top_k: int
+    """0: all tokens."""
+    seed: int
+    is_seeded: bool
+    """Whether the client gave the seed; else the engine drew it."""
+    stops: Stops | None
+    ignores_end: bool
+    """Whether the end token does not end it."""
+    is_scored: bool
+    top_logprobs: int
+    wants_drafts: bool
     output: list[int] = field(default_factory=list)
     proposals: list[int] = field(default_factory=list)
-    """What that engine's draft proposed to follow; not verified yet."""
+    """What the prefill engine's draft proposed to follow; not verified yet."""
     carried: Any = None
-    """What that engine's decoder computed, as this one's decoder reads it."""
+    """What the prefill engine computed, as this engine reads it."""
 
 
 def prompt_digest(prompt: Sequence[int]) -> str:
@@ -33,7 +89,7 @@ def prompt_digest(prompt: Sequence[int]) -> str:
 class Requests:
     """The requests that have not ended. A slot is used again; its serial number is not.
 
-    A decoder adds arrays of its own, which grow with these.
+    An engine adds arrays of its own, which grow with these.
     """
 
     def __init__(self) -> None:
@@ -72,12 +128,8 @@ class Requests:
         """Return how many requests there are."""
         return len(self._by_key)
 
-    def __contains__(self, key: int) -> bool:
-        """Tell whether a request is known."""
-        return key in self._by_key
-
     def slot(self, key: int) -> int | None:
-        """Return a request's slot."""
+        """Return a request's slot; None for an unknown one."""
         return self._by_key.get(key)
 
     def add(self, request: Request) -> int:
@@ -120,11 +172,10 @@ class Requests:
 
     def to_compute(self, slots: Ids) -> Ids:
         """Return how many tokens must be computed before each continues: all, after its first all but the last."""
-        positions = self.positions[slots]
-        return np.asarray(self.prompts[slots] + np.maximum(positions - 1, 0))
+        return np.asarray(self.prompts[slots] + np.maximum(self.positions[slots] - 1, 0))
 
     def _write(self, slot: int, request: Request) -> None:
-        """Write what the decoder keeps of a request."""
+        """Write what the engine keeps of a request beside these arrays."""
 
     def _grow(self) -> None:
         """Make room for twice as many."""

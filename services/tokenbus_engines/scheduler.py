@@ -1,37 +1,14 @@
 """Scheduler: continuous batching: which requests a step computes, and which wait or are preempted."""
 
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_engines.admission import EngineOptions, check_range
 from tokenbus_engines.requests import Requests
 from tokenbus_engines.sampling import Ids
 
 _NONE = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOptions(EngineOptions):
-    """How an engine with a scheduler runs. An option out of range is a ValueError with option, limit and value."""
-
-    slice_steps: int = 0
-    """After how many steps with tokens a request makes way for one that waits; 0: never."""
-    kv_tokens: int | None = None
-    """The most tokens that all running requests have together; when it is not enough, the newest of them waits.
-
-    None: as many as `max_running` requests can have.
-    """
-
-    def check(self, *, speculate: int, context: int, top_logprobs: int) -> None:
-        """Refuse an option out of range; the arguments are the engine's own limits."""
-        EngineOptions.check(self, speculate=speculate, context=context, top_logprobs=top_logprobs)
-        check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
-        if self.kv_tokens is not None:
-            # One request must always fit, or nothing would ever run.
-            check_range("kv_tokens", self.kv_tokens, self.context + self.speculate, 1 << 40)
 
 
 class Plan(NamedTuple):
@@ -58,13 +35,14 @@ class Scheduler:
     only which requests have a place: what was planned of them is planned again.
     """
 
-    def __init__(self, requests: Requests, options: SchedulerOptions) -> None:
+    def __init__(self, requests: Requests, *, max_running: int, prefill_chunk: int, slice_steps: int) -> None:
         self._requests = requests
-        self._options = options
+        self._prefill_chunk = prefill_chunk
+        self._slice_steps = slice_steps
         self._running = _NONE
         self._waiting: deque[int] = deque()
         self._aborted: set[int] = set()
-        self._free = list(range(options.max_running))
+        self._free = list(range(max_running))
 
     def add(self, slot: int) -> None:
         """Let a request wait until there is room."""
@@ -78,15 +56,13 @@ class Scheduler:
         """Preempt and start requests, and return what the next step computes."""
         requests = self._requests
         aborted = self._end_aborted() if self._aborted else _NONE
-        crowded = self._preempt_newest()
-        preempted = crowded if crowded.size else self._preempt_oldest()
-        if not crowded.size:  # else they would continue at once
-            self._start()
+        preempted = self._preempt()
+        self._start()
         running = self._running
         missing = requests.missing[running]
         if not missing.any():
             return Plan(running, _NONE, _NONE, _NONE, _NONE, preempted, aborted)
-        sizes = np.clip(self._options.prefill_chunk - (np.cumsum(missing) - missing), 0, missing)
+        sizes = np.clip(self._prefill_chunk - (np.cumsum(missing) - missing), 0, missing)
         has_chunk = sizes > 0
         computing = running[has_chunk]
         is_first = (sizes == missing)[has_chunk] & (requests.positions[computing] == 0)
@@ -100,8 +76,7 @@ class Scheduler:
     def advance(self, plan: Plan, ended: Ids) -> None:
         """Record that a plan's step succeeded, and which of its requests ended."""
         self._requests.steps[plan.decode] += 1
-        if plan.computing.size:
-            self._requests.missing[plan.computing] -= plan.sizes
+        self._requests.missing[plan.computing] -= plan.sizes
         if ended.size:
             self._take_out(ended)
 
@@ -113,49 +88,31 @@ class Scheduler:
         self._take_out(ended)
         return ended[np.argsort(self._requests.serials[ended])]
 
-    def _preempt_newest(self) -> Ids:
-        """Take the newest out while all together have too many tokens."""
-        if self._options.kv_tokens is None:
-            return _NONE
-        taken = self._running[np.cumsum(self._needed(self._running)) > self._options.kv_tokens]
-        self._preempt(taken)
-        self._waiting.extendleft(reversed(taken.tolist()))
-        return taken
+    def _preempt(self) -> Ids:
+        """Take out those that ran longest, as many as requests wait for, and return them.
 
-    def _preempt_oldest(self) -> Ids:
-        """Take out those that ran longest, as many as requests wait for.
-
-        Steps without tokens do not count: a request that is still computed again would never continue.
+        Steps without tokens do not count: a request that is still computed again would never continue. What a request
+        had computed is given up; it is computed again before the request continues.
         """
         wanting = len(self._waiting) - len(self._free)
-        if not self._options.slice_steps or wanting <= 0:
+        if not self._slice_steps or wanting <= 0:
             return _NONE
         steps = self._requests.steps[self._running]
         oldest = np.argsort(-steps, kind="stable")[:wanting]
-        taken = self._running[oldest[steps[oldest] >= self._options.slice_steps]]
-        self._preempt(taken)
+        taken = self._running[oldest[steps[oldest] >= self._slice_steps]]
+        self._take_out(taken)
+        self._requests.missing[taken] = self._requests.to_compute(taken)
         self._waiting.extend(taken.tolist())
         return taken
 
-    def _preempt(self, slots: Ids) -> None:
-        # What they had computed is given up; it is computed again before they continue.
-        self._take_out(slots)
-        self._requests.missing[slots] = self._requests.to_compute(slots)
-
     def _start(self) -> None:
         """Let those that wait run while there is room."""
-        kv_tokens = self._options.kv_tokens
-        used = 0 if kv_tokens is None else int(self._needed(self._running).sum())
         started: list[int] = []
         while self._free and self._waiting:
-            slot = self._waiting[0]
-            if kv_tokens is not None:
-                used += int(self._needed(np.array([slot]))[0])
-                if used > kv_tokens:
-                    break
-            started.append(self._waiting.popleft())
+            slot = self._waiting.popleft()
             self._requests.places[slot] = self._free.pop()
             self._requests.steps[slot] = 0
+            started.append(slot)
         if started:
             running = np.concatenate([self._running, np.array(started, np.int64)])
             self._running = running[np.argsort(self._requests.serials[running])]
@@ -165,7 +122,3 @@ class Scheduler:
         is_out = np.isin(self._running, slots)
         self._free += self._requests.places[self._running[is_out]].tolist()
         self._running = self._running[~is_out]
-
-    def _needed(self, slots: Ids) -> Ids:
-        """Return how many tokens requests have after one more step, at most."""
-        return np.asarray(self._requests.prompts[slots] + self._requests.positions[slots] + self._options.speculate + 1)

@@ -15,7 +15,8 @@ import numpy as np
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.admission import EngineOptions, RequestParameters, check_range, parameters_of
+from tokenbus_engines.admission import check_range, request_of
+from tokenbus_engines.requests import Request
 from tokenbus_engines.sampling import uniforms
 from tokenbus_gpu_ops import token_logprobs
 from tokenbus_services.model_files import ModelTokenizer
@@ -28,7 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersOptions(EngineOptions):
+class TransformersOptions:
     """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     model: Path
@@ -37,10 +38,15 @@ class TransformersOptions(EngineOptions):
     """As torch names it: cpu, cuda, cuda:1."""
     dtype: str = "auto"
     """What it computes in; auto: as the weights were saved."""
-    speculate: int = 0
+    role: str = "mixed"
     max_running: int = 64
+    """The most requests in a step; others wait."""
     context: int = 0
-    """0: as much as the model has."""
+    """The most tokens of a request's prompt and output together; 0: as much as the model has."""
+    prefill_chunk: int = 512
+    """The most tokens of prompts in a step."""
+    max_top_logprobs: int = 20
+    """The most alternatives that a request may ask for."""
     cache_tokens: int = 65_536
     """How many tokens the cache holds, of all requests together."""
     block_tokens: int = 256
@@ -59,7 +65,7 @@ class TransformersOptions(EngineOptions):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Request(RequestParameters):
+class _Request(Request):
     """A request, as far as it got."""
 
     position: int = 0
@@ -68,7 +74,7 @@ class _Request(RequestParameters):
 
     def status_after(self, token: int, ends: frozenset[int]) -> RowStatus:
         """Return what becomes of it with its next token."""
-        is_stopped = self.stops is not None and self.stops.take([token]) is not None
+        is_stopped = self.stops is not None and self.stops.take([token])
         if is_stopped or (token in ends and not self.ignores_end):
             return RowStatus.FINISHED_STOP
         return RowStatus.ACTIVE if self.position + 1 < self.most else RowStatus.FINISHED_LENGTH
@@ -165,7 +171,10 @@ class TransformersEngine:
         name = f"{generate.request_key:016x}"
         if name in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
-        request = parameters_of(generate, self._options, self._tokenizer, _Request)
+        options = self._options
+        request = request_of(
+            generate, self._tokenizer, _Request, context=options.context, max_top_logprobs=options.max_top_logprobs
+        )
         # What ends a request is seen here, so transformers is told of no end.
         self._batches.scheduler.add_waiting_request(
             self._new_state(request_id=name, initial_tokens=request.prompt, max_new_tokens=None)

@@ -10,28 +10,37 @@ from typing import Any, cast
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from tests.engines.runs import PROMPT, asked, ngram
 from tests.services.builders import generate_of
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.admission import OFFERED, Stops, parameters_of
-from tokenbus_engines.ngram import NgramEngine
-from tokenbus_engines.paddle import ByteTokenizer, PaddleOptions
-from tokenbus_engines.requests import Request
+from tokenbus_engines.admission import OFFERED, request_of
+from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
+from tokenbus_engines.paddle import ByteTokenizer
+from tokenbus_engines.requests import Request, Stops
 from tokenbus_engines.synthetic import SyntheticEngine
+
+CONTEXT = 1024
+
+
+def of_bytes(generate: Generate, context: int = CONTEXT) -> Request:
+    """Return a request for tokens that are bytes."""
+    return request_of(generate, ByteTokenizer(), Request, context=context, max_top_logprobs=20)
+
 
 FIELDS = cast("Descriptor", SamplingParameters.DESCRIPTOR).fields_by_name
 ENGINES: dict[str, Callable[[Generate], object]] = {
     "ngram": NgramEngine().admit,
-    "paddle": lambda generate: parameters_of(generate, PaddleOptions(), ByteTokenizer(), Request),
+    "paddle": of_bytes,
     "synthetic": SyntheticEngine().admit,
 }
 PROMPT_TOKENS = 3
 _KEYS = iter(range(1, 10_000))
 
 
-def asked(sampling: SamplingParameters) -> Generate:
+def with_sampling(sampling: SamplingParameters) -> Generate:
     """Return a request of its own with these parameters."""
     return generate_of(next(_KEYS), sampling=sampling)
 
@@ -58,10 +67,10 @@ def effective(name: str) -> SamplingParameters:
 def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Generate], object]) -> None:
     """Each parameter of the schema, also of a schema to come, is taken by an engine that has it, or refused by name."""
     if name in OFFERED:
-        admit(asked(effective(name)))
+        admit(with_sampling(effective(name)))
         return
     with pytest.raises(ValueError, match=rf"^sampling\.{name}: (only|none|no element) .*with this engine, got .+$"):
-        admit(asked(effective(name)))
+        admit(with_sampling(effective(name)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -79,7 +88,7 @@ def test_value_that_changes_nothing_is_taken(engine: str) -> None:
         lora_adapter="",
         priority=0,
     )
-    taken, expected = admit(asked(neutral)), admit(asked(SamplingParameters(seed=7)))
+    taken, expected = admit(with_sampling(neutral)), admit(with_sampling(SamplingParameters(seed=7)))
     if isinstance(taken, Request) and isinstance(expected, Request):
         assert replace(taken, key=1) == replace(expected, key=1)
     else:
@@ -95,7 +104,7 @@ def _outcome(data: bytes) -> tuple[str, str]:
     if not frame.HasField("generate"):
         return "other", ""
     try:
-        taken = parameters_of(frame.generate, PaddleOptions(), ByteTokenizer(), Request)
+        taken = of_bytes(frame.generate)
     except ValueError as error:
         return "refused", str(error)
     sampling = frame.generate.sampling
@@ -104,7 +113,7 @@ def _outcome(data: bytes) -> tuple[str, str]:
     assert taken.seed == sampling.seed or not taken.is_seeded
     assert 0 < taken.top_p <= 1
     assert 0 <= taken.temperature < math.inf
-    assert 1 <= taken.most <= PaddleOptions().context
+    assert 1 <= taken.most <= CONTEXT
     return "taken", ""
 
 
@@ -113,7 +122,7 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
     full = SamplingParameters(seed=7)
     for name in OFFERED:
         full.MergeFrom(effective(name))
-    whole = write_frame(ClientFrame(generate=asked(full)))
+    whole = write_frame(ClientFrame(generate=with_sampling(full)))
     assert _outcome(whole) == ("taken", "")
     outcomes: Counter[str] = Counter()
     for place in range(len(whole)):
@@ -143,21 +152,21 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
 def test_refusal_is_one_line_with_what_is_taken(sampling: SamplingParameters, line: str) -> None:
     """The line has the field, what the engine takes of it, and what it got."""
     with pytest.raises(ValueError, match=r"^sampling\.") as refused:
-        SyntheticEngine().admit(asked(sampling))
+        SyntheticEngine().admit(with_sampling(sampling))
     assert str(refused.value) == line
 
 
 class Words:
     """A tokenizer whose tokens are words."""
 
-    vocabulary_size = 4
+    vocabulary_size = 5
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return one of a few words."""
-        return (b"one ", b"stop", b" now", b"!")[token_id]
+        return (b"one ", b"stop", b" now", b"!", b"")[token_id]
 
 
 @pytest.mark.parametrize(
@@ -169,11 +178,154 @@ class Words:
         (["op", "top"], [0, 1], (1, 2)),
         (["never"], [0, 3, 1], (1, 1)),
         (["never"], [0, 1], (None, 0)),
+        (["e st"], [0, 4, 1], (2, 2)),  # a token without bytes is between
     ],
 )
-def test_stop_that_is_met_is_told(texts: list[str], tokens: list[int], found: tuple[int | None, int]) -> None:
+def test_stop_that_is_met_is_named(texts: list[str], tokens: list[int], found: tuple[int | None, int]) -> None:
     """Of the stops the one that is complete first ends a request: which token completes it, and which one it is."""
     stops = Stops(Words(), texts, [3])
     place, stop, tail = stops.find(tokens)
     assert (place, stop) == found
-    assert (stops.take(tokens), stops.tail) == (place, tail)
+    assert (stops.take(tokens), stops.tail) == (place is not None, tail)
+
+
+def test_only_the_end_of_the_text_is_kept() -> None:
+    """A long output is not kept twice: no more bytes of it than a stop text can have."""
+    stops = Stops(ByteTokenizer(), ["x" * 256], [])
+    assert not stops.take([97] * 1000)
+    assert len(stops.tail) == 255
+    assert [stops.take([ord("x")]) for _ in range(256)] == [False] * 255 + [True]
+
+
+def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
+    for most, room in ((5, 5), (500, 13), (None, 13)):
+        sampling: dict[str, Any] = {} if most is None else {"max_tokens": most}
+        assert of_bytes(asked(7, "ab", **sampling), context=16).most == room
+
+
+def test_absent_parameters_have_defaults() -> None:
+    """What is absent is temperature 1, every token, no logprobs, no stops, and a seed drawn for each request alone."""
+    first, second = (of_bytes(asked(7, "ab")) for _ in range(2))
+    assert (first.temperature, first.top_p, first.top_k, first.is_scored, first.is_seeded) == (1, 1, 0, False, False)
+    assert first.stops is None
+    assert first.seed != second.seed
+    assert of_bytes(asked(7, "ab", seed=0)).is_seeded
+
+
+SIZE = default_tokenizer().vocabulary_size
+REFUSED = {
+    "text.text: at least 1 token, got none": asked(5, ""),
+    "tokens.token_ids: at least 1 token, got none": asked(5, []),
+    r"text.text: at most 2047 tokens, got 2400": asked(5, PROMPT * 600),
+    "text.text: at most 32752 bytes, got 4000000": asked(5, "x" * 4_000_000),
+    r"tokens.token_ids: at most 2047 tokens, got 2048": asked(5, [0] * 2048),
+    rf"tokens.token_ids\[1\]: below {SIZE}, got {SIZE}": asked(5, [1, SIZE, 9_999]),
+    "request_key: at least 1, got 0": asked(0),
+    "request_key: one that is not in use, got 1": asked(1),
+    r"sampling.temperature: a finite number of at least 0, got -0.5": asked(5, temperature=-0.5),
+    "sampling.temperature: a finite number of at least 0, got nan": asked(5, temperature=math.nan),
+    "sampling.temperature: a finite number of at least 0, got inf": asked(5, temperature=math.inf),
+    "sampling.top_p: above 0 and at most 1, got 0.0": asked(5, top_p=0),
+    "sampling.top_p: above 0 and at most 1, got 1.5": asked(5, top_p=1.5),
+    "sampling.top_p: above 0 and at most 1, got nan": asked(5, top_p=math.nan),
+    "sampling.max_tokens: at least 1, got 0": asked(5, max_tokens=0),
+    r"sampling.stop\[1\]: 1 to 256 bytes, got 0": asked(5, stop=["a", ""]),
+    r"sampling.stop\[0\]: 1 to 256 bytes, got 257": asked(5, stop=["x" * 257]),
+    "sampling.stop: at most 16 texts, got 17": asked(5, stop=["a"] * 17),
+    "sampling.stop_token_ids: at most 64 ids, got 65": asked(5, stop_token_ids=[1] * 65),
+    rf"sampling.stop_token_ids\[0\]: below {SIZE}, got {SIZE}": asked(5, stop_token_ids=[SIZE]),
+    "top_logprobs: at most 20, got 21": asked(5, top_logprobs=21),
+    "at least 1 token, got none": Generate(request_key=5, sampling=SamplingParameters()),
+}
+
+
+@pytest.mark.parametrize(("message", "request_"), REFUSED.items(), ids=range(len(REFUSED)))
+def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
+    """A refusal names the field, the limit and the value in one line; the other requests go on as before."""
+    run = ngram([asked(1, seed=1, max_tokens=20)])
+    run.step()
+    with pytest.raises(ValueError, match=message) as error:
+        run.engine.admit(request_)
+    assert "\n" not in str(error.value)
+    run.to_the_end()
+    assert run.got[1].tokens == ngram([asked(1, seed=1, max_tokens=20)]).to_the_end().got[1].tokens
+
+
+def test_a_prompt_may_fill_the_context_but_one() -> None:
+    """A prompt that leaves room for one token is taken, and gets that token."""
+    run = ngram(context=8)
+    assert run.admit(asked(1, [0] * 7)) == 7
+    assert len(run.to_the_end().got[1].tokens) == 1
+
+
+def test_text_and_tokens_are_the_same_prompt() -> None:
+    """A prompt as text goes on as the tokens of it do, and both are as long; token id 0 is one (case 10)."""
+    run = ngram()
+    ids = default_tokenizer().encode("It is. It was.")
+    assert 0 in ids
+    assert run.admit(asked(1, "It is. It was.", seed=2, max_tokens=20)) == len(ids)
+    assert run.admit(asked(2, ids, seed=2, max_tokens=20)) == len(ids)
+    run.to_the_end()
+    assert run.got[1].tokens == run.got[2].tokens
+    assert b"".join(map(default_tokenizer().token_bytes, ids)) == b"It is. It was."
+
+
+@pytest.mark.parametrize("prompt", ["\0", "Grüße, 世界 \N{GRINNING FACE}", "\n\n\n", "🄰" * 40])
+def test_any_text_can_be_a_prompt(prompt: str) -> None:
+    """A text of which the model knows no word is a prompt like any other."""
+    got = ngram([asked(1, prompt, seed=1, max_tokens=10, ignore_end_token=True)]).to_the_end().got[1]
+    assert len(got.tokens) == 10
+
+
+def test_a_refused_key_can_be_used_later() -> None:
+    """A key whose request was refused, or ended, is free."""
+    run = ngram()
+    with pytest.raises(ValueError, match="top_logprobs"):
+        run.admit(asked(1, top_logprobs=99))
+    run.admit(asked(1, max_tokens=1))
+    run.to_the_end()
+    run.admit(asked(1, max_tokens=1))
+    run.engine.abort(1)
+    run.to_the_end()
+
+
+WRONG_OPTIONS = {
+    "role: one of mixed, prefill, decode, got 'both'": {"role": "both"},
+    "speculate: 0 to 15, got 16": {"speculate": 16},
+    "speculate: 0 to 15, got -1": {"speculate": -1},
+    "context: 2 to 65536, got 65537": {"context": 65_537},
+    "max_running: 1 to 1024, got 0": {"max_running": 0},
+    "prefill_chunk: 1 to 65536, got 0": {"prefill_chunk": 0},
+    "slice_steps: 0 to 2147483647, got -1": {"slice_steps": -1},
+    "max_top_logprobs: 0 to 32, got 33": {"max_top_logprobs": 33},
+}
+
+
+@pytest.mark.parametrize(("message", "options"), WRONG_OPTIONS.items(), ids=range(len(WRONG_OPTIONS)))
+def test_wrong_options_are_refused(message: str, options: dict[str, object]) -> None:
+    """An engine that could not run is not made; one line names the option, the limit and the value."""
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        NgramOptions(**options)  # type: ignore[arg-type]
+
+
+def test_many_requests_come_and_go() -> None:
+    """Slots are used again, so an engine that has seen many requests is no larger than its most at once."""
+    engine = NgramEngine()
+    for begin in range(1, 2_000, 100):
+        for key in range(begin, begin + 100):
+            engine.admit(asked(key, max_tokens=1))
+        while engine.has_work:
+            engine.step()
+    assert engine._requests.keys.size == 128
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-20, 1e20, 3e38])
+def test_any_temperature_is_sound(temperature: float) -> None:
+    """The smallest and the largest numbers that the schema allows are temperatures like others."""
+    wanted = asked(1, seed=1, max_tokens=40, temperature=temperature, top_p=0.9, top_logprobs=2, ignore_end_token=True)
+    got = ngram([wanted]).to_the_end().got[1]
+    assert len(got.tokens) == 40
+    if temperature < 1:
+        assert got.ranks == [1] * 40
+    else:
+        assert len(set(got.tokens)) > 20

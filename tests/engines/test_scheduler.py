@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from tests.engines.paddle.driver import text_request
-from tokenbus_engines.admission import parameters_of
+from tests.engines.runs import asked
+from tokenbus_engines.admission import request_of
 from tokenbus_engines.engine import batch_order
 from tokenbus_engines.paddle import ByteTokenizer
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
-from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
+from tokenbus_engines.scheduler import Plan, Scheduler
 
 
 class Scheduled:
@@ -16,11 +16,11 @@ class Scheduled:
 
     def __init__(self, *keys: int, prompt: str = "abc", **options: int) -> None:
         """Let requests wait for a place; each prompt has one token more."""
-        self.options = SchedulerOptions(**{"prefill_chunk": 100, **options})  # type: ignore[arg-type]
         self.requests = Requests()
-        self.scheduler = Scheduler(self.requests, self.options)
+        usual = {"max_running": 256, "prefill_chunk": 100, "slice_steps": 0}
+        self.scheduler = Scheduler(self.requests, **usual | options)
         for key in keys:
-            made = parameters_of(text_request(key, prompt), self.options, ByteTokenizer(), Request)
+            made = request_of(asked(key, prompt), ByteTokenizer(), Request, context=2048, max_top_logprobs=20)
             self.scheduler.add(self.requests.add(made))
 
     def slots(self, *keys: int) -> Ids:
@@ -107,18 +107,6 @@ def test_no_request_is_preempted_where_none_waits() -> None:
         assert not run.compute(run.scheduler.plan()).preempted.size
 
 
-def test_newest_make_way_where_memory_is_full() -> None:
-    """Beyond the tokens of all, the newest are preempted, and continue before the others that wait (case 22)."""
-    run = Scheduled(1, 2, 3, 4, context=12, speculate=0, kv_tokens=17)
-    seen = []
-    for _ in range(4):
-        plan = run.compute(run.scheduler.plan())
-        seen.append((run.keys(plan.preempted), run.keys(plan.decode), run.keys(plan.computing)))
-    assert seen == [([], [], [1, 2, 3]), ([3], [1, 2], []), ([], [1, 2], []), ([], [1, 2], [])]
-    run.compute(run.scheduler.plan(), 1)
-    assert run.keys(run.scheduler.plan().computing) == [2, 3]
-
-
 def test_aborted_request_is_gone_wherever_it_was() -> None:
     """A request ends at the next step, running or waiting, and its place is free."""
     run = Scheduled(1, 2, 3, max_running=1)
@@ -129,7 +117,7 @@ def test_aborted_request_is_gone_wherever_it_was() -> None:
     assert run.keys(plan.aborted) == [1, 3]
     assert run.keys(plan.first) == [2]
     run.compute(plan)
-    assert 1 not in run.requests
+    assert run.requests.slot(1) is None
     run.scheduler.abort(int(run.slots(2)[0]))
     run.compute(run.scheduler.plan())
     assert not len(run.requests)

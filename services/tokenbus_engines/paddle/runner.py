@@ -132,7 +132,20 @@ class Runner:
         self.shape = self._network.shape
         self.cache = KeyValueCache(self.shape, slots, context)
 
-    def compute(self, pieces: Sequence[Piece]) -> Tensor:
+    def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
+        """Return the state at each token as lines, a line a token, and where those of each piece begin.
+
+        The pieces of a group are computed together, each filled up to the longest of the group.
+        """
+        found, begins, count = [], [], 0
+        for pieces in filter(None, groups):
+            states = self._states(pieces)
+            begins.append(count + np.arange(len(pieces)) * states.shape[1])
+            found.append(states.reshape([-1, self.shape.width]))
+            count += found[-1].shape[0]
+        return (self._paddle.concat(found), np.concatenate(begins)) if found else (None, np.zeros(0, np.int64))
+
+    def _states(self, pieces: Sequence[Piece]) -> Tensor:
         """Return the state at each token of each piece: [pieces, tokens of the longest, width]."""
         slots = np.array([piece.slot for piece in pieces], np.int64)
         lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
@@ -148,14 +161,9 @@ class Runner:
         to_tensor = self._paddle.to_tensor
         return self._network.hidden(to_tensor(tokens), to_tensor(positions), keys, store)
 
-    def lines(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Return the descriptions of several computations one after the other."""
-        width = self.shape.width
-        return self._paddle.concat([each.reshape([-1, width]) for each in hidden])
-
-    def chosen(self, lines: Tensor, places: Sequence[int] | npt.NDArray[np.integer]) -> Tensor:
+    def chosen(self, lines: Tensor, places: Index) -> Tensor:
         """Return some of the lines."""
-        return lines.index_select(self._paddle.to_tensor(np.asarray(places, np.int64)))
+        return lines.index_select(self._paddle.to_tensor(places))
 
     def logits(self, hidden: Tensor) -> Logits:
         """Return the logits of the token after each."""

@@ -11,8 +11,6 @@ from tokenbus_engines.paddle.network import Network, Shape
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
 """What `python -m tests.engines.paddle.training` wrote."""
-FINGERPRINT_BYTES = 16
-
 FORMAT = "tokenbus-paddle-1"
 STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
@@ -30,7 +28,7 @@ class Weights(NamedTuple):
 
     shape: Shape
     arrays: dict[str, npt.NDArray[np.float16]]
-    fingerprint: bytes
+    fingerprint: str
     """Differs where any byte of the file does."""
 
 
@@ -42,7 +40,7 @@ def load(path: Path) -> Weights:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             raise WeightsError(path, f"at most {_MOST_BYTES} bytes, got {size}")
-        fingerprint = hashlib.sha256(path.read_bytes()).digest()[:FINGERPRINT_BYTES]
+        fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -60,7 +58,7 @@ def load(path: Path) -> Weights:
     return Weights(shape, arrays, fingerprint)
 
 
-def network_of(path: Path) -> tuple[Network, bytes]:
+def network_of(path: Path) -> tuple[Network, str]:
     """Return a network with a file's weights, on the device that paddle is set to, and the file's fingerprint."""
     from paddle import to_tensor
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.engines.ngram.training.learning import CONTINUATIONS, DISCOUNT, documents
-from tokenbus_engines.ngram.model import DRAFT_LENGTH, FLOOR, WIDTH
+from tokenbus_engines.ngram.model import DRAFT_LENGTH, WIDTH
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
 Floats = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ def context_of(tokens: Sequence[int], longest: int = LONGEST) -> tuple[int, ...]
 
 @cache
 def line(context: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Return the likeliest tokens of a context with their shares, before every token gets its floor."""
+    """Return the likeliest tokens of a context with their shares."""
     counts = followers().get(context, Counter())
     if not context:
         masses = {token: float(count) for token, count in counts.items()}
@@ -71,10 +71,11 @@ def line(context: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
 def logprobs_after(tokens: Sequence[int], longest: int = LONGEST) -> Logprobs:
     """Return the logprob of every token of the vocabulary after a text."""
     size = default_tokenizer().vocabulary_size
-    probabilities = np.full(size, FLOOR / size)
+    probabilities = np.zeros(size)
     for token, share in line(context_of(tokens, longest)):
-        probabilities[token] += (1 - FLOOR) * share
-    return np.asarray(np.log(probabilities).astype(np.float32))
+        probabilities[token] = share
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(probabilities).astype(np.float32))
 
 
 def draft_logprobs_after(tokens: Sequence[int]) -> Logprobs:

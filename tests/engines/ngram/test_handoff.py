@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.engines.ngram.runs import PROMPT, Run, asked
+from tests.engines.runs import PROMPT, Run, asked, ngram
 from tokenbus_contracts import RowStatus, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 from tokenbus_services.worker.engine import Engine
 
-PREFILL, DECODE = NgramOptions(role="prefill"), NgramOptions(role="decode")
+DECODE = NgramOptions(role="decode")
 
 
 def wanted(count: int) -> list[Generate]:
@@ -31,18 +31,18 @@ def wanted(count: int) -> list[Generate]:
     ]
 
 
-def handed_off(requests: list[Generate]) -> tuple[Run, dict[int, bytes]]:
+def handed_off(requests: list[Generate], **options: int) -> tuple[Run, dict[int, bytes]]:
     """Let a prefill engine begin, and return what it hands off."""
-    run = Run(PREFILL, requests).to_the_end()
-    return run, {key: state for arrays in run.arrays for one in arrays for key, state in one.states.items()}
+    run = ngram(requests, role="prefill", **options).to_the_end()
+    return run, run.states
 
 
 def test_tokens_are_those_of_a_mixed_engine() -> None:
     """All requests of a prefill step go on elsewhere, and get what one engine alone would have given them (case 27)."""
     requests = wanted(24)
     prefill, states = handed_off(requests)
-    mixed = Run(requests=requests).to_the_end()
-    decode = Run(DECODE)
+    mixed = ngram(requests).to_the_end()
+    decode = ngram(role="decode")
     for request in requests:
         got = prefill.got[request.request_key]
         if got.statuses[-1] is RowStatus.HANDED_OFF:
@@ -57,41 +57,28 @@ def test_tokens_are_those_of_a_mixed_engine() -> None:
     assert {batch.header.phase for (batch,) in decode.batches} == {StepPhase.DECODE}
 
 
+def test_proposals_are_what_the_decode_engine_verifies_first() -> None:
+    generate = asked(1, include_draft_logprobs=True, seed=3, max_tokens=9)
+    prefill, states = handed_off([generate])
+    decode = ngram(role="decode")
+    decode.admit(generate, states[1], prefill.got[1])
+    decode.step()
+    first, row = decode.got[1].rows
+    assert row.draft_token_count == 3
+    assert decode.got[1].drafts[0].token_ids.tolist() == first.proposal_token_ids.tolist()
+
+
 def test_the_first_token_comes_with_proposals() -> None:
     """A row that is handed off has one token with its logprobs, and what the draft proposes to follow it (case 27)."""
     prefill, states = handed_off([asked(1, top_logprobs=2, seed=1, max_tokens=9), asked(2, seed=2, max_tokens=9)])
     for key, got in prefill.got.items():
-        assert got.statuses == [RowStatus.HANDED_OFF]
-        assert len(got.tokens) == 1
-        assert len(got.proposals) == 3
+        (row,) = got.rows
+        assert (row.status, row.token_ids.size, row.proposal_token_ids.size) == (RowStatus.HANDED_OFF, 1, 3)
         state = json.loads(states[key])
-        assert (state["tokens"], state["proposals"]) == (got.tokens, got.proposals)
+        assert (state["tokens"], state["proposals"]) == (got.tokens, row.proposal_token_ids.tolist())
     assert len(prefill.got[1].alternatives[0]) == 2
     assert prefill.batches[0][0].header.phase is StepPhase.PREFILL
     assert not prefill.engine.has_work
-
-
-def test_handed_proposals_are_verified_first() -> None:
-    """A decode engine verifies the tokens that it was handed, not those that it would have drafted."""
-    generate = asked(1, top_logprobs=0, temperature=0, max_tokens=9)
-    generate.include_draft_logprobs = True
-    _, states = handed_off([generate])
-    state = json.loads(states[1])
-    _, other = handed_off([asked(1, seed=5, temperature=1.5, max_tokens=9)])
-    state["proposals"] = state["proposals"][:1]
-    assert json.loads(other[1])["proposals"] != state["proposals"]
-    decode = Run(DECODE)
-    decode.got[1] = decode.got.get(1) or _with_first(state["tokens"])
-    decode.engine.admit(generate, json.dumps(state).encode())
-    decode.step()
-    assert decode.drafts[1].tokens[:1] == state["proposals"]
-    assert decode.got[1].verified == [3]
-
-
-def _with_first(tokens: list[int]) -> Any:  # noqa: ANN401 - the runs' own
-    from tests.engines.ngram.runs import Got  # noqa: PLC0415 - only here
-
-    return Got(tokens=list(tokens))
 
 
 @pytest.mark.parametrize("speculate", [0, 1, 7])
@@ -99,7 +86,7 @@ def test_engines_may_draft_differently(speculate: int) -> None:
     """A decode engine that drafts more, less or nothing goes on all the same, from the next token."""
     generate = asked(1, seed=1, max_tokens=20, ignore_end_token=True)
     prefill, states = handed_off([generate])
-    decode = Run(NgramOptions(role="decode", speculate=speculate))
+    decode = ngram(role="decode", speculate=speculate)
     decode.admit(generate, states[1], prefill.got[1])
     got = decode.to_the_end().got[1]
     assert len(got.tokens) == 20
@@ -108,7 +95,7 @@ def test_engines_may_draft_differently(speculate: int) -> None:
 
 def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
     """Where the first token is the last, the prefill engine ends the request itself and hands nothing over."""
-    first = Run(requests=[asked(2, seed=2)]).to_the_end().got[2].tokens[0]
+    first = ngram([asked(2, seed=2)]).to_the_end().got[2].tokens[0]
     run, states = handed_off([asked(1, max_tokens=1), asked(2, seed=2, stop_token_ids=[first])])
     assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
     assert run.got[2].statuses == [RowStatus.FINISHED_STOP]
@@ -117,8 +104,7 @@ def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
 
 def test_a_prefill_engine_computes_long_prompts_in_chunks() -> None:
     """A prompt beyond a chunk is handed off after its last one."""
-    options = NgramOptions(role="prefill", prefill_chunk=3)
-    run = Run(options, [asked(1, seed=1)]).to_the_end()
+    run, _ = handed_off([asked(1, seed=1)], prefill_chunk=3)
     assert run.got[1].statuses == [RowStatus.PREFILLING, RowStatus.HANDED_OFF]
 
 
@@ -126,12 +112,12 @@ def test_a_handed_off_request_may_be_preempted() -> None:
     """A request that went on elsewhere and is taken out there still gets a mixed engine's tokens (case 22)."""
     generate, other = (asked(key, seed=6, max_tokens=30, ignore_end_token=True) for key in (1, 2))
     prefill, states = handed_off([generate, other])
-    decode = Run(NgramOptions(role="decode", max_running=1, slice_steps=2))
+    decode = ngram(role="decode", max_running=1, slice_steps=2)
     decode.admit(generate, states[1], prefill.got[1])
     decode.admit(other, states[2], prefill.got[2])
     got = decode.to_the_end().got[1]
     assert RowStatus.PREEMPTED in got.statuses
-    assert got.tokens == Run(requests=[generate]).to_the_end().got[1].tokens
+    assert got.tokens == ngram([generate]).to_the_end().got[1].tokens
 
 
 def state_with(**changes: Any) -> bytes:  # noqa: ANN401 - whatever JSON has
@@ -163,7 +149,6 @@ DAMAGED = {
     "state.seed: below 18446744073709551616, got 18446744073709551616": {"seed": 2**64},
     "state: JSON is malformed: invalid character .*": {"seed": float("nan")},
     r"state.proposals\[0\]: below \d+, got 100000": {"proposals": [100_000]},
-    r"state.proposals\[0\]: a token that the draft proposes there, got 1700": {"proposals": [1_700]},
 }
 
 
@@ -190,6 +175,6 @@ def test_roles_want_their_own_requests() -> None:
     with pytest.raises(ValueError, match=r"^state: a decode engine goes on from a prefill engine's, got none$"):
         NgramEngine(DECODE).admit(asked(1))
     with pytest.raises(ValueError, match=r"^state: none for a prefill engine, got one$"):
-        NgramEngine(PREFILL).admit(asked(1), state)
+        NgramEngine(NgramOptions(role="prefill")).admit(asked(1), state)
     mixed: Engine = NgramEngine()
     assert mixed.admit(asked(1, max_tokens=9), state) == 4

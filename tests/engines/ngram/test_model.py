@@ -1,17 +1,15 @@
 """Model: its tables say what a plain computation of whole distributions says."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.engines.ngram import reference
 from tests.engines.ngram.training.learning import documents, learned, learned_tables
-from tokenbus_engines.ngram.model import FLOOR, WIDTH, Model, default_model
+from tokenbus_engines.ngram.model import WIDTH, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
-ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 2e-6
 """Of logprobs, where sums were added up in another order."""
 
@@ -39,73 +37,52 @@ def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # no
     model = default_model()
     ties = 0
     for history in HISTORIES:
-        context = model.contexts.of(history)
+        context = model.context_of(history)
         truth = reference.logprobs_after(history)
         if lower:
             context, truth = int(model.drafts[context]), reference.draft_logprobs_after(history)
         assert model.ids[context].tolist() == reference.ordered(truth)[:WIDTH]
         assert np.abs(model.logits[context, :WIDTH] - truth[model.ids[context]]).max() <= TOLERANCE
-        assert model.ranks[context, :WIDTH].tolist() == [reference.rank(truth, token) for token in model.ids[context]]
-        tail = np.delete(truth, model.ids[context])
-        assert (tail == model.logits[context, WIDTH]).all()
-        assert (tail < truth[model.ids[context]].min()).all()
-        ties += len(set(model.ranks[context, :WIDTH].tolist())) < WIDTH
+        assert model.ranks[context].tolist() == [reference.rank(truth, token) for token in model.ids[context]]
+        assert np.isneginf(np.delete(truth, model.ids[context])).all()
+        assert abs(model.chances[context].sum() - 1) < TOLERANCE
+        ties += len(set(model.ranks[context].tolist())) < WIDTH
     assert ties > 20, "or ties were not tested"
 
 
 def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
-    """Front on token by token leads where a look at the last tokens leads, along lines and through tails."""
+    """Front on token by token leads where a look at the last tokens leads, along lines and off them."""
     model = default_model()
     chance = np.random.default_rng(7)
     text = default_tokenizer().encode("In the evening the")
-    context = model.contexts.of(text)
-    in_tail = 0
+    context = model.context_of(text)
     for _ in range(600):
-        token = int(chance.choice(model.ids[context])) if chance.random() < 0.8 else int(chance.integers(400))
-        here = np.array([context])
-        place = model.places(here, np.array([token]))
-        in_tail += int(place[0] >= WIDTH)
-        assert int(model.tokens(here, place)[0]) == token
+        place = int(chance.integers(WIDTH))
+        is_known = chance.random() < 0.8
+        token = int(model.ids[context, place]) if is_known else int(chance.integers(400))
         text.append(token)
-        context = int(model.after(here, place, np.array([token]))[0])
-        assert context == model.contexts.of(text) == model.contexts.of(text[-3:])
-        longest = reference.context_of(text)
-        draft = reference.context_of(text, 2)
-        assert context == model.contexts.of(list(longest))
-        assert int(model.drafts[context]) == model.contexts.of(list(draft))
-    assert in_tail > 50
+        after = int(model.after(np.array([context]), np.array([token]))[0])
+        assert not is_known or after == model.next[context, place]
+        context = after
+        assert context == model.context_of(text) == model.context_of(text[-3:])
+        assert context == model.context_of(list(reference.context_of(text)))
+        assert int(model.drafts[context]) == model.context_of(list(reference.context_of(text, 2)))
 
 
-def test_places_and_tokens_are_each_others_inverse() -> None:
-    """Every token has one place in a context, and every place one token; tail places go by id."""
+def test_drafts_and_targets_columns_lead_to_the_same_tokens() -> None:
+    """Where a draft's token stands in the target's context, the other way around, and what follows it, are right."""
     model = default_model()
-    tokens = np.arange(model.vocabulary_size)
-    for context in (0, 5, 2_000, model.contexts.count - 1):
-        here = np.full(tokens.size, context)
-        places = model.places(here, tokens)
-        assert sorted(places.tolist()) == tokens.tolist()
-        assert (model.tokens(here, places) == tokens).all()
-        tail = tokens[places >= WIDTH]
-        assert (places[tail] == WIDTH + np.arange(tail.size)).all()
-
-
-def test_crossed_places_lead_to_the_same_tokens() -> None:
-    """Where a draft's token stands in the target's context, and the other way around, is looked up and right."""
-    model = default_model()
-    contexts = np.arange(0, model.contexts.count, 37)
-    for place in range(WIDTH):
-        wanted = model.ids[model.drafts[contexts], place]
-        assert (model.tokens(contexts, model.draft_places[contexts, place].astype(np.int64)) == wanted).all()
-        back = model.places_in_draft[contexts, place].astype(np.int64)
-        found = model.places(model.drafts[contexts], model.ids[contexts, place].astype(np.int64))
-        assert (back == np.minimum(found, WIDTH)).all()
-
-
-def test_another_text_is_another_model() -> None:
-    """A model's fingerprint follows from what it was taught, so that two different models differ in it."""
-    tables = [learned_tables(default_tokenizer(), documents()[:30]) for _ in range(2)]
-    first, second = (Model(default_tokenizer(), each).fingerprint for each in tables)
-    assert first == second != default_model().fingerprint
+    lacking = (model.draft_columns == WIDTH).any(1).nonzero()[0]
+    assert lacking.size > 100
+    contexts = np.concatenate([np.arange(0, model.count, 37), lacking[::7]])
+    for context in contexts.tolist():
+        mine, drafted = model.ids[context].tolist(), model.ids[model.drafts[context]].tolist()
+        there = [mine.index(token) if token in mine else WIDTH for token in drafted]
+        assert model.draft_columns[context].tolist() == there
+        back = [drafted.index(token) if token in drafted else WIDTH for token in mine]
+        assert model.columns_in_draft[context].tolist() == [*back, WIDTH]
+        after = model.after(np.full(WIDTH, context), np.array(drafted))
+        assert model.draft_next[context].tolist() == after.tolist()
 
 
 def test_the_committed_file_is_what_is_learned() -> None:
@@ -118,14 +95,5 @@ def test_the_committed_file_is_what_is_learned() -> None:
     assert pieces[: len(pieces) // 2] == pieces[len(pieces) // 2 :]
     tables = learned_tables(tokenizer, documents())
     assert (tables.ids == model.ids).all()
-    assert (tables.parents == model.contexts.parents).all()
+    assert (tables.parents == model.parents).all()
     np.testing.assert_allclose(tables.logprobs, model.logits[:, :WIDTH], rtol=0, atol=TOLERANCE)
-
-
-def test_the_page_tells_the_models_size() -> None:
-    """The page about the engine gives the vocabulary, the contexts and the width that the model has."""
-    page = (ROOT / "docs" / "engine-ngram.md").read_text()
-    model = default_model()
-    assert f" {model.vocabulary_size:,} with the one that ends a text" in page
-    assert f"Each of the {model.contexts.count:,} contexts keeps its {WIDTH} likeliest tokens" in page
-    assert f"share {1 - FLOOR:.2%}".replace("%", " %") in page

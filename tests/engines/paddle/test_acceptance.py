@@ -3,12 +3,12 @@
 from itertools import islice
 
 import numpy as np
+import pytest
 
-from tests.engines.paddle.driver import Run, text_request
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.reference import Reference
 from tests.engines.paddle.training.prose import stories, tokens_of
-from tokenbus_engines.paddle import PaddleEngine
+from tests.engines.runs import asked, paddle
 
 pytestmark = NEEDS_PADDLE
 
@@ -18,10 +18,10 @@ PROMPTS = [text[: text.index(".") + 2 + 20] for text in islice(stories(SEED, hel
 
 def accepted_share(temperature: float) -> float:
     """Return how many of the drafts are accepted where held-out stories go on, the end of each left out."""
-    run = Run(PaddleEngine())
-    for key, prompt in enumerate(PROMPTS, 1):
-        run.engine.admit(text_request(key, prompt, 120, temperature=temperature, seed=key))
-    run.to_the_end()
+    asked_for = [
+        asked(key, prompt, max_tokens=120, temperature=temperature, seed=key) for key, prompt in enumerate(PROMPTS, 1)
+    ]
+    run = paddle(asked_for, max_running=32).to_the_end()
     drafted = accepted = 0
     for got in run.got.values():
         for row in got.rows[1:-1]:
@@ -31,14 +31,9 @@ def accepted_share(temperature: float) -> float:
     return accepted / drafted
 
 
-def test_greedy_drafts_are_mostly_accepted() -> None:
-    """At temperature 0 more than half of the drafts are accepted."""
-    assert accepted_share(0.0) > 0.5
-
-
-def test_sampled_drafts_are_mostly_accepted() -> None:
-    """At temperature 1 more than half of the drafts are accepted."""
-    assert accepted_share(1.0) > 0.5
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_most_drafts_are_accepted(temperature: float) -> None:
+    assert accepted_share(temperature) > 0.5
 
 
 def test_draft_heads_foresee_held_out_text() -> None:

@@ -5,8 +5,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.engines.paddle.driver import text_request, token_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -21,10 +21,10 @@ from tokenbus_services.worker.engine_loop import EngineLoop
 pytestmark = NEEDS_PADDLE
 
 REQUESTS = [
-    text_request(1, "It was cold. That morning Ida was at the bridge again. ", 60, seed=1, top_logprobs=3),
-    text_request(2, "One night Oscar went to ", 50, temperature=0.0, top_logprobs=0, include_draft_logprobs=True),
-    token_request(3, [0, 0, 72], 40, seed=3),
-    text_request(4, "Nora ", 40, seed=4, stop=["."], top_logprobs=20),
+    asked(1, "It was cold. That morning Ida was at the bridge again. ", max_tokens=60, seed=1, top_logprobs=3),
+    asked(2, "One night Oscar went to ", max_tokens=50, temperature=0.0, top_logprobs=0, include_draft_logprobs=True),
+    asked(3, [0, 0, 72], max_tokens=40, seed=3),
+    asked(4, "Nora ", max_tokens=40, seed=4, stop=["."], top_logprobs=20),
 ]
 
 
@@ -43,13 +43,13 @@ async def test_client_gets_what_the_engine_emitted() -> None:
             with Publisher(settings, vocabulary_size=engine.vocabulary_size) as publisher:
                 engine_loop = EngineLoop(engine, Emitter(publisher, engine.vocabulary_size))
                 loop = asyncio.create_task(asyncio.to_thread(engine_loop.serve, stop))
-                asked = [client.generate(generate) for generate in REQUESTS]
-                wrong = client.generate(token_request(9, [257, 300]))
-                got = await asyncio.wait_for(asyncio.gather(*map(all_of, asked)), 60)
+                streams = [client.generate(generate) for generate in REQUESTS]
+                wrong = client.generate(asked(9, [257, 300], max_tokens=24))
+                got = await asyncio.wait_for(asyncio.gather(*map(all_of, streams)), 60)
                 failed = await asyncio.wait_for(asyncio.gather(all_of(wrong), return_exceptions=True), 60)
                 stop.set()
                 await loop
-    for generate, tokens, request in zip(REQUESTS, got, asked, strict=True):
+    for generate, tokens, request in zip(REQUESTS, got, streams, strict=True):
         assert [token.id for token in tokens] == tokens_alone(PaddleEngine(), generate)
         assert all((token.logprob is None) == (not generate.HasField("top_logprobs")) for token in tokens)
         assert {len(token.alternatives) for token in tokens} == {generate.top_logprobs}

@@ -1,6 +1,7 @@
 """Hand-off: a request goes on at another engine as if it had never left, or is refused by name."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,26 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.paddle.driver import Run, text_request, token_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.runs import Run, asked, paddle, tokens_alone
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus_engines.paddle.network import Shape
 
-ASKED = text_request(9, "abc", 8)
+pytestmark = NEEDS_PADDLE
+
+ASKED = asked(9, "abc", max_tokens=8)
 STORY = "The wind was strong. That evening Leo was at the school again. "
 REQUESTS = [
-    text_request(1, STORY, 40, temperature=0.0, top_logprobs=2, include_draft_logprobs=True),
-    text_request(2, "One morning ", 50, seed=1, top_logprobs=0),
-    text_request(3, STORY * 3, 30, seed=2, temperature=1.4),
-    token_request(4, [0, 65], 30, seed=3, top_k=20, stop=["e "]),
+    asked(1, STORY, max_tokens=40, temperature=0.0, top_logprobs=2, include_draft_logprobs=True),
+    asked(2, "One morning ", max_tokens=50, seed=1, top_logprobs=0),
+    asked(3, STORY * 3, max_tokens=30, seed=2, temperature=1.4),
+    asked(4, [0, 65], max_tokens=30, seed=3, top_k=20, stop=["e "]),
 ]
-
-
-def engine(role: str, **options: Any) -> PaddleEngine:  # noqa: ANN401 - each option's own
-    usual: dict[str, Any] = {"role": role, "context": 512, "max_running": 8}
-    return PaddleEngine(PaddleOptions(**usual | options))
 
 
 def fields_of(state: bytes) -> dict[str, Any]:
@@ -45,81 +43,74 @@ def state_of(fields: dict[str, Any]) -> bytes:
     return json.dumps(others).encode() + b"\n" + carried
 
 
-class TestEngines:
-    """A prefill engine and a decode engine."""
+@pytest.fixture
+def prefilled() -> Run:
+    """Return a prefill engine that handed everything off."""
+    return paddle(REQUESTS, role="prefill", prefill_chunk=100).to_the_end()
 
-    pytestmark = NEEDS_PADDLE
 
-    @pytest.fixture
-    def prefilled(self) -> Run:
-        """Return a prefill engine that handed everything off."""
-        run = Run(engine("prefill", prefill_chunk=100))
-        for generate in REQUESTS:
-            run.engine.admit(generate)
-        return run.to_the_end()
+def test_first_token_and_proposals_come_with_the_hand_off(prefilled: Run) -> None:
+    """Every request's first token is published with its logprobs and proposals, whatever else is (case 27)."""
+    assert set(prefilled.states) == {1, 2, 3, 4}
+    for generate in REQUESTS:
+        last = prefilled.got[generate.request_key].rows[-1]
+        assert last.status is RowStatus.HANDED_OFF
+        assert (last.token_ids.size, last.proposal_token_ids.size) == (1, 3)
+        assert last.logprobs.size == generate.HasField("top_logprobs")
 
-    def test_first_token_and_proposals_come_with_the_hand_off(self, prefilled: Run) -> None:
-        """Every request's first token is published with its logprobs and proposals, whatever else is (case 27)."""
-        assert set(prefilled.states) == {1, 2, 3, 4}
-        for generate in REQUESTS:
-            last = prefilled.got[generate.request_key].rows[-1]
-            assert last.status is RowStatus.HANDED_OFF
-            assert (last.token_ids.size, last.proposal_token_ids.size) == (1, 3)
-            assert last.logprobs.size == generate.HasField("top_logprobs")
-        assert not prefilled.engine.has_work
 
-    @pytest.mark.parametrize("options", [{}, {"max_running": 1, "slice_steps": 4}], ids=["slots for all", "one slot"])
-    def test_tokens_are_those_of_one_engine(self, prefilled: Run, options: dict[str, int]) -> None:
-        """With a seed the two engines give the tokens that a mixed one gives, and none is lost or repeated."""
-        run = Run(engine("decode", **options), got=prefilled.got)
-        for generate in REQUESTS:
-            assert run.engine.admit(generate, prefilled.states[generate.request_key]) > 0
-        run.to_the_end()
-        for generate in REQUESTS:
-            got = run.got[generate.request_key]
-            assert got.tokens == tokens_alone(engine("mixed"), generate)
-            assert got.statuses[-1] in {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
-        assert run.got[1].drafts[0].token_ids.tolist() == prefilled.got[1].rows[0].proposal_token_ids.tolist()
+@pytest.mark.parametrize("options", [{}, {"max_running": 1, "slice_steps": 4}], ids=["slots for all", "one slot"])
+def test_tokens_are_those_of_one_engine(prefilled: Run, options: dict[str, int]) -> None:
+    """With a seed the two engines give the tokens that a mixed one gives, and none is lost or repeated."""
+    run = paddle(role="decode", **options)
+    for generate in REQUESTS:
+        key = generate.request_key
+        assert run.admit(generate, prefilled.states[key], prefilled.got[key]) > 0
+    run.to_the_end()
+    for generate in REQUESTS:
+        got = run.got[generate.request_key]
+        assert got.tokens == tokens_alone(paddle().engine, generate)
+        assert got.statuses[-1] in {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
+    assert run.got[1].drafts[0].token_ids.tolist() == run.got[1].rows[0].proposal_token_ids.tolist()
 
-    def test_seed_that_was_drawn_goes_along(self) -> None:
-        """A request that asks for no seed goes on with the one that the prefill engine drew, another with its own."""
-        first = Run(engine("prefill"))
-        first.engine.admit(text_request(1, STORY, 20))
-        first.to_the_end()
-        drawn = fields_of(first.states[1])["seed"]
-        for asked, seed in ((text_request(1, STORY, 20), drawn), (text_request(1, STORY, 20, seed=5), 5)):
-            decoding = engine("decode")
-            decoding.admit(asked, first.states[1])
-            assert decoding._requests.seeds[decoding._requests.slot(1)] == seed
 
-    def test_what_was_handed_over_is_kept_for_as_many_as_there_are_slots(self, prefilled: Run) -> None:
-        """States that wait for a slot are bounded in number: beyond it a request is computed anew instead."""
-        run = Run(engine("decode", max_running=2, slice_steps=0))
-        for generate in REQUESTS:
-            run.engine.admit(generate, prefilled.states[generate.request_key])
-        run.to_the_end()
-        firsts = [run.got[generate.request_key].rows[0].status for generate in REQUESTS]
-        assert firsts == [RowStatus.ACTIVE, RowStatus.ACTIVE, RowStatus.PREFILLING, RowStatus.PREFILLING]
+def test_seed_that_was_drawn_goes_along() -> None:
+    """A request that asks for no seed goes on with the one that the prefill engine drew, another with its own."""
+    state = paddle([asked(1, STORY, max_tokens=20)], role="prefill").to_the_end().states[1]
+    cases: list[tuple[dict[str, Any], int]] = [({}, fields_of(state)["seed"]), ({"seed": 5}, 5)]
+    for sampling, seed in cases:
+        run = paddle(role="decode")
+        run.admit(asked(1, STORY, max_tokens=20, **sampling), state)
+        requests = run.engine._requests
+        assert requests.seeds[requests.slot(1)] == seed
 
-    def test_state_of_other_weights_is_refused(self, prefilled: Run) -> None:
-        """What other weights computed is no use here, and said to be so."""
-        fields = fields_of(prefilled.states[1]) | {"model": "000102030405060708090a0b0c0d0e0f"}
-        with pytest.raises(ValueError, match=r"^state.model: \w{32}, got '000102030405060708090a0b0c0d0e0f'$"):
-            engine("decode").admit(REQUESTS[0], state_of(fields))
+
+def test_what_was_handed_over_is_kept_for_as_many_as_there_are_slots(prefilled: Run) -> None:
+    """States that wait for a slot are bounded in number: beyond it a request is computed anew instead."""
+    run = paddle(role="decode", max_running=2, slice_steps=0)
+    for generate in REQUESTS:
+        run.admit(generate, prefilled.states[generate.request_key])
+    firsts: dict[int, int] = {}
+    while run.engine.has_work:
+        (arrays, *_) = run.engine.step()
+        for key, status in zip(
+            *(np.asarray(each).tolist() for each in (arrays.request_keys, arrays.statuses)), strict=True
+        ):
+            firsts.setdefault(key, status)
+    assert firsts == {1: RowStatus.ACTIVE, 2: RowStatus.ACTIVE, 3: RowStatus.PREFILLING, 4: RowStatus.PREFILLING}
 
 
 @cache
 def decoding() -> PaddleEngine:
     """Return a decode engine, which stays as it is where a state is refused."""
-    return engine("decode", context=32)
+    return PaddleEngine(PaddleOptions(role="decode", context=32))
 
 
 @cache
 def sound() -> dict[str, Any]:
     """Return the fields of a sound state of the request ASKED."""
-    prefill = Run(engine("prefill", context=32))
-    prefill.engine.admit(ASKED)
-    return fields_of(prefill.to_the_end().states[9]) | {"seed": 2**64 - 1}
+    prefill = paddle([ASKED], role="prefill", context=32).to_the_end()
+    return fields_of(prefill.states[9]) | {"seed": 2**64 - 1}
 
 
 def refusal(state: bytes, generate: Generate = ASKED) -> str:
@@ -142,68 +133,68 @@ def carrying(number: float) -> bytes:
     return carried[:-4] + np.float32(number).tobytes()
 
 
-class TestStates:
-    """States as bytes, which come over the network."""
+def test_sound_state_is_taken_over() -> None:
+    """A request goes on from what its state says: the keys and values of its prompt, drafts and their logits."""
+    shape = Shape()
+    assert len(sound()["carried"]) == 4 * (3 * 258 + 2 * shape.layers * 4 * shape.width)
+    made = PaddleEngine(PaddleOptions(role="decode", context=32))
+    assert made.admit(ASKED, state_of(sound())) == 4
+    (target,) = made.step()
+    assert (np.asarray(target.positions).tolist(), np.asarray(target.draft_token_counts).tolist()) == ([1], [3])
 
-    pytestmark = NEEDS_PADDLE
 
-    def test_sound_state_is_taken_over(self) -> None:
-        """A request goes on from what its state says: the keys and values of its prompt, drafts and their logits."""
-        shape = Shape()
-        assert len(sound()["carried"]) == 4 * (3 * 258 + 2 * shape.layers * 4 * shape.width)
-        made = engine("decode", context=32)
-        assert made.admit(ASKED, state_of(sound())) == 4
-        (target,) = made.step()
-        assert (np.asarray(target.positions).tolist(), np.asarray(target.draft_token_counts).tolist()) == ([1], [3])
+def test_drafts_that_do_not_fit_any_more_are_left_out() -> None:
+    """No more drafts are verified than tokens are left, less the last, which needs none."""
+    made = PaddleEngine(PaddleOptions(role="decode", context=32))
+    made.admit(asked(9, "abc", max_tokens=3), state_of(sound()))
+    (target,) = made.step()
+    assert np.asarray(target.draft_token_counts).tolist() == [1]
 
-    def test_drafts_that_do_not_fit_any_more_are_left_out(self) -> None:
-        """No more drafts are verified than tokens are left, less the last, which needs none."""
-        made = engine("decode", context=32)
-        made.admit(text_request(9, "abc", 3), state_of(sound()))
-        (target,) = made.step()
-        assert np.asarray(target.draft_token_counts).tolist() == [1]
 
-    def test_state_that_is_wrong_is_named(self) -> None:
-        """Whatever is wrong with a state is reported in one line: the field, the limit and the value."""
-        size = len(sound()["carried"])
-        assert changed(seed=-1) == "state: Expected `int` >= 0 - at `$.seed`"
-        assert changed(prompt="another") == "state.prompt: the request's own, got another"
-        assert changed(tokens=[258]) == "state.tokens[0]: below 258, got 258"
-        assert changed(tokens=[-1]) == "state: Expected `int` >= 0 - at `$.tokens[0]`"
-        assert changed(tokens=[257]) == "state.tokens: none that ends the request, got the end token"
-        assert changed(proposals=[0, 1, 300]) == "state.proposals[2]: below 258, got 300"
-        assert changed(proposals=[0, 1, 2, 3]) == "state.proposals: at most 3, got 4"
-        two = f"state.carried: {size - 4 * 258} bytes, as its tokens say, got {size}"
-        assert changed(proposals=[0, 1]) == two
-        assert changed(carried=carrying(np.nan)) == "state.carried: finite numbers up to 65504, got nan"
-        assert changed(carried=carrying(7e4)) == "state.carried: finite numbers up to 65504, got 70000.0"
-        short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
-        assert changed(carried=sound()["carried"][:-4]) == short
-        assert changed(more=1) == "state: Object contains unknown field `more`"
+def test_state_that_is_wrong_is_named() -> None:
+    """Whatever is wrong with a state is reported in one line: the field, the limit and the value."""
+    size = len(sound()["carried"])
+    assert changed(seed=-1) == "state: Expected `int` >= 0 - at `$.seed`"
+    assert re.fullmatch(r"state.model: \w{32}, got '0{32}'", changed(model="0" * 32))
+    assert changed(prompt="another") == "state.prompt: the request's own, got another"
+    assert changed(tokens=[258]) == "state.tokens[0]: below 258, got 258"
+    assert changed(tokens=[-1]) == "state: Expected `int` >= 0 - at `$.tokens[0]`"
+    assert changed(tokens=[257]) == "state.tokens: none that ends the request, got the end token"
+    assert changed(proposals=[0, 1, 300]) == "state.proposals[2]: below 258, got 300"
+    assert changed(proposals=[0, 1, 2, 3]) == "state.proposals: at most 3, got 4"
+    two = f"state.carried: {size - 4 * 258} bytes, as its tokens say, got {size}"
+    assert changed(proposals=[0, 1]) == two
+    assert changed(carried=carrying(np.nan)) == "state.carried: finite numbers up to 65504, got nan"
+    assert changed(carried=carrying(7e4)) == "state.carried: finite numbers up to 65504, got 70000.0"
+    short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
+    assert changed(carried=sound()["carried"][:-4]) == short
+    assert changed(more=1) == "state: Object contains unknown field `more`"
 
-    def test_state_is_never_larger_than_a_slot(self) -> None:
-        """A state larger than the engine could have made is refused before it is read."""
-        assert refusal(bytes(10**6)).startswith("state: at most ")
 
-    @settings(deadline=None)
-    @given(
-        st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4),
-        st.integers(min_value=0),
-    )
-    def test_damaged_state_is_refused_or_harmless(self, changes: list[tuple[int, int]], cut: int) -> None:
-        """Whatever bytes come, the answer is a ValueError in one line, or a request as a sound state could make it."""
-        state = bytearray(state_of(sound()))
-        for place, byte in changes:
-            state[place % len(state)] = byte
-        said = _said(lambda: decoding().admit(ASKED, bytes(state[: cut % (2 * len(state))])))
-        assert said.startswith("state")
-        assert "\n" not in said
-        if decoding().has_work:
-            (target,) = decoding().step()
-            assert RowStatus.UNRECOVERABLE not in np.asarray(target.statuses)
-            decoding().abort(9)
-            decoding().step()
-        assert not decoding().has_work
+def test_state_is_never_larger_than_a_slot() -> None:
+    """A state larger than the engine could have made is refused before it is read."""
+    assert refusal(bytes(10**6)).startswith("state: at most ")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4),
+    st.integers(min_value=0),
+)
+def test_damaged_state_is_refused_or_harmless(changes: list[tuple[int, int]], cut: int) -> None:
+    """Whatever bytes come, the answer is a ValueError in one line, or a request as a sound state could make it."""
+    state = bytearray(state_of(sound()))
+    for place, byte in changes:
+        state[place % len(state)] = byte
+    said = _said(lambda: decoding().admit(ASKED, bytes(state[: cut % (2 * len(state))])))
+    assert said.startswith("state")
+    assert "\n" not in said
+    if decoding().has_work:
+        (target,) = decoding().step()
+        assert RowStatus.UNRECOVERABLE not in np.asarray(target.statuses)
+        decoding().abort(9)
+        decoding().step()
+    assert not decoding().has_work
 
 
 def _said(action: Callable[[], object]) -> str:

@@ -20,6 +20,7 @@ def test_text_comes_back(text: str) -> None:
 def test_token_has_its_byte() -> None:
     """A token below 256 is a byte, 0 too (case 10); half a character is replaced, and an unknown id is an error."""
     assert [TOKENIZER.token_bytes(token) for token in (0, 255, 256, 257)] == [b"\0", b"\xff", b"", b""]
+    assert TOKENIZER.encode("aé") == [256, 97, 0xC3, 0xA9]
     assert TOKENIZER.decode([0x61, 0xC3]) == "a\N{REPLACEMENT CHARACTER}"
     with pytest.raises(ValueError, match="token id: below 258, got 258"):
         TOKENIZER.token_bytes(258)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.paddle.driver import text_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.training.__main__ import main
+from tests.engines.runs import asked, tokens_alone
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 
 pytestmark = NEEDS_PADDLE
@@ -24,4 +24,4 @@ def test_training_learns_and_writes_weights_that_an_engine_runs(
     assert len(losses) == 2
     assert len(losses[0]) == 4
     assert all(after < before for before, after in zip(*losses, strict=True))
-    assert len(tokens_alone(PaddleEngine(PaddleOptions(weights=path)), text_request(1, "a", 5, seed=1))) == 5
+    assert len(tokens_alone(PaddleEngine(PaddleOptions(weights=path)), asked(1, "a", max_tokens=5, seed=1))) == 5

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.engines.paddle.driver import Got, Run, text_request, token_request
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.reference import Array, Reference, tokens_of
+from tests.engines.runs import Got, asked, paddle
 from tokenbus_contracts import Row
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 
 pytestmark = NEEDS_PADDLE
 
@@ -17,13 +16,13 @@ TOLERANCE = 2e-4
 
 STORY = "The sun was shining. That night Paul was at the old mill again. "
 REQUESTS = [
-    text_request(1, STORY, 60, temperature=0.0, top_logprobs=20, include_draft_logprobs=True),
-    text_request(2, "One ", 70, seed=1, top_logprobs=0, include_draft_logprobs=True),
-    text_request(3, STORY * 4, 40, seed=2, temperature=1.8, top_logprobs=5, include_draft_logprobs=True),
-    token_request(4, [0], 50, seed=3, temperature=3.0, top_logprobs=3, include_draft_logprobs=True),
-    text_request(5, "Ida ", 30, seed=4, top_p=0.7, top_logprobs=1),
-    text_request(6, "q", 30, seed=5, top_k=3),
-    text_request(7, STORY, 1, seed=6, top_logprobs=20),
+    asked(1, STORY, max_tokens=60, temperature=0.0, top_logprobs=20, include_draft_logprobs=True),
+    asked(2, "One ", max_tokens=70, seed=1, top_logprobs=0, include_draft_logprobs=True),
+    asked(3, STORY * 4, max_tokens=40, seed=2, temperature=1.8, top_logprobs=5, include_draft_logprobs=True),
+    asked(4, [0], max_tokens=50, seed=3, temperature=3.0, top_logprobs=3, include_draft_logprobs=True),
+    asked(5, "Ida ", max_tokens=30, seed=4, top_p=0.7, top_logprobs=1),
+    asked(6, "q", max_tokens=30, seed=5, top_k=3),
+    asked(7, STORY, max_tokens=1, seed=6, top_logprobs=20),
 ]
 
 
@@ -40,10 +39,7 @@ def reference() -> Reference:
 )
 def test_logprobs_are_those_of_a_full_forward_pass(options: dict[str, int], reference: Reference) -> None:
     """Target, draft and prefill logprobs, ranks and alternatives of every request equal the plain network's."""
-    run = Run(PaddleEngine(PaddleOptions(**{"context": 512} | options)))  # type: ignore[arg-type]
-    for generate in REQUESTS:
-        run.engine.admit(generate)
-    run.to_the_end()
+    run = paddle(REQUESTS, **{"max_running": 32} | options).to_the_end()
     for generate in REQUESTS:
         check(generate, run.got[generate.request_key], reference)
 

@@ -8,9 +8,8 @@ from itertools import count
 
 import pytest
 
-from tests.engines.ngram.runs import asked
-from tests.engines.paddle.driver import text_request
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.runs import asked
 from tests.services.builders import generate_of
 from tests.services.worker.test_service import batches, events, running
 from tokenbus_contracts import RowStatus
@@ -54,7 +53,7 @@ KINDS = {
     "paddle": Kind(
         lambda: PaddleEngine(PaddleOptions(role="prefill", context=256)),
         lambda: PaddleEngine(PaddleOptions(role="decode", context=256, max_running=8)),
-        lambda key: text_request(key, "One morning ", 100, seed=key, ignore_end_token=True),
+        lambda key: asked(key, "One morning ", max_tokens=100, seed=key, ignore_end_token=True),
         30,
     ),
 }
@@ -202,7 +201,7 @@ def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], byt
 def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ngram engine that fails in the midst of keeping a request does not have it, and takes the next one."""
     engine = NgramEngine(NgramOptions())
-    monkeypatch.setattr("tokenbus_engines.ngram.model.Contexts.of", lambda *_: "none")
+    monkeypatch.setattr("tokenbus_engines.ngram.model.Model.context_of", lambda *_: "none")
     with pytest.raises(ValueError, match="invalid literal"):
         engine.admit(asked(7, seed=1, max_tokens=4))
     monkeypatch.undo()

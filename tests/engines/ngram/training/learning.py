@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_engines.ngram.model import ABSENT, FLOOR, WIDTH, Logprobs, Tables, tail_logprob
+from tokenbus_engines.ngram.model import ABSENT, WIDTH, Logprobs, Tables
 from tokenbus_engines.ngram.tokenizer import BYTES, CHUNKS, Tokenizer
 from tokenbus_engines.sampling import Floats, Ids
 
@@ -131,18 +131,8 @@ def _level(first: int, contexts: Ids, tokens: Ids, ancestry: _Ancestry, continua
     return Level(first, *ancestry, totals, kinds, next_ids, next_counts)
 
 
-class Mixed(NamedTuple):
-    """Of contexts, a line each: the likeliest tokens, the first first, ties by the lower id.
-
-    Every token that is not in a context's line has the same logprob there, which is below those of the line.
-    """
-
-    ids: Ids
-    logprobs: Logprobs
-
-
-def mixed(counts: Counts, width: int) -> Mixed:
-    """Return the likeliest tokens of every context, so many of each.
+def mixed(counts: Counts, width: int) -> tuple[Ids, Logprobs]:
+    """Return of every context the likeliest tokens, ties by the lower id, and their logprobs.
 
     What followed a context has a discounted share, and the rest is shared out as its parent's line says (Chen and
     Goodman's absolute discounting). A line is cut to its width and made to sum to one again before its children take
@@ -159,7 +149,10 @@ def mixed(counts: Counts, width: int) -> Mixed:
         all_ids.append(ids)
         all_masses.append(masses)
         before = level.first
-    return _as_logprobs(np.concatenate(all_ids), np.concatenate(all_masses), counts.vocabulary_size)
+    ids, logprobs = np.concatenate(all_ids), np.log(np.concatenate(all_masses)).astype(np.float32)
+    # Two that were not equal may be so as float32, and then the lower id comes first.
+    order = np.lexsort((ids, -logprobs), axis=1)
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
 
 
 def _with_own(level: Level, ids: Ids, masses: Floats, width: int) -> tuple[Ids, Floats]:
@@ -181,20 +174,10 @@ def _to_one(masses: Floats) -> Floats:
     return np.asarray(masses / masses.sum(1, keepdims=True))
 
 
-def _as_logprobs(ids: Ids, masses: Floats, vocabulary_size: int) -> Mixed:
-    logprobs = np.log((1 - FLOOR) * masses + FLOOR / vocabulary_size).astype(np.float32)
-    # Two that were not equal may be so as float32, and then the lower id comes first.
-    order = np.lexsort((ids, -logprobs), axis=1)
-    ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
-    if not (logprobs[:, -1] > tail_logprob(vocabulary_size)).all():
-        raise ValueError("a token of a line is as unlikely as those of none: the floor is too high")
-    return Mixed(ids, logprobs)
-
-
 def learned_tables(tokenizer: Tokenizer, texts: Sequence[str]) -> Tables:
     """Return a model's tables, as it learns them from texts."""
     counts = counted([tokenizer.encode(text) for text in texts], tokenizer.end_token, CONTINUATIONS)
-    lines = mixed(counts, WIDTH)
+    ids, logprobs = mixed(counts, WIDTH)
     deeper = counts.levels[1:]
     keys = [level.prefixes * counts.vocabulary_size + level.newest for level in deeper]
     numbers = [np.arange(level.first, level.first + level.newest.size) for level in deeper]
@@ -202,8 +185,8 @@ def learned_tables(tokenizer: Tokenizer, texts: Sequence[str]) -> Tables:
     joined = np.concatenate([*keys, [np.iinfo(np.int64).max]])
     order = np.argsort(joined)
     return Tables(
-        ids=lines.ids,
-        logprobs=lines.logprobs,
+        ids=ids,
+        logprobs=logprobs,
         parents=np.concatenate([level.parents for level in counts.levels]),
         keys=joined[order],
         numbers=np.concatenate([*numbers, [ABSENT]])[order],

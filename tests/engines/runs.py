@@ -1,0 +1,141 @@
+"""Runs a demo engine, puts each of its batches through the contract, and keeps what each request got."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.services.builders import generate_of
+from tokenbus_contracts import BatchKind, Limits, LogprobBatch, Row, RowStatus, decode, encode
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_engines.engine import BatchEngine
+from tokenbus_engines.ngram import NgramEngine, NgramOptions
+from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus_services.worker.assembler import StepAssembler
+from tokenbus_services.worker.step import StepArrays
+
+PROMPT = "The old man said"
+
+
+def asked(
+    key: int,
+    prompt: str | Sequence[int] = PROMPT,
+    top_logprobs: int | None = None,
+    *,
+    include_draft_logprobs: bool = False,
+    **sampling: Any,  # noqa: ANN401 - any parameter
+) -> Generate:
+    """Return a request for what follows a text, or some tokens."""
+    fields: dict[str, Any] = {} if top_logprobs is None else {"top_logprobs": top_logprobs}
+    if isinstance(prompt, str):
+        fields["text"] = TextPrompt(text=prompt)
+    else:
+        fields["tokens"] = TokenPrompt(token_ids=prompt)
+    sampled = SamplingParameters(**sampling)
+    return generate_of(key, sampling=sampled, include_draft_logprobs=include_draft_logprobs, **fields)
+
+
+@dataclass(slots=True)
+class Got:
+    """All rows of one request."""
+
+    rows: list[Row] = field(default_factory=list)
+    drafts: list[Row] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return its tokens, which must follow each other without a hole."""
+        found: list[int] = []
+        for row in self.rows:
+            assert row.position == len(found), "tokens come without a hole"
+            found += row.token_ids.tolist()
+        return found
+
+    @property
+    def statuses(self) -> list[RowStatus]:
+        return [row.status for row in self.rows]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [value for row in self.rows for value in row.logprobs.tolist()]
+
+    @property
+    def ranks(self) -> list[int]:
+        return [rank for row in self.rows for rank in row.ranks.tolist()]
+
+    @property
+    def alternatives(self) -> list[list[tuple[int, float]]]:
+        """Return of each scored token its alternatives and their logprobs."""
+        lines = [
+            (ids, values)
+            for row in self.rows
+            for ids, values in zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
+        ]
+        return [list(zip(ids, values, strict=True)) for ids, values in lines]
+
+    @property
+    def stop(self) -> int:
+        """Return which stop ended it."""
+        return self.rows[-1].stop
+
+
+class Run:
+    """An engine that is run, and what came of it."""
+
+    def __init__(self, engine: BatchEngine[Any], requests: Iterable[Generate] = ()) -> None:
+        self.engine = engine
+        self.got: dict[int, Got] = {}
+        self.batches: list[list[LogprobBatch]] = []
+        self.arrays: list[list[StepArrays]] = []
+        self.states: dict[int, bytes] = {}
+        self._assembler = StepAssembler(Limits.schema(), engine.vocabulary_size)
+        for request in requests:
+            self.admit(request)
+
+    def admit(self, request: Generate, state: bytes | None = None, before: Got | None = None) -> int:
+        """Admit a request, perhaps one that another engine gave some tokens before."""
+        tokens = self.engine.admit(request, state)
+        self.got[request.request_key] = before or Got()
+        return tokens
+
+    def step(self) -> list[LogprobBatch]:
+        """Compute a step; each of its batches keeps the contract."""
+        arrays = list(self.engine.step())
+        batches = [_published(made) for one in arrays for made in self._assembler.assemble(one)]
+        for batch in batches:
+            for row in batch.rows():
+                got = self.got[row.key]
+                (got.rows if batch.header.kind is BatchKind.TARGET else got.drafts).append(row)
+        for one in arrays:
+            self.states |= one.states
+        self.arrays.append(arrays)
+        self.batches.append(batches)
+        return batches
+
+    def to_the_end(self, most: int = 2000) -> "Run":
+        """Compute steps until there is nothing left to do."""
+        for _ in range(most):
+            if not self.engine.has_work:
+                return self
+            self.step()
+        raise AssertionError(f"still at work after {most} steps")
+
+
+def _published(batch: LogprobBatch) -> LogprobBatch:
+    """Return a batch as it is after it was published: checked, and under some worker's name."""
+    named = LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns)
+    return decode(encode(named, Limits.schema()), Limits.schema())
+
+
+def tokens_alone(engine: BatchEngine[Any], generate: Generate) -> list[int]:
+    """Return what a request gets from an engine that has no other."""
+    return Run(engine, [generate]).to_the_end().got[generate.request_key].tokens
+
+
+def ngram(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa: ANN401 - each option's own
+    """Return a run of the ngram engine."""
+    return Run(NgramEngine(NgramOptions(**options)), requests)
+
+
+def paddle(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa: ANN401 - as above
+    """Return a run of the paddle engine, with a small cache."""
+    return Run(PaddleEngine(PaddleOptions(**{"context": 512, "max_running": 8} | options)), requests)
