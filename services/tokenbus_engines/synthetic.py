@@ -6,7 +6,7 @@ position alone, wherever and however often they are computed: the ground truth t
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import check_offered
 from tokenbus_engines.sampling import Words, mixed
-from tokenbus_services.worker.engine import EngineStepError
 from tokenbus_services.worker.step import StepArrays
 
 VOCABULARY_SIZE = 50_000
@@ -89,6 +88,9 @@ class _Running:
 class SyntheticEngine:
     """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
 
+    vocabulary_size = VOCABULARY_SIZE
+    """How many token ids it has."""
+
     def __init__(
         self,
         *,
@@ -103,17 +105,12 @@ class SyntheticEngine:
         More than `max_rows` requests wait for each other. In the role `prefill` each is handed off after one token.
         """
         self._role = role
-        self._tokens_per_step = tokens_per_step
+        self._tokens_per_step = 1 if role == "prefill" else tokens_per_step
         self._drafts = drafts
         self._parts = parts
         self._max_rows = max_rows
         self._requests: dict[int, _Running] = {}
         self._step = 0
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many token ids it has."""
-        return VOCABULARY_SIZE
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +126,9 @@ class SyntheticEngine:
         key = generate.request_key
         if key in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {key}")
-        begin = 0 if state is None else self._position_in(state, key, end)
+        if self._role == "prefill" and state is not None:
+            raise ValueError("state: none for a prefill engine, got one")
+        begin = 0 if state is None else _position_in(state, key, end)
         first_key = generate.first_request_key or key
         self._requests[key] = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
         return len(generate.tokens.token_ids) or len(generate.text.text)
@@ -144,57 +143,39 @@ class SyntheticEngine:
         """Compute a step: the target, then the draft."""
         self._step += 1
         rows = list(self._requests.values())[: self._max_rows]
-        try:  # nothing of a request changes before all is computed
-            made = [self._arrays(rows, BatchKind.TARGET)]
-            if self._drafts:
-                made.append(self._arrays(rows, BatchKind.DRAFT))
-        except Exception as error:
-            raise EngineStepError(f"{type(error).__name__}: {error}") from error
-        for request in rows:
-            request.position = min(request.position + self._tokens_per_step, request.end)
-            if request.is_aborted or request.position >= request.end or self._role == "prefill":
-                del self._requests[request.key]
+        # Engines sort rows by what they compute for them; here by the step's number.
+        order = np.random.default_rng(self._step).permutation(len(rows))
+        rows = [rows[place] for place in order]
+        target = self._arrays(rows)
+        target.index_to_batch_id = order.astype(np.uint32)
+        made = [target]
+        if self._drafts:
+            made.append(replace(target, kind=BatchKind.DRAFT, statuses=None, draft_token_counts=None, states={}))
+            target.draft_follows = True
+        for row, status in [(row, self._status(row)) for row in rows]:
+            row.position += self._count(row)
+            if status is not RowStatus.ACTIVE:
+                del self._requests[row.key]
         return made
 
     def close(self) -> None:
         """Forget every request."""
         self._requests.clear()
 
-    def _position_in(self, state: bytes, key: int, end: int) -> int:
-        """Return where a request goes on, from what another engine of this kind handed off."""
-        if self._role == "prefill":
-            raise ValueError("state: none for a prefill engine, got one")
-        if len(state) != _STATE.size:
-            raise ValueError(f"state: {_STATE.size} bytes, got {len(state)}")
-        mark, of, position = _STATE.unpack(state)
-        if mark != _MARK:
-            raise ValueError(f"state.mark: {_MARK!r}, got {mark!r}")
-        if of != key:
-            raise ValueError(f"state.request_key: {key}, as the request has, got {of}")
-        if position >= end:
-            raise ValueError(f"state.position: below {end}, the most tokens of the request, got {position}")
-        return int(position)
-
-    def _arrays(self, rows: list[_Running], kind: BatchKind) -> StepArrays:
-        size = len(rows)
-        # Engines sort rows by what they compute for them; here by the step's number.
-        order = np.random.default_rng(self._step).permutation(size)
-        mine = [rows[place] for place in order]
-        keys = np.array([row.key for row in mine], np.uint64)
-        first_keys = np.array([row.first_key for row in mine], np.uint64)
-        positions = np.array([row.position for row in mine], np.uint32)
-        counts = np.array([self._count(row) for row in mine], np.uint8)
-        scored = np.array([row.is_scored for row in mine], np.bool_)
-        top_ks = np.array([row.top_k for row in mine], np.uint8)
+    def _arrays(self, rows: Sequence[_Running]) -> StepArrays:
+        """Return the target's batch."""
+        counts = np.array([self._count(row) for row in rows], np.uint8)
+        first_keys = np.array([row.first_key for row in rows], np.uint64)
+        positions = np.array([row.position for row in rows], np.uint32)
+        top_ks = np.array([row.top_k for row in rows], np.uint8)
         starts = np.cumsum(counts, dtype=np.intp) - counts
         places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
         numbers = draws(np.repeat(first_keys, counts), np.repeat(positions, counts) + places)
         tokens = sampled(numbers)
         other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
-        is_target = kind is BatchKind.TARGET
-        statuses = [self._status(row, kind) for row in mine]
+        statuses = [self._status(row) for row in rows]
         return StepArrays(
-            request_keys=keys,
+            request_keys=np.array([row.key for row in rows], np.uint64),
             positions=positions,
             token_counts=counts,
             token_ids=tokens.ids,
@@ -203,30 +184,38 @@ class SyntheticEngine:
             ranks=tokens.ranks,
             alternative_token_ids=other_ids,
             alternative_logprobs=other_logprobs,
-            scored=scored,
+            scored=np.array([row.is_scored for row in rows], np.bool_),
             top_ks=top_ks,
-            draft_token_counts=np.maximum(counts, 1) - 1 if is_target else None,
-            index_to_batch_id=order.astype(np.uint32),
-            kind=kind,
+            draft_token_counts=np.maximum(counts, 1) - 1,
             method=SpeculativeMethod.MTP,
-            draft_follows=is_target and self._drafts,
             parts=self._parts,
             states={
                 row.key: _STATE.pack(_MARK, row.key, row.position + self._count(row))
-                for row, status in zip(mine, statuses, strict=True)
+                for row, status in zip(rows, statuses, strict=True)
                 if status is RowStatus.HANDED_OFF
             },
         )
 
     def _count(self, row: _Running) -> int:
-        most = 1 if self._role == "prefill" else self._tokens_per_step
-        return 0 if row.is_aborted else min(most, row.end - row.position)
+        return 0 if row.is_aborted else min(self._tokens_per_step, row.end - row.position)
 
-    def _status(self, row: _Running, kind: BatchKind) -> RowStatus:
-        if kind is BatchKind.DRAFT:  # a row for each of the target's, as a row's place must be the same in both
-            return RowStatus.IDLE if row.is_aborted else RowStatus.ACTIVE
+    def _status(self, row: _Running) -> RowStatus:
         if row.is_aborted:
             return RowStatus.ABORTED
         if row.position + self._count(row) >= row.end:
             return RowStatus.FINISHED_LENGTH
         return RowStatus.HANDED_OFF if self._role == "prefill" else RowStatus.ACTIVE
+
+
+def _position_in(state: bytes, key: int, end: int) -> int:
+    """Return where a request goes on, from what another engine of this kind handed off."""
+    if len(state) != _STATE.size:
+        raise ValueError(f"state: {_STATE.size} bytes, got {len(state)}")
+    mark, of, position = _STATE.unpack(state)
+    if mark != _MARK:
+        raise ValueError(f"state.mark: {_MARK!r}, got {mark!r}")
+    if of != key:
+        raise ValueError(f"state.request_key: {key}, as the request has, got {of}")
+    if position >= end:
+        raise ValueError(f"state.position: below {end}, the most tokens of the request, got {position}")
+    return int(position)
