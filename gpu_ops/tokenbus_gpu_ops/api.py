@@ -8,9 +8,8 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import ValueKind
 from tokenbus_gpu_ops import cpu
 from tokenbus_gpu_ops.arguments import as_ids, check_logits, check_top_k, host_ids
-from tokenbus_gpu_ops.body import body
 from tokenbus_gpu_ops.bridges import is_on_gpu, stream_of, tensor_of, to_host
-from tokenbus_gpu_ops.columns import Arrival, TokenColumns
+from tokenbus_gpu_ops.columns import Arrival, TokenColumns, body
 from tokenbus_gpu_ops.errors import GpuUnavailableError
 from tokenbus_gpu_ops.plan import Plan, plan
 from tokenbus_gpu_ops.tensor import Looks, Tensor

@@ -1,6 +1,7 @@
-"""What a call returns: the columns of its tokens, which may still be computed."""
+"""What a call returns: the columns of its tokens, laid out as in the message, which may still be computed."""
 
 from enum import IntEnum
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +10,65 @@ import numpy.typing as npt
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.generated.enums import ValueKind
 from tokenbus_contracts.header import BatchHeader
-from tokenbus_gpu_ops.body import COLUMNS, Body
+from tokenbus_contracts.schema import COLUMN, Column
+from tokenbus_contracts.wire import prefix_of
 from tokenbus_gpu_ops.plan import Plan
 
 Memory = npt.NDArray[np.uint8]
+COLUMNS: tuple[Column, ...] = tuple(
+    COLUMN[name] for name in ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+)
+"""The last columns but one of the message, in their order there: what is computed."""
+
+_ITEM_BYTES = 4
+_BODIES_KEPT = 1024
+
+
+class Place(NamedTuple):
+    """One column: where its first element is, how many it has, and the bytes before it in a message."""
+
+    at: int
+    items: int
+    prefix: bytes
+
+
+class Body(NamedTuple):
+    """One call's output: a byte for each scored token that says whether something was wrong, and the columns."""
+
+    faults: int
+    at: int
+    """Where the columns begin, their first prefix included."""
+    end: int
+    places: tuple[Place, ...]
+
+    def column(self, memory: npt.NDArray[np.uint8], which: int) -> npt.NDArray[Any]:
+        """Return a view of one column; it is wherever the message has it, so seldom aligned."""
+        place = self.places[which]
+        return memory[place.at : place.at + place.items * _ITEM_BYTES].view(COLUMNS[which].dtype)
+
+    def write_prefixes(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Write what stands before each column."""
+        for place in self.places:
+            memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
+
+
+@lru_cache(_BODIES_KEPT)
+def body(tokens: int, scored: int, alternatives: int) -> Body:
+    """Return the layout for so many elements; a column without any is left out, as protobuf leaves it out."""
+    items = (tokens, scored, scored, alternatives, alternatives)
+    prefixes = [
+        prefix_of(column.key, count * _ITEM_BYTES) if count else b""
+        for column, count in zip(COLUMNS, items, strict=True)
+    ]
+    # The first column is aligned, and so are all where prefixes are of four bytes: from 4,096 tokens up.
+    first = -(-(scored + len(prefixes[0])) // 16) * 16
+    at = first - len(prefixes[0])
+    begin, places = at, []
+    for prefix, count in zip(prefixes, items, strict=True):
+        at += len(prefix)
+        places.append(Place(at, count, prefix))
+        at += count * _ITEM_BYTES
+    return Body(scored, begin, at, tuple(places))
 
 
 class FaultReason(IntEnum):
@@ -46,16 +102,11 @@ class TokenColumns:
     are views of one piece of memory, which is used for another call when the last of them is gone.
     """
 
-    __slots__ = ("_arrays", "_arrived", "_body", "_faults", "_plan", "value_kind")
-
     def __init__(self, plan: Plan, body: Body, kind: ValueKind, arrived: "Arrival") -> None:
-        """Take what says how the results lie, and where they arrive."""
         self._plan = plan
         self._body = body
         self.value_kind = kind
         self._arrived = arrived
-        self._arrays: tuple[npt.NDArray[Any], ...] | None = None
-        self._faults: tuple[TokenFault, ...] | None = None
 
     @property
     def ready(self) -> bool:
@@ -84,33 +135,33 @@ class TokenColumns:
     @property
     def token_ids(self) -> npt.NDArray[np.uint32]:
         """The tokens' ids."""
-        return self._columns()[0]
+        return self._columns[0]
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
         """The scored tokens' values."""
-        return self._columns()[1]
+        return self._columns[1]
 
     @property
     def ranks(self) -> npt.NDArray[np.uint32]:
         """The scored tokens' places among all tokens, counted from one."""
-        return self._columns()[2]
+        return self._columns[2]
 
     @property
     def alternative_token_ids(self) -> npt.NDArray[np.uint32]:
         """The ids of the alternatives, the largest first, token after token."""
-        return self._columns()[3]
+        return self._columns[3]
 
     @property
     def alternative_logprobs(self) -> npt.NDArray[np.float32]:
         """The values of the alternatives."""
-        return self._columns()[4]
+        return self._columns[4]
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """All columns by the names that LogprobBatch has for them."""
         rows = {"token_counts": self.token_counts, "scorings": self.scorings, "top_ks": self.top_ks}
-        return rows | {column.name: array for column, array in zip(COLUMNS, self._columns(), strict=True)}
+        return rows | {column.name: array for column, array in zip(COLUMNS, self._columns, strict=True)}
 
     @property
     def body(self) -> memoryview:
@@ -118,14 +169,17 @@ class TokenColumns:
         memory = self._arrived.memory()
         return memory[self._body.at : self._body.end].data
 
-    @property
+    @cached_property
     def faults(self) -> tuple[TokenFault, ...]:
         """The tokens that have no results, and why; mostly none."""
-        if self._faults is None:
-            flags = self._arrived.memory()[: self._body.faults]
-            found = np.flatnonzero(flags)
-            self._faults = tuple(map(self._fault, found.tolist(), flags[found].tolist()))
-        return self._faults
+        flags = self._arrived.memory()[: self._body.faults]
+        ends = np.cumsum(self.token_counts, dtype=np.intp)
+        found = []
+        for scored in np.flatnonzero(flags).tolist():
+            token = int(self._plan.details.tokens[scored])
+            row = int(np.searchsorted(ends, token, side="right"))
+            found.append(TokenFault(row, token, int(self._plan.token_rows[token]), FaultReason(flags[scored])))
+        return tuple(found)
 
     def batch(self, header: BatchHeader, **rows: npt.ArrayLike) -> LogprobBatch:
         """Return a batch of these columns and the row columns that the caller knows: keys, places, statuses."""
@@ -136,16 +190,10 @@ class TokenColumns:
         plan = self._plan
         return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
 
+    @cached_property
     def _columns(self) -> tuple[npt.NDArray[Any], ...]:
-        if self._arrays is None:
-            memory = self._arrived.memory()
-            self._arrays = tuple(self._body.column(memory, which) for which in range(len(COLUMNS)))
-        return self._arrays
-
-    def _fault(self, scored: int, reason: int) -> TokenFault:
-        token = int(self._plan.details.tokens[scored])
-        row = int(np.searchsorted(np.cumsum(self._plan.token_counts, dtype=np.intp), token, side="right"))
-        return TokenFault(row, token, int(self._plan.token_rows[token]), FaultReason(reason))
+        memory = self._arrived.memory()
+        return tuple(self._body.column(memory, which) for which in range(len(COLUMNS)))
 
 
 class Arrival:

@@ -1,6 +1,6 @@
 """Which logits belong to which tokens, and where each token's results go: settled before anything is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -80,19 +80,7 @@ def _alike(rows: int, top_k: int) -> Plan:
     made = _laid_out(counts, np.arange(rows), np.full(rows, top_k), None)
     for column in (made.token_counts, made.top_ks, made.scorings):
         column.flags.writeable = False  # it is handed out again
-    return Plan(
-        made.requests,
-        made.tokens,
-        made.scored,
-        made.alternatives,
-        top_k,
-        made.most,
-        made.token_counts,
-        made.top_ks,
-        made.scorings,
-        made.token_rows,
-        made.details,
-    )
+    return replace(made, top_k=top_k)
 
 
 def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bool_] | None) -> Plan:
@@ -165,8 +153,6 @@ def _for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noq
 
 
 def _flags(values: Any, requests: int) -> npt.NDArray[np.bool_]:  # noqa: ANN401
-    if values is None:
-        return np.ones(requests, np.bool_)
     found = _read("scored", values)
     if found.dtype.kind != "b" and found.size:
         raise ContractError("scored", "True or False for each request", found.dtype.name, rule=Rule.TYPE)

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_gpu_ops.arguments import host_ids, place_ids
-from tokenbus_gpu_ops.body import Body, body
-from tokenbus_gpu_ops.columns import Arrival
+from tokenbus_gpu_ops.columns import Arrival, Body, body
 from tokenbus_gpu_ops.cuda.card import Card, Kernel, card
 from tokenbus_gpu_ops.cuda.driver import done, driver
 from tokenbus_gpu_ops.cuda.memory import LOCK, TICKET_BYTES, Lease

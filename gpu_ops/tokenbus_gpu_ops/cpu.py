@@ -1,0 +1,267 @@
+"""The CPU twin: the kernels' answers with numpy alone, where there is no GPU or the logits are not on one.
+
+Rows are gone through once, a block at a time. Alternatives are looked for among the groups whose largest logits are the
+largest.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_gpu_ops.columns import Body, FaultReason
+from tokenbus_gpu_ops.plan import Index, Plan
+from tokenbus_gpu_ops.tensor import Tensor
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+FLOOR = np.float32(-9999.0)
+"""What the contract writes for minus infinity, and so for anything below."""
+BLOCK = 1 << 18
+"""Logits at a time: a megabyte of floats, which is still near when it is needed again."""
+_WIDE = 4096
+"""From so many logits a row, counting row by row takes less than counting all rows at once."""
+_GROUP = 64
+_FEWEST_GROUPS = 4
+"""For each alternative: with fewer groups than that, too much of a row is above the bound of its groups."""
+_kept = threading.local()
+
+
+def compute(
+    plan: Plan, body: Body, logits: Tensor, ids: npt.NDArray[np.int32], *, as_logits: bool
+) -> npt.NDArray[np.uint8]:
+    """Return the memory with the results of all tokens, laid out as the body says."""
+    memory = np.zeros(body.end, np.uint8)
+    body.write_prefixes(memory)
+    columns = [body.column(memory, which) for which in range(len(body.places))]
+    columns[0][:] = ids
+    blocks, details = _Blocks(logits), plan.details
+    with np.errstate(all="ignore"):  # infinities and NaN are looked for, and reported
+        for begin in range(0, plan.scored, blocks.rows_at_once):
+            at = slice(begin, min(begin + blocks.rows_at_once, plan.scored))
+            rows, wanted = details.logits_rows[at], details.top_ks[at]
+            sampled = blocks.floats(blocks.view[rows, ids[details.tokens[at]]], np.empty(rows.size, np.float32))
+            totals = blocks.pass_over(rows, sampled, int(wanted.max(initial=0)))
+            faults = memory[at]
+            faults[:] = blocks.faults(rows, totals.largest)
+            logs = totals.largest.astype(np.float64) + np.log(totals.sums)
+            columns[1][at] = np.where(faults == 0, _values_of(sampled, logs, as_logits=as_logits), np.float32(np.nan))
+            columns[2][at] = np.where(faults == 0, totals.above + 1, 0)
+            if totals.found is not None:
+                tokens = _Tokens(rows, wanted, details.alternatives_at[at], logs, faults)
+                _put_alternatives(columns[3:], blocks, tokens, totals.found, as_logits=as_logits)
+    return memory
+
+
+class _Groups(NamedTuple):
+    """The largest of every group of logits. Group g has every `across`-th logit from g on; the last has what is left.
+
+    Neighbours are in different groups: so the largest are found element by element, all groups at once.
+    """
+
+    largest: Floats
+    across: int
+    width: int
+
+    @classmethod
+    def of(cls, logits: Floats) -> "_Groups":
+        rows, width = logits.shape
+        across = width // _GROUP
+        whole = across * _GROUP
+        parts = []
+        if across:
+            parts.append(np.maximum.reduce(logits[:, :whole].reshape(rows, _GROUP, across), axis=1))
+        if whole < width:
+            parts.append(np.maximum.reduce(logits[:, whole:], axis=1, keepdims=True))
+        return cls(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), across, width)
+
+    def ids_in(self, groups: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
+        """Return the ids of the logits in some groups, a line each, and which of them there are at all."""
+        is_rest = (groups == self.across)[:, None]
+        within = np.arange(_GROUP)
+        ids = np.where(is_rest, self.across * _GROUP + within, groups[:, None] + self.across * within)
+        there = ids < self.width
+        return np.where(there, ids, 0), there
+
+
+class _Found(NamedTuple):
+    """What may be among the largest of some rows: for each element its row, its id and its logit."""
+
+    rows: Index
+    ids: Index
+    logits: Floats
+    dropped: Floats
+    """For each row the largest logit that was left out; minus infinity if none was."""
+
+
+def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
+    """Return at least the `most` largest of each row, and all that equal the least of them."""
+    width = logits.shape[1]
+    count = groups.largest.shape[1]
+    if count < _FEWEST_GROUPS * most:
+        bounds = np.partition(logits, width - most, axis=1)[:, width - most]
+        above = logits >= bounds[:, None]
+        rows, ids = np.nonzero(above)
+        return _Found(rows, ids, logits[rows, ids], _largest_of(~above, logits))
+    bounds = np.partition(groups.largest, count - most, axis=1)[:, count - most]
+    chosen = groups.largest >= bounds[:, None]
+    dropped = _largest_of(~chosen, groups.largest)
+    rows, numbers = np.nonzero(chosen)
+    ids, there = groups.ids_in(numbers)
+    found = logits[rows[:, None], ids]
+    above = there & (found >= bounds[rows, None])
+    np.maximum.at(dropped, rows, _largest_of(there & ~above, found))
+    lines, columns = np.nonzero(above)
+    return _Found(rows[lines], ids[lines, columns], found[lines, columns], dropped)
+
+
+def _largest_of(which: npt.NDArray[np.bool_], values: Floats) -> Floats:
+    largest: Floats = np.where(which, values, np.float32(-np.inf)).max(axis=1)
+    return largest
+
+
+class _Totals(NamedTuple):
+    """What the logits of some rows come to."""
+
+    largest: Floats
+    sums: Doubles
+    """Of exponentials, relative to the largest."""
+    above: Index
+    """How many logits are above the sampled one."""
+    found: _Found | None
+
+
+class _Blocks:
+    """The logits where they are, and memory for one block of them as floats."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.view = logits.host_view()
+        self._dtype = logits.dtype
+        self._vocabulary = logits.shape[1]
+        self.rows_at_once = max(1, BLOCK // max(1, self._vocabulary))
+        # A thread's own and the same each time: the first touch of new memory is slow.
+        if not hasattr(_kept, "memory"):
+            _kept.memory = (np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32))
+        self._floats, self._powers = _kept.memory
+
+    def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
+        """Return logits as floats: themselves where they are, else in the memory given, which must be as large."""
+        if self._dtype == "float32":
+            return logits
+        room = into[: logits.size].reshape(logits.shape)
+        if self._dtype == "bfloat16":
+            np.left_shift(logits, 16, out=room.view(np.uint32), dtype=np.uint32)
+        else:
+            room[...] = logits
+        return room
+
+    def row(self, row: int) -> Floats:
+        """Return one whole row as floats."""
+        return self.floats(self.view[row], np.empty(self._vocabulary, np.float32))
+
+    def pass_over(self, rows: Index, sampled: Floats, most: int) -> _Totals:
+        """Go through some rows once, a block of the vocabulary at a time."""
+        largest = np.full(rows.size, -np.inf, np.float32)
+        sums = np.zeros(rows.size)
+        above = np.zeros(rows.size, np.intp)
+        parts: list[_Found] = []
+        first = int(rows[0])
+        follows = rows.size == 1 or bool((np.diff(rows) == 1).all())
+        for begin in range(0, self._vocabulary, BLOCK):
+            columns = slice(begin, min(begin + BLOCK, self._vocabulary))
+            chosen = self.view[first : first + rows.size, columns] if follows else self.view[rows, columns]
+            logits = self.floats(chosen, self._floats)
+            groups = _Groups.of(logits) if most else None
+            higher = np.maximum(largest, (logits if groups is None else groups.largest).max(axis=1))
+            references = np.where(higher == -np.inf, np.float32(0), higher)
+            before = sums * np.exp(largest.astype(np.float64) - references)
+            powers = self._powers[: logits.size].reshape(logits.shape)
+            np.subtract(logits, references[:, None], out=powers)
+            np.exp(powers, out=powers)
+            sums = np.where(largest == -np.inf, 0.0, before) + powers.sum(axis=1).astype(np.float64)
+            largest = higher
+            above += _count_above(logits, sampled)
+            if groups is not None:
+                part = _candidates(logits, groups, min(most, logits.shape[1]))
+                parts.append(part._replace(ids=part.ids + begin))
+        if not parts:
+            return _Totals(largest, sums, above, None)
+        found = parts[0]
+        if len(parts) > 1:
+            rows, ids, logits = (np.concatenate([part[which] for part in parts]) for which in range(3))
+            found = _Found(rows, ids, logits, np.maximum.reduce([part.dropped for part in parts]))
+        return _Totals(largest, sums, above, found)
+
+    def faults(self, rows: Index, largest: Floats) -> npt.NDArray[np.uint8]:
+        """Return why each row has no results, or zero."""
+        faults = np.zeros(rows.size, np.uint8)
+        faults[largest == -np.inf] = FaultReason.ALL_MASKED
+        for place in np.flatnonzero(np.isnan(largest) | (largest == np.inf)):
+            # The kernels' largest number passes over NaN, and they report an infinity first.
+            infinite = bool((self.row(int(rows[place])) == np.inf).any())
+            faults[place] = FaultReason.INFINITE if infinite else FaultReason.NOT_A_NUMBER
+        return faults
+
+
+def _count_above(logits: Floats, limits: Floats) -> Index:
+    if logits.shape[1] < _WIDE:
+        counts: Index = np.count_nonzero(logits > limits[:, None], axis=1)
+        return counts
+    return np.array([np.count_nonzero(row > limit) for row, limit in zip(logits, limits, strict=True)], np.intp)
+
+
+def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Floats:
+    """Return what is written for logits, given the logarithm of their row's sum of exponentials."""
+    if as_logits:
+        floored: Floats = np.maximum(logits, FLOOR)
+        return floored
+    exact = logits.astype(np.float64) - logs_of_sums
+    values: Floats = np.maximum(np.minimum(exact, 0.0).astype(np.float32), FLOOR)
+    return values
+
+
+class _Tokens(NamedTuple):
+    """Some scored tokens that follow one another."""
+
+    rows: Index
+    wanted: Index
+    """How many alternatives each wants."""
+    places: Index
+    """Where its alternatives go."""
+    logs: Doubles
+    """The logarithms of their rows' sums of exponentials."""
+    faults: npt.NDArray[np.uint8]
+
+
+def _put_alternatives(
+    columns: Sequence[npt.NDArray[Any]], blocks: _Blocks, tokens: _Tokens, found: _Found, *, as_logits: bool
+) -> None:
+    ids, values = columns
+    places, logs = tokens.places, tokens.logs
+    for token in np.flatnonzero(tokens.faults):
+        values[places[token] : places[token] + tokens.wanted[token]] = np.nan
+    wanted = np.where(tokens.faults == 0, tokens.wanted, 0)
+    found_values = _values_of(found.logits, logs[found.rows], as_logits=as_logits)
+    # The first of each row, by value and then by id, as many as are wanted.
+    order = np.lexsort((found.ids, -found_values, found.rows))
+    counts = np.bincount(found.rows, minlength=wanted.size)
+    within = np.arange(order.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = within < wanted[found.rows[order]]
+    chosen = order[kept]
+    targets = places[found.rows[chosen]] + within[kept]
+    ids[targets] = found.ids[chosen]
+    values[targets] = found_values[chosen]
+    # Where a value that was left out is as large as the last one taken, a lower id may have been left out.
+    some = np.flatnonzero(wanted)
+    last = values[places[some] + wanted[some] - 1]
+    for token in some[_values_of(found.dropped[some], logs[some], as_logits=as_logits) >= last]:
+        at = slice(places[token], places[token] + wanted[token])
+        whole = _values_of(blocks.row(int(tokens.rows[token])), logs[token : token + 1], as_logits=as_logits)
+        least = np.partition(whole, whole.size - wanted[token])[whole.size - wanted[token]]
+        larger = np.flatnonzero(whole > least)
+        best = np.concatenate((larger, np.flatnonzero(whole == least)[: wanted[token] - larger.size]))
+        best = best[np.lexsort((best, -whole[best]))]
+        ids[at], values[at] = best, whole[best]
