@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_gpu_ops.dlpack import from_dlpack, of_capsule
 from tokenbus_gpu_ops.errors import GpuUnavailableError
-from tokenbus_gpu_ops.tensor import Tensor, from_numpy
+from tokenbus_gpu_ops.tensor import Tensor, from_dlpack, from_numpy, of_capsule
 
 _TORCH_NAMES = {
     "torch.float32": "float32",

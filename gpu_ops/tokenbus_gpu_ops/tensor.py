@@ -1,4 +1,4 @@
-"""An array as the kernels and their twin see it: an address, a shape, strides and a type."""
+"""An array as the kernels and their twin see it: an address, a shape, strides and a type; and how DLPack says them."""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -6,6 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_contracts.errors import ContractError, Rule
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+_HOST = (CPU, CUDA_HOST)
+_GPU = (CUDA, CUDA_MANAGED)
+_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _VIEWS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -63,3 +69,71 @@ def from_numpy(values: npt.NDArray[Any]) -> Tensor:
         values = np.ascontiguousarray(values)
     strides = tuple(step // item for step in values.strides)
     return Tensor(values.ctypes.data, values.shape, strides, dtype, None, values)
+
+
+class _DLTensor(ctypes.Structure):
+    """What DLPack's header calls so: the same fields in the same order."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_in.restype = ctypes.c_void_p
+_pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
+    """Return where the elements of an array are; on a GPU they are ready for what is put on the stream next."""
+    device, _ = values.__dlpack_device__()
+    if device in _HOST:
+        capsule = values.__dlpack__()
+    elif device in _GPU:
+        # Zero would be ambiguous; one is the legacy default stream.
+        capsule = values.__dlpack__(stream=stream or 1)
+    else:
+        raise ContractError(name, "an array on a CPU or a CUDA GPU", f"DLPack device {device}", rule=Rule.TYPE)
+    return of_capsule(name, capsule)
+
+
+def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor that DLPack describes
+    """Return where the elements that a capsule describes are, on the device that it names."""
+    described = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
+    if described.device_type not in (*_HOST, *_GPU):
+        limit = "an array on a CPU or a CUDA GPU"
+        raise ContractError(name, limit, f"DLPack device {described.device_type}", rule=Rule.TYPE)
+    shape = tuple(described.shape[: described.ndim])
+    strides = tuple(described.strides[: described.ndim]) if described.strides else _row_major(shape)
+    return Tensor(
+        address=(described.data or 0) + described.byte_offset,
+        shape=shape,
+        strides=strides,
+        dtype=_dtype(described),
+        device=described.device_id if described.device_type in _GPU else None,
+        # The capsule is not consumed: as long as it lives, so do the elements.
+        owner=capsule,
+    )
+
+
+def _dtype(described: _DLTensor) -> str:
+    kind = _CODES.get(described.code, f"code {described.code} of ")
+    lanes = f"x{described.lanes}" if described.lanes != 1 else ""
+    return f"{kind}{described.bits}{lanes}"
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_gpu_ops.dlpack import _DLTensor
+from tokenbus_gpu_ops.tensor import _DLTensor
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 

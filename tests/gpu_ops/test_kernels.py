@@ -10,7 +10,8 @@ import pytest
 
 from tokenbus_gpu_ops import FaultReason, GpuUnavailableError
 from tokenbus_gpu_ops.arguments import MAX_VOCABULARY
-from tokenbus_gpu_ops.cuda import cache, split
+from tokenbus_gpu_ops.cuda import compile as compiling
+from tokenbus_gpu_ops.cuda import launch
 from tokenbus_gpu_ops.cuda.compile import KERNELS, SOURCE, kernel, macros_of, source
 from tokenbus_gpu_ops.cuda.launch import _CALL_BYTES, _FEW, _PARTIAL_BYTES, _PLACE
 from tokenbus_gpu_ops.plan import MAX_TOP_K
@@ -52,12 +53,12 @@ def test_python_and_the_kernels_have_the_same_numbers() -> None:
     """Sizes that both sides count on are the same on both."""
     text = source()
     assert _number(text, r"CALL_BYTES = (\d+);") == _CALL_BYTES
-    assert _number(text, r"THREADS_OF_BLOCK (\d+)") == split.THREADS
-    assert _number(text, r"MAX_STEPS = (\d+) / STEP") == split.VECTORS_OF_GROUPS
+    assert _number(text, r"THREADS_OF_BLOCK (\d+)") == launch.THREADS
+    assert _number(text, r"MAX_STEPS = (\d+) / STEP") == launch.VECTORS_OF_GROUPS
     assert _number(text, r"FEW = (\d+);") == _FEW
     assert MAX_TOP_K < _FEW
     assert (_PLACE.itemsize, _PARTIAL_BYTES) == (32, 32)
-    most = split.parts_of(1, MAX_VOCABULARY, 4, 1, with_alternatives=True)
+    most = launch.parts_of(1, MAX_VOCABULARY, 4, 1, with_alternatives=True)
     assert most <= _number(text, r"MAX_PARTS = (\d+);")
     for reason in FaultReason:
         assert _number(text, rf"{reason.name} = (\d+)") == reason
@@ -69,10 +70,10 @@ def test_python_and_the_kernels_have_the_same_numbers() -> None:
 def test_parts_cover_a_row_and_fit_the_kernel(rows: int, vocabulary: int, with_alternatives: bool) -> None:  # noqa: FBT001
     """However a row is shared out, its parts cover it, and none is larger than the kernel has room for."""
     for item_bytes in (2, 4):
-        parts = split.parts_of(rows, vocabulary, item_bytes, 132, with_alternatives=with_alternatives)
-        each = split.vectors_of_part(vocabulary, item_bytes, parts)
-        assert each * parts * split.VECTOR_BYTES >= vocabulary * item_bytes
-        assert not with_alternatives or each <= split.VECTORS_OF_GROUPS
+        parts = launch.parts_of(rows, vocabulary, item_bytes, 132, with_alternatives=with_alternatives)
+        each = launch.vectors_of_part(vocabulary, item_bytes, parts)
+        assert each * parts * launch.VECTOR_BYTES >= vocabulary * item_bytes
+        assert not with_alternatives or each <= launch.VECTORS_OF_GROUPS
 
 
 def test_a_card_too_old_is_named() -> None:
@@ -88,27 +89,27 @@ def test_a_card_too_old_is_named() -> None:
 def test_kept_kernels_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was kept is found again, byte for byte; a damaged file is as good as none, and so is a full disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(cache.VARIABLE, raising=False)
-    assert cache.load("kernel") is None
-    cache.keep("kernel", b"machine code")
+    monkeypatch.delenv(compiling.VARIABLE, raising=False)
+    assert compiling.load("kernel") is None
+    compiling.keep("kernel", b"machine code")
     (kept,) = (tmp_path / "tokenbus" / "kernels").iterdir()
-    assert cache.load("kernel") == b"machine code"
+    assert compiling.load("kernel") == b"machine code"
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert cache.load("kernel") is None
+    assert compiling.load("kernel") is None
     (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
-    cache.keep("kernel", b"machine code")
-    assert cache.load("kernel") is None
+    monkeypatch.setenv(compiling.VARIABLE, str(tmp_path / "file"))
+    compiling.keep("kernel", b"machine code")
+    assert compiling.load("kernel") is None
 
 
 def test_the_cache_follows_the_user_and_never_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are kept where XDG says, else in the home's cache; a relative XDG folder is ignored, as XDG wants."""
-    monkeypatch.delenv(cache.VARIABLE, raising=False)
+    monkeypatch.delenv(compiling.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert cache.folder() == Path.home() / ".cache" / "tokenbus" / "kernels"
+    assert compiling.folder() == Path.home() / ".cache" / "tokenbus" / "kernels"
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache.folder() == Path("/caches/tokenbus/kernels")
-    assert len({cache.key_of("a", "bc"), cache.key_of("ab", "c"), cache.key_of("abc")}) == 3
+    assert compiling.folder() == Path("/caches/tokenbus/kernels")
+    assert len({compiling.key_of("a", "bc"), compiling.key_of("ab", "c"), compiling.key_of("abc")}) == 3
 
 
 def _number(text: str, pattern: str) -> int:

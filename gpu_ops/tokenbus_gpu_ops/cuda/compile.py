@@ -1,9 +1,15 @@
-"""From the package's CUDA source to a kernel on the card that is there, compiled once for each user and card."""
+"""From the package's CUDA source to a kernel on the card that is there, compiled once for each user and card.
 
+Compiled kernels are kept in the user's own cache: one file for each source, compiler and card.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenbus_gpu_ops.cuda import cache
 from tokenbus_gpu_ops.cuda.driver import core
 from tokenbus_gpu_ops.errors import GpuUnavailableError
 
@@ -11,6 +17,7 @@ KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 SOURCE = "logprobs.cu"
 NAME = "token_logprobs"
 OLDEST_CARD = (8, 0)
+VARIABLE = "TOKENBUS_CACHE_DIR"
 _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGITS_F32"}
 
 
@@ -36,13 +43,11 @@ def kernel(device: Any, dtype: str, *, with_alternatives: bool) -> Any:  # noqa:
     macros = macros_of(dtype, with_alternatives=with_alternatives)
     architecture = f"sm_{device.arch}"
     text = source()
-    name = (
-        f"{'-'.join([NAME, *macros]).lower()}-{architecture}-{cache.key_of(text, *macros, architecture, _compiler())}"
-    )
-    code = cache.load(name)
+    name = f"{'-'.join([NAME, *macros]).lower()}-{architecture}-{key_of(text, *macros, architecture, _compiler())}"
+    code = load(name)
     if code is None:
         code = compiled(text, macros, architecture)
-        cache.keep(name, code)
+        keep(name, code)
     return core().ObjectCode.from_cubin(code).get_kernel(NAME)
 
 
@@ -82,3 +87,48 @@ def _written_out(name: str, seen: set[str]) -> str:
         elif included not in seen:
             lines.append(_written_out(included, seen))
     return "\n".join(lines)
+
+
+def folder() -> Path:
+    """Return where compiled kernels are kept; nothing is made yet."""
+    own = os.environ.get(VARIABLE)
+    if own:
+        return Path(own) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    # The specification wants relative paths ignored.
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "tokenbus" / "kernels"
+
+
+def key_of(*parts: str | bytes) -> str:
+    """Return a name for what was made of these parts, and of nothing else."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()[:32]
+
+
+def load(name: str) -> bytes | None:
+    """Return a kernel that was kept; None if there is none, or not all of it."""
+    try:
+        data = (folder() / name).read_bytes()
+    except OSError:
+        return None
+    digest, kernel = data[:32], data[32:]
+    return kernel if hashlib.sha256(kernel).digest() == digest else None
+
+
+def keep(name: str, kernel: bytes) -> None:
+    """Keep a kernel for the next process. A folder that cannot be written costs that process a compilation, no more."""
+    with contextlib.suppress(OSError):
+        where = folder()
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=where, prefix=f".{name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(kernel).digest() + kernel)
+            Path(temporary).replace(where / name)  # atomically, also where another process writes it
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
