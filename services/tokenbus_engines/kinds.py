@@ -1,64 +1,66 @@
 """The engines of this package as `tokenbus worker --engine` runs them. Each is imported when it is made."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineKind
 
-_SHARED = ("speculate", "max_running", "context", "prefill_chunk")
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
 """As APIs of this kind have it."""
+_FOLDER = (
+    "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another way."
+)
+_OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
+    "speculate": (int, "N", "how many tokens are drafted in a step; 0: none"),
+    "max_running": (int, "N", "the most requests in a step"),
+    "context": (int, "N", "the most tokens of a prompt and its output"),
+    "prefill_chunk": (int, "N", "the most tokens of prompts in a step"),
+    "cache_tokens": (int, "N", "how many tokens the cache holds, of all requests"),
+    "slice_steps": (int, "N", "after how many steps a request gives its slot to one that waits; 0: never"),
+    "weights": (Path, "FILE", "a safetensors file"),
+    "device": (str, None, "as paddle or torch names it: cpu, gpu:1, cuda:1"),
+    "dtype": (str, None, "auto, float32, bfloat16 or float16; auto: as the weights were saved"),
+}
+"""The options of engines here: type, placeholder and meaning."""
+_NGRAM = {"speculate": 3, "max_running": 256, "context": 2048, "prefill_chunk": 512}
+_PADDLE = {
+    "speculate": 3,
+    "max_running": 32,
+    "context": 1024,
+    "prefill_chunk": 256,
+    "slice_steps": 256,
+    "weights": "the one in the package",
+    "device": "cpu",
+}
+_TRANSFORMERS = {
+    "max_running": 64,
+    "context": "as the model has",
+    "prefill_chunk": 512,
+    "cache_tokens": 65536,
+    "device": "cpu",
+    "dtype": "auto",
+}
+"""The options that each engine has, and their defaults, which the engine itself sets."""
 
 
-def _declare_ngram(parser: argparse.ArgumentParser) -> None:
-    _declare_shared(parser, "ngram", running=256, context=2048, chunk=512)
+def _declaring(
+    engine: str, defaults: Mapping[str, object], description: str | None = None
+) -> Callable[[argparse.ArgumentParser], None]:
+    def declare(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_argument_group(f"engine {engine}", description)
+        for name, default in defaults.items():
+            kind, metavar, meaning = _OPTIONS[name]
+            option = "--" + name.replace("_", "-")
+            group.add_argument(option, type=kind, metavar=metavar, help=f"{meaning} ({default})")
+
+    return declare
 
 
-def _declare_shared(
-    parser: argparse.ArgumentParser, engine: str, *, running: int, context: int, chunk: int
-) -> argparse._ArgumentGroup:
-    """Declare what ngram and paddle both have."""
-    group = parser.add_argument_group(f"engine {engine}")
-    add = group.add_argument
-    add("--speculate", type=int, metavar="N", help="how many tokens are drafted in a step; 0: none (3)")
-    add("--max-running", type=int, metavar="N", help=f"the most requests in a step ({running})")
-    add("--context", type=int, metavar="N", help=f"the most tokens of a prompt and its output ({context})")
-    add("--prefill-chunk", type=int, metavar="N", help=f"the most tokens of prompts in a step ({chunk})")
-    return group
-
-
-def _make_ngram(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus_engines.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - other engines need not wait for it
-
-    return NgramEngine(
-        NgramOptions(**_given(options, settings, "speculate", "max_running", "context", "prefill_chunk"))
-    )
-
-
-def _declare_paddle(parser: argparse.ArgumentParser) -> None:
-    add = _declare_shared(parser, "paddle", running=32, context=1024, chunk=256).add_argument
-    add("--weights", type=Path, metavar="FILE", help="a safetensors file (the one in the package)")
-    add(
-        "--slice-steps",
-        type=int,
-        metavar="N",
-        help="after how many steps a request gives its slot to one that waits; 0: never (256)",
-    )
-    add("--device", help="as paddle names it: cpu, gpu, gpu:1 (cpu)")
-
-
-def _make_paddle(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus_engines.paddle import PaddleEngine, PaddleOptions  # noqa: PLC0415 - as above
-
-    given = _given(options, settings, *_SHARED, "weights", "slice_steps", "device")
-    return PaddleEngine(PaddleOptions(**given))
-
-
-def _given(options: argparse.Namespace, settings: Settings, *names: str) -> dict[str, Any]:
+def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]) -> dict[str, Any]:
     """Return the engine's options: those that were given, and what follows from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
@@ -68,6 +70,18 @@ def _given(options: argparse.Namespace, settings: Settings, *names: str) -> dict
         raise ValueError(f"--speculate: 0 to {most} {bound}, got {speculate}")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return {"role": settings.worker.role, "max_top_logprobs": min(_MOST_TOP_LOGPROBS, limits.max_top_k), **given}
+
+
+def _make_ngram(options: argparse.Namespace, settings: Settings) -> Engine:
+    from tokenbus_engines.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - other engines need not wait for it
+
+    return NgramEngine(NgramOptions(**_given(options, settings, _NGRAM)))
+
+
+def _make_paddle(options: argparse.Namespace, settings: Settings) -> Engine:
+    from tokenbus_engines.paddle import PaddleEngine, PaddleOptions  # noqa: PLC0415 - as above
+
+    return PaddleEngine(PaddleOptions(**_given(options, settings, _PADDLE)))
 
 
 def _declare_synthetic(parser: argparse.ArgumentParser) -> None:
@@ -95,35 +109,12 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
     )
 
 
-def _declare_transformers(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "engine transformers",
-        "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another "
-        "way.",
-    ).add_argument
-    add("--device", help="as torch names it: cpu, cuda, cuda:1 (cpu)")
-    add("--dtype", help="auto, float32, bfloat16 or float16; auto: as the weights were saved (auto)")
-    add("--max-running", type=int, metavar="N", help="the most requests in a step (64)")
-    add("--context", type=int, metavar="N", help="the most tokens of a prompt and its output (as the model has)")
-    add("--prefill-chunk", type=int, metavar="N", help="the most tokens of prompts in a step (512)")
-    add("--cache-tokens", type=int, metavar="N", help="how many tokens the cache holds, of all requests (65536)")
-
-
 def _make_transformers(options: argparse.Namespace, settings: Settings) -> Engine:
     from tokenbus_engines.transformers import TransformersEngine, TransformersOptions  # noqa: PLC0415 - as above
 
     if options.model is None:
         raise ValueError("--model: the folder of the model, got none")
-    names = ("model", "device", "dtype", "max_running", "context", "prefill_chunk", "cache_tokens")
-    return TransformersEngine(TransformersOptions(**_given(options, settings, *names)))
-
-
-def _declare_vllm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument_group(
-        "engine vllm",
-        "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another "
-        "way. What follows -- is vLLM's own, as `vllm serve` takes it.",
-    )
+    return TransformersEngine(TransformersOptions(model=options.model, **_given(options, settings, _TRANSFORMERS)))
 
 
 def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
@@ -140,13 +131,13 @@ def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
 
 NGRAM = EngineKind(
     "a language model of n-grams in numpy alone, with speculative decoding: readable text on any machine",
-    _declare_ngram,
+    _declaring("ngram", _NGRAM),
     _make_ngram,
     tokenizer="ngram",
 )
 PADDLE = EngineKind(
     "a small transformer over bytes with multi-token prediction, on a CPU or a GPU; needs the extra paddle or gpu",
-    _declare_paddle,
+    _declaring("paddle", _PADDLE),
     _make_paddle,
     tokenizer="bytes",
 )
@@ -157,13 +148,13 @@ SYNTHETIC = EngineKind(
 )
 TRANSFORMERS = EngineKind(
     "any causal language model of transformers, from a folder; needs the extra transformers",
-    _declare_transformers,
+    _declaring("transformers", _TRANSFORMERS, _FOLDER),
     _make_transformers,
     reads_model=True,
 )
 VLLM = EngineKind(
     "any model that vLLM runs, from a folder; needs the extra vllm",
-    _declare_vllm,
+    _declaring("vllm", {}, f"{_FOLDER}\nWhat follows -- is vLLM's own, as `vllm serve` takes it."),
     _make_vllm,
     reads_model=True,
     takes_rest=True,

@@ -150,7 +150,6 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
     ],
 )
 def test_refusal_is_one_line_with_what_is_taken(sampling: SamplingParameters, line: str) -> None:
-    """The line has the field, what the engine takes of it, and what it got."""
     with pytest.raises(ValueError, match=r"^sampling\.") as refused:
         SyntheticEngine().admit(with_sampling(sampling))
     assert str(refused.value) == line
@@ -182,7 +181,6 @@ class Words:
     ],
 )
 def test_stop_that_is_met_is_named(texts: list[str], tokens: list[int], found: tuple[int | None, int]) -> None:
-    """Of the stops the one that is complete first ends a request: which token completes it, and which one it is."""
     stops = Stops(Words(), texts, [3])
     place, stop, tail = stops.find(tokens)
     assert (place, stop) == found
@@ -190,7 +188,6 @@ def test_stop_that_is_met_is_named(texts: list[str], tokens: list[int], found: t
 
 
 def test_only_the_end_of_the_text_is_kept() -> None:
-    """A long output is not kept twice: no more bytes of it than a stop text can have."""
     stops = Stops(ByteTokenizer(), ["x" * 256], [])
     assert not stops.take([97] * 1000)
     assert len(stops.tail) == 255
@@ -204,7 +201,6 @@ def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
 
 
 def test_absent_parameters_have_defaults() -> None:
-    """What is absent is temperature 1, every token, no logprobs, no stops, and a seed drawn for each request alone."""
     first, second = (of_bytes(asked(7, "ab")) for _ in range(2))
     assert (first.temperature, first.top_p, first.top_k, first.is_scored, first.is_seeded) == (1, 1, 0, False, False)
     assert first.stops is None
@@ -241,7 +237,6 @@ REFUSED = {
 
 @pytest.mark.parametrize(("message", "request_"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
-    """A refusal names the field, the limit and the value in one line; the other requests go on as before."""
     run = ngram([asked(1, seed=1, max_tokens=20)])
     run.step()
     with pytest.raises(ValueError, match=message) as error:
@@ -252,7 +247,6 @@ def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
 
 
 def test_a_prompt_may_fill_the_context_but_one() -> None:
-    """A prompt that leaves room for one token is taken, and gets that token."""
     run = ngram(context=8)
     assert run.admit(asked(1, [0] * 7)) == 7
     assert len(run.to_the_end().got[1].tokens) == 1
@@ -272,13 +266,11 @@ def test_text_and_tokens_are_the_same_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", ["\0", "Grüße, 世界 \N{GRINNING FACE}", "\n\n\n", "🄰" * 40])
 def test_any_text_can_be_a_prompt(prompt: str) -> None:
-    """A text of which the model knows no word is a prompt like any other."""
     got = ngram([asked(1, prompt, seed=1, max_tokens=10, ignore_end_token=True)]).to_the_end().got[1]
     assert len(got.tokens) == 10
 
 
 def test_a_refused_key_can_be_used_later() -> None:
-    """A key whose request was refused, or ended, is free."""
     run = ngram()
     with pytest.raises(ValueError, match="top_logprobs"):
         run.admit(asked(1, top_logprobs=99))
@@ -303,13 +295,11 @@ WRONG_OPTIONS = {
 
 @pytest.mark.parametrize(("message", "options"), WRONG_OPTIONS.items(), ids=range(len(WRONG_OPTIONS)))
 def test_wrong_options_are_refused(message: str, options: dict[str, object]) -> None:
-    """An engine that could not run is not made; one line names the option, the limit and the value."""
     with pytest.raises(ValueError, match=f"^{message}$"):
         NgramOptions(**options)  # type: ignore[arg-type]
 
 
 def test_many_requests_come_and_go() -> None:
-    """Slots are used again, so an engine that has seen many requests is no larger than its most at once."""
     engine = NgramEngine()
     for begin in range(1, 2_000, 100):
         for key in range(begin, begin + 100):
@@ -321,7 +311,6 @@ def test_many_requests_come_and_go() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-20, 1e20, 3e38])
 def test_any_temperature_is_sound(temperature: float) -> None:
-    """The smallest and the largest numbers that the schema allows are temperatures like others."""
     wanted = asked(1, seed=1, max_tokens=40, temperature=temperature, top_p=0.9, top_logprobs=2, ignore_end_token=True)
     got = ngram([wanted]).to_the_end().got[1]
     assert len(got.tokens) == 40

@@ -118,7 +118,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("installed")
 async def test_engine_of_another_distribution_runs_by_its_name(tmp_path: Path) -> None:
-    """`tokenbus worker --engine NAME` runs an engine that another distribution brings, with that engine's options."""
     own = ["--engine", "counting", "--begin", "40"]
     with (
         Service("processor", *addresses(tmp_path), "--metrics-address", "") as processor,
@@ -135,7 +134,6 @@ async def test_engine_of_another_distribution_runs_by_its_name(tmp_path: Path) -
 
 @pytest.mark.usefixtures("installed")
 def test_help_lists_engines_and_says_which_are_broken() -> None:
-    """`--help` has each installed engine's summary, or the reason why it cannot be used, and imports no framework."""
     code = (
         "import sys; from tokenbus_services.cli import main; main(['worker', '--help']);"
         "sys.exit('paddle' in sys.modules)"
@@ -167,7 +165,6 @@ def test_help_lists_engines_and_says_which_are_broken() -> None:
 def test_engine_that_cannot_be_used_is_one_line(
     arguments: list[str], status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An engine that is broken, or an option that the chosen one does not have, is an error of one clear line."""
     assert main(["worker", "--log-level", "error", *arguments]) == status
     error = capsys.readouterr().err
     assert line in error.splitlines()[-1]
@@ -184,7 +181,6 @@ def test_engine_that_cannot_be_used_is_one_line(
     ],
 )
 def test_engine_that_reads_a_model(given: list[str], seen: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its --model is a folder, by whose name clients ask unless worker.model is set; what follows -- is its own."""
     assert main(["worker", "--log-level", "error", "--engine", "folder", *given]) == 1
     assert capsys.readouterr().out.strip() == seen
 
@@ -199,7 +195,6 @@ def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_tokenizers_come_by_their_names() -> None:
-    """The gateway's vocabulary is that of a tokenizer that any distribution brings; what is wrong with one is said."""
     assert {"bytes", "letters", "ngram"} <= set(names(TOKENIZERS))
     assert vocabulary_of("letters").pieces[2] == b"c"
     with pytest.raises(PluginError, match="'something' must give a Tokenizer, got object"):
@@ -214,14 +209,12 @@ def test_tokenizers_come_by_their_names() -> None:
 
 @pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic", "vllm"])
 def test_engines_of_this_distribution_are_installed(name: str) -> None:
-    """Each engine's entry point names an EngineKind whose tokenizer is there, too."""
     kind = load(ENGINES, name, EngineKind)
     assert kind.summary
     assert vocabulary_of(kind.tokenizer).digest >= 0
 
 
 def test_command_is_installed_with_its_engines() -> None:
-    """The installed command refuses an engine that is not there, and names those that are."""
     done = run([COMMAND, "worker", "--engine", "steam"], text=True, timeout=MOST)
     assert done.returncode == 2
     assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'transformers', 'vllm')" in done.stderr

@@ -58,13 +58,11 @@ def test_distribution_is_cut_as_asked(temperature: float, top_k: int, top_p: flo
 
 
 def test_temperature_zero_is_the_most_probable_token() -> None:
-    """Without temperature the most probable token is certain, of equal ones that with the lower id."""
     found = distribution(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), params(0.0, 2, 0.5))
     assert found.tolist() == [[0, 1, 0, 0]]
 
 
 def test_smallest_temperature_is_no_error() -> None:
-    """The smallest temperature that a message can hold gives a distribution, not NaN."""
     smallest = float(np.finfo(np.float32).smallest_subnormal)
     found = distribution(np.array([[1.0, 3.0, 2.0]], np.float32), params(smallest))
     assert found.tolist() == [[0, 1, 0]]
@@ -120,7 +118,6 @@ def _logits(shape: tuple[int, ...]) -> Logits:
 
 
 def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
-    """At temperature 0 a draft is kept where it is the target's first choice, and else gives way to that."""
     tokens = np.array([[3, 4], [3, 5], [2, 4]])
     logits = np.zeros((3, 3, WORDS), np.float32)
     for place, best in enumerate((3, 4, 0)):

@@ -50,7 +50,6 @@ class Scheduled:
 
 
 def test_no_more_run_than_there_are_places() -> None:
-    """Requests beyond the places wait, in the order in which they came, and no two share a place."""
     run = Scheduled(1, 2, 3, max_running=2)
     plan = run.scheduler.plan()
     assert run.keys(plan.first) == [1, 2]
@@ -64,7 +63,6 @@ def test_no_more_run_than_there_are_places() -> None:
 
 
 def test_prompts_are_computed_in_chunks_of_one_budget() -> None:
-    """A step computes no more tokens of prompts than it may, the oldest's first, and a token comes at the end."""
     run = Scheduled(1, 2, 3, prefill_chunk=5)
     planned = [run.chunks(run.compute(run.scheduler.plan())) for _ in range(3)]
     assert planned == [
@@ -75,7 +73,6 @@ def test_prompts_are_computed_in_chunks_of_one_budget() -> None:
 
 
 def test_who_ran_longest_makes_way_for_who_waits() -> None:
-    """After its slice a request gives its place to one that waits, is preempted once, and is computed anew later."""
     run = Scheduled(1, 2, max_running=1, slice_steps=1)
     seen = []
     for _ in range(7):
@@ -101,14 +98,12 @@ def test_who_is_computed_anew_is_not_sent_away_before_it_got_a_token() -> None:
 
 
 def test_no_request_is_preempted_where_none_waits() -> None:
-    """A request keeps its place as long as there is one for each."""
     run = Scheduled(1, 2, max_running=2, slice_steps=1)
     for _ in range(5):
         assert not run.compute(run.scheduler.plan()).preempted.size
 
 
 def test_aborted_request_is_gone_wherever_it_was() -> None:
-    """A request ends at the next step, running or waiting, and its place is free."""
     run = Scheduled(1, 2, 3, max_running=1)
     run.compute(run.scheduler.plan())
     for slot in run.slots(1, 3).tolist():
@@ -134,7 +129,6 @@ def test_places_are_those_of_admission() -> None:
 
 
 def test_plan_whose_step_failed_ends_its_aborted_requests_later() -> None:
-    """What a failed step would have ended or computed is in the plan of the next one, and no place is lost."""
     run = Scheduled(1, 2, max_running=1)
     run.scheduler.abort(int(run.slots(1)[0]))
     failed = run.scheduler.plan()

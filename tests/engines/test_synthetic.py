@@ -42,7 +42,6 @@ def tokens_of(steps: Iterable[list[LogprobBatch]], key: int) -> list[int]:
 
 
 def test_tokens_are_true_until_the_length() -> None:
-    """A request gets its true tokens, some each step, and its last row says that the length was reached."""
     engine = SyntheticEngine(tokens_per_step=3)
     assert engine.admit(generate_of(5, 7)) == 3
     steps = run(engine, 3)
@@ -54,7 +53,6 @@ def test_tokens_are_true_until_the_length() -> None:
 
 
 def test_request_without_a_length_goes_on() -> None:
-    """A request that names no length does not end by itself."""
     engine = SyntheticEngine()
     engine.admit(generate_of(5, sampling=SamplingParameters()))
     run(engine, 20)
@@ -62,7 +60,6 @@ def test_request_without_a_length_goes_on() -> None:
 
 
 def test_prompts_are_counted_in_tokens_or_letters() -> None:
-    """A prompt's length is that of its ids, or of its text."""
     assert SyntheticEngine().admit(generate_of(5, text=TextPrompt(text="four"))) == 4
 
 
@@ -92,7 +89,6 @@ def test_neighbours_do_not_change_a_request() -> None:
 
 
 def test_scoring_is_what_was_asked_for() -> None:
-    """Without logprobs wanted there are ids alone; with zero alternatives there are logprobs and ranks."""
     engine = SyntheticEngine()
     engine.admit(generate_of(5, 6))
     engine.admit(generate_of(6, 6, top_logprobs=0))
@@ -104,7 +100,6 @@ def test_scoring_is_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize(("rows", "wanted", "parts"), [(1, 3, 1), (2, 3, 2), (3, 3, 3), (7, 3, 3), (5, 1, 1)])
 def test_steps_come_in_as_many_parts_as_wanted(rows: int, wanted: int, parts: int) -> None:
-    """A step's rows are spread over as many messages as wanted, or as there are rows."""
     engine = SyntheticEngine(parts=wanted)
     for key in range(1, rows + 1):
         engine.admit(generate_of(key, 6))
@@ -115,7 +110,6 @@ def test_steps_come_in_as_many_parts_as_wanted(rows: int, wanted: int, parts: in
 
 
 def test_rows_beyond_the_bound_wait() -> None:
-    """No more requests than a batch may have rows take part in a step; the others come when there is room."""
     engine = SyntheticEngine(tokens_per_step=6, max_rows=2)
     for key in (1, 2, 3):
         engine.admit(generate_of(key, 6))
@@ -124,7 +118,6 @@ def test_rows_beyond_the_bound_wait() -> None:
 
 
 def test_aborted_request_has_one_more_row_without_tokens() -> None:
-    """An aborted request's last row says so and has no token; an unknown request needs no end."""
     engine = SyntheticEngine()
     engine.admit(generate_of(5, 60))
     run(engine, 1)

@@ -20,7 +20,6 @@ def plain_mixed(word: int) -> int:
 
 @given(KEYS, st.integers(0, 2**31 - 1))
 def test_token_is_what_the_definition_says(key: int, position: int) -> None:
-    """Id, logprob and rank are those that splitmix64 of key and position gives, on any machine."""
     number = plain_mixed(key ^ plain_mixed(position))
     place = (number >> 40) % 4
     found = synthetic.true_tokens(key, position, position + 1)

@@ -21,7 +21,6 @@ from tokenbus_engines.transformers import TransformersEngine, TransformersOption
     ],
 )
 def test_options_are_checked(options: dict[str, Any], line: str) -> None:
-    """An option that is out of its range is one line with the option, the limit and the value."""
     with pytest.raises(ValueError, match=line):
         TransformersOptions(model=Path("model"), **options)
 
@@ -33,7 +32,6 @@ def test_model_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_version_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that was not tried is refused, and where there is none, the line says what to install."""
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="5.20.1"))
     with pytest.raises(ValueError, match=r"transformers: version 5\.19, got 5\.20\.1"):

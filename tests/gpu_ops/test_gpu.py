@@ -45,7 +45,6 @@ def ids_on_card(torch: Any, ids: npt.ArrayLike) -> Any:  # noqa: ANN401
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_every_vocabulary(torch: Any, dtype: str, vocabulary: int) -> None:  # noqa: ANN401
-    """Whatever a vocabulary's size, values are float64's, and ids and ranks are exact."""
     rng = np.random.default_rng(vocabulary)
     logits = rounded(random(rng, 3, vocabulary), dtype)
     ids = rng.integers(0, vocabulary, 3)
@@ -71,7 +70,6 @@ def test_every_kind_of_logits(torch: Any, kind: str, dtype: str, rows: int, voca
 @pytest.mark.parametrize("kind", FAR_KINDS)
 @pytest.mark.parametrize("rows", [2, 300])
 def test_logits_at_the_end_of_the_floats(torch: Any, kind: str, dtype: str, rows: int) -> None:  # noqa: ANN401
-    """Logits whose products would leave the floats come out right."""
     rng = np.random.default_rng(6)
     logits = rounded(FAR_KINDS[kind](rng, rows, 5000), dtype)
     ids = logits.argmax(axis=1)
@@ -82,7 +80,6 @@ def test_logits_at_the_end_of_the_floats(torch: Any, kind: str, dtype: str, rows
 @pytest.mark.parametrize("kind", ["equal", "masked", "crowded", "random", "ascending"])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 2_000_003), (140, 151_936)])
 def test_every_way_to_the_largest(torch: Any, kind: str, dtype: str, rows: int, vocabulary: int) -> None:  # noqa: ANN401
-    """Rows of very many parts, and rows of one part that is as large as it may be, come out right."""
     made = rounded(KINDS[kind](np.random.default_rng(18), min(rows, 4), vocabulary), dtype)
     chosen = np.arange(rows) % len(made)
     ids = np.full(rows, 7)
@@ -97,7 +94,6 @@ def test_every_way_to_the_largest(torch: Any, kind: str, dtype: str, rows: int, 
 @pytest.mark.parametrize("rows", [1, 16, 131, 256, 1000, 4096])
 @pytest.mark.parametrize("top_k", [0, 20])
 def test_every_number_of_rows(torch: Any, rows: int, top_k: int) -> None:  # noqa: ANN401
-    """One row or thousands: each row's results are its own."""
     rng = np.random.default_rng(rows)
     logits = rounded(random(rng, rows, 1111), "bfloat16")
     ids = rng.integers(0, 1111, rows)
@@ -107,7 +103,6 @@ def test_every_number_of_rows(torch: Any, rows: int, top_k: int) -> None:  # noq
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_twin_gives_the_same_answers(torch: Any, dtype: str) -> None:  # noqa: ANN401
-    """On a card and on the CPU ids, ranks and places are the same, and values differ by less than the tolerance."""
     rng = np.random.default_rng(7)
     logits = rounded(random(rng, 40, 50_257), dtype)
     ids = rng.integers(0, 50_257, 40)
@@ -120,7 +115,6 @@ def test_the_twin_gives_the_same_answers(torch: Any, dtype: str) -> None:  # noq
 
 
 def test_rows_may_lie_anywhere(torch: Any) -> None:  # noqa: ANN401
-    """Rows that begin at any address, have gaps between them or are all one row are read where they lie."""
     rng = np.random.default_rng(8)
     for dtype in DTYPES:
         store = rounded(random(rng, 12, 5003), dtype)
@@ -236,7 +230,6 @@ def test_results_are_their_holders_until_they_let_go(torch: Any) -> None:  # noq
 
 
 def test_held_results_have_a_bound(torch: Any) -> None:  # noqa: ANN401
-    """A caller that holds more results than there may be gets an error with both numbers."""
     torch.zeros(1, device="cuda")
     pool = Pool(max_bytes=1 << 15)
     first, second = pool.take(1), pool.take(1 << 14)
@@ -248,7 +241,6 @@ def test_held_results_have_a_bound(torch: Any) -> None:  # noqa: ANN401
 
 
 def test_threads_on_streams_of_their_own(torch: Any) -> None:  # noqa: ANN401
-    """Calls from several threads, each on its own stream, do not get into each other's results."""
     rng = np.random.default_rng(13)
     logits = random(rng, 16, 20_000)
     tensor = on_card(torch, logits, "float32")
@@ -272,7 +264,6 @@ def test_threads_on_streams_of_their_own(torch: Any) -> None:  # noqa: ANN401
 
 
 def test_logits_of_any_kind_of_value(torch: Any) -> None:  # noqa: ANN401
-    """Where logits are wanted the values are the logits themselves, floored as the contract has it."""
     logits = random(np.random.default_rng(16), 3, 7001)
     logits[0, 5] = -np.inf
     result = token_logprobs(on_card(torch, logits, "float32"), [5, 6, 7], 8, value_kind=ValueKind.RAW_LOGITS)
@@ -280,7 +271,6 @@ def test_logits_of_any_kind_of_value(torch: Any) -> None:  # noqa: ANN401
 
 
 def test_the_generated_classes_read_what_the_card_wrote(torch: Any) -> None:  # noqa: ANN401
-    """The memory that the card's results arrive in is a message's body as protobuf itself would write it."""
     rng = np.random.default_rng(14)
     for rows, top_ks in ((1, [0]), (33, list(range(33))), (257, [5] * 257), (4100, [1] * 4100)):
         tensor = on_card(torch, random(rng, rows, 999), "float32")
@@ -292,7 +282,6 @@ def test_the_generated_classes_read_what_the_card_wrote(torch: Any) -> None:  # 
 
 
 def test_arrays_of_other_frameworks(torch: Any) -> None:  # noqa: ANN401
-    """An array of cupy's is read through DLPack, on cupy's stream."""
     try:
         import cupy
     except ImportError:
@@ -304,7 +293,6 @@ def test_arrays_of_other_frameworks(torch: Any) -> None:  # noqa: ANN401
 
 
 def test_kernels_are_compiled_once_for_a_user(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
-    """The first process compiles and keeps; what loads it again does not compile."""
     monkeypatch.setenv("TOKENBUS_CACHE_DIR", str(tmp_path))
     torch.zeros(1, device="cuda")
     device = core().Device(0)
@@ -316,7 +304,6 @@ def test_kernels_are_compiled_once_for_a_user(torch: Any, tmp_path: Path, monkey
 
 
 def test_ids_elsewhere_are_refused(torch: Any) -> None:  # noqa: ANN401
-    """Ids of a type that the kernels do not read are refused before anything is queued."""
     logits = torch.zeros(2, 50, device="cuda")
     with pytest.raises(ContractError, match=r"token_ids: whole numbers \(int32, int64\), got int16"):
         token_logprobs(logits, torch.zeros(2, dtype=torch.int16, device="cuda"))

@@ -29,7 +29,6 @@ KINDS = [
 @pytest.mark.skipif(NVCC is None, reason="not run: nvcc, CUDA's compiler, is not installed here")
 @pytest.mark.parametrize(("dtype", "with_alternatives", "architecture"), KINDS)
 def test_every_kernel_compiles(dtype: str, with_alternatives: bool, architecture: str, tmp_path: Path) -> None:  # noqa: FBT001
-    """Each type of logits, with alternatives and without, compiles without a warning, and spills nothing."""
     macros = [f"-D{macro}" for macro in macros_of(dtype, with_alternatives=with_alternatives)]
     options = ["-std=c++17", "-cubin", f"-arch={architecture}", "-Werror", "all-warnings", "-Xptxas", "-v"]
     command = [str(NVCC), *options, *macros, "-o", str(tmp_path / "kernel.cubin"), str(KERNELS / SOURCE)]
@@ -39,7 +38,6 @@ def test_every_kernel_compiles(dtype: str, with_alternatives: bool, architecture
 
 
 def test_the_source_is_one_file_that_includes_nothing() -> None:
-    """What the run-time compiler gets needs no header: each of the package's own is in it once."""
     text = source()
     assert "#include" not in text
     for header in KERNELS.glob("*.cuh"):
@@ -50,7 +48,6 @@ def test_the_source_is_one_file_that_includes_nothing() -> None:
 
 
 def test_python_and_the_kernels_have_the_same_numbers() -> None:
-    """Sizes that both sides count on are the same on both."""
     text = source()
     assert _number(text, r"CALL_BYTES = (\d+);") == _CALL_BYTES
     assert _number(text, r"THREADS_OF_BLOCK (\d+)") == launch.THREADS
@@ -68,7 +65,6 @@ def test_python_and_the_kernels_have_the_same_numbers() -> None:
 @pytest.mark.parametrize("vocabulary", [1, 99, 50_257, 151_936, 1 << 24])
 @pytest.mark.parametrize("with_alternatives", [False, True])
 def test_parts_cover_a_row_and_fit_the_kernel(rows: int, vocabulary: int, with_alternatives: bool) -> None:  # noqa: FBT001
-    """However a row is shared out, its parts cover it, and none is larger than the kernel has room for."""
     for item_bytes in (2, 4):
         parts = launch.parts_of(rows, vocabulary, item_bytes, 132, with_alternatives=with_alternatives)
         each = launch.vectors_of_part(vocabulary, item_bytes, parts)
@@ -77,7 +73,6 @@ def test_parts_cover_a_row_and_fit_the_kernel(rows: int, vocabulary: int, with_a
 
 
 def test_a_card_too_old_is_named() -> None:
-    """A card that the kernels do not run on is refused with its name, what it has and what is needed."""
     device = SimpleNamespace(name="Some card", compute_capability=(7, 5))
     with pytest.raises(GpuUnavailableError) as caught:
         kernel(device, "float32", with_alternatives=False)

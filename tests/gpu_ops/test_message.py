@@ -25,7 +25,6 @@ def _row_columns(rows: int) -> dict[str, object]:
 
 @pytest.mark.parametrize(("rows", "top_k"), [(1, 0), (3, 5), (30, 0), (31, 1), (33, 127), (1024, 4)])
 def test_the_generated_classes_read_the_body(rows: int, top_k: int) -> None:
-    """Protobuf's own class finds every column in the body's bytes, and would write the same bytes."""
     rng = np.random.default_rng(rows)
     result = token_logprobs(random(rng, rows, 200), rng.integers(0, 200, rows), top_k)
     message = pb.LogprobBatch.FromString(bytes(result.body))
@@ -35,7 +34,6 @@ def test_the_generated_classes_read_the_body(rows: int, top_k: int) -> None:
 
 
 def test_a_message_is_its_rows_and_the_body() -> None:
-    """What the codec writes ends in the body, byte for byte, when a row has no proposals."""
     rng = np.random.default_rng(2)
     result = token_logprobs(random(rng, 3, 200), [1, 2, 3], [2, 0, 7])
     batch = result.batch(HEADER, **_row_columns(3))  # type: ignore[arg-type]
@@ -46,7 +44,6 @@ def test_a_message_is_its_rows_and_the_body() -> None:
 
 
 def test_the_columns_are_taken_as_they_are() -> None:
-    """A batch holds views of the results' own memory: nothing is converted or copied on the way."""
     result = token_logprobs(random(np.random.default_rng(3), 3, 200), [1, 2, 3], 2)
     batch = LogprobBatch(
         HEADER._replace(value_kind=result.value_kind),
@@ -68,7 +65,6 @@ def test_a_row_with_a_fault_cannot_be_sent() -> None:
 
 
 def test_the_views_outlive_the_result() -> None:
-    """Columns stay what they are when the result is gone."""
     columns = token_logprobs(random(np.random.default_rng(5), 3, 200), [1, 2, 3], 2).columns
     again = token_logprobs(random(np.random.default_rng(5), 3, 200), [1, 2, 3], 2)
     assert {name: column.tolist() for name, column in columns.items()} == {

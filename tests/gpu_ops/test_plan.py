@@ -33,7 +33,6 @@ def test_accepted_tokens_are_found_by_count_and_offset(offsets: list[int], layou
 
 
 def test_rejected_positions_are_not_looked_at() -> None:
-    """NaN where nothing was accepted is no error."""
     logits = LOGITS.copy()
     logits[[2, 3, 5]] = np.nan
     result = token_logprobs(logits, IDS, 1, token_counts=COUNTS, offsets=OFFSETS)
@@ -56,13 +55,11 @@ def test_requests_that_want_nothing_get_their_ids_alone() -> None:
 
 
 def test_counts_alone_are_enough_where_nothing_was_rejected() -> None:
-    """Rows that follow one another need no offsets."""
     result = token_logprobs(LOGITS, list(range(9)), 1, token_counts=[4, 0, 5])
     assert_right(result, LOGITS, range(9), 1)
 
 
 def test_faults_name_request_token_and_row() -> None:
-    """A faulty token is named by its request, by its place among the tokens and by its row of logits."""
     logits = LOGITS.copy()
     logits[7, 3] = np.nan
     (fault,) = token_logprobs(logits, IDS, 1, token_counts=COUNTS, offsets=OFFSETS).faults
@@ -70,7 +67,6 @@ def test_faults_name_request_token_and_row() -> None:
 
 
 def test_no_rows_and_no_tokens_are_no_fault() -> None:
-    """An empty step gives empty columns."""
     for result in (
         token_logprobs(np.zeros((0, 400), np.float32), [], 5),
         token_logprobs(LOGITS, [], 5, token_counts=[0, 0], offsets=[0, 4]),

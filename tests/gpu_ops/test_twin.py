@@ -32,7 +32,6 @@ def computed(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_every_vocabulary(dtype: str, vocabulary: int) -> None:
-    """Whatever a vocabulary's size, odd ones too, values are float64's, and ids and ranks are exact."""
     rng = np.random.default_rng(vocabulary)
     logits = rounded(random(rng, 3, vocabulary), dtype)
     ids = rng.integers(0, vocabulary, 3)
@@ -55,7 +54,6 @@ def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", FAR_KINDS)
 def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
-    """Logits whose products would leave the floats come out right."""
     rng = np.random.default_rng(6)
     logits = rounded(FAR_KINDS[kind](rng, 3, 5000), dtype)
     ids = logits.argmax(axis=1)
@@ -64,7 +62,6 @@ def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 256, 4096])
 def test_every_number_of_rows(rows: int) -> None:
-    """One row or thousands: each row's results are its own."""
     rng = np.random.default_rng(rows)
     logits = random(rng, rows, 300)
     ids = rng.integers(0, 300, rows)
@@ -72,7 +69,6 @@ def test_every_number_of_rows(rows: int) -> None:
 
 
 def test_a_vocabulary_of_several_blocks() -> None:
-    """What is found in several blocks of one row is put together."""
     rng = np.random.default_rng(8)
     logits = random(rng, 2, 600_001)
     ids = np.array([600_000, 0])
@@ -132,7 +128,6 @@ def test_nan_is_reported_and_its_neighbours_are_right() -> None:
 
 @pytest.mark.parametrize("kind", [ValueKind.RAW_LOGITS, ValueKind.PROCESSED_LOGITS])
 def test_logits_can_be_wanted_instead_of_logprobs(kind: ValueKind) -> None:
-    """Where logits are wanted the values are the logits, and minus infinity is the contract's floor."""
     rng = np.random.default_rng(11)
     logits = random(rng, 2, 700)
     logits[0, 5] = -np.inf
@@ -143,7 +138,6 @@ def test_logits_can_be_wanted_instead_of_logprobs(kind: ValueKind) -> None:
 
 
 def test_rows_may_lie_anywhere() -> None:
-    """Rows with gaps between them, in reverse order or all the same one are read where they lie."""
     rng = np.random.default_rng(12)
     store = random(rng, 8, 500)
     for logits in (store[::2, :300], store[::-1], np.broadcast_to(store[0], (4, 500)), store[:, 3:400]):

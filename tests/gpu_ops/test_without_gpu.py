@@ -27,7 +27,6 @@ print(sorted(name for name in ("cuda", "cupy", "paddle", "torch", "tokenbus_gpu_
 
 @pytest.mark.process
 def test_importing_costs_no_framework() -> None:
-    """Importing the package imports neither a framework nor CUDA, nor what would need them."""
     run = subprocess.run(
         [sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": ""}
     )
@@ -36,7 +35,6 @@ def test_importing_costs_no_framework() -> None:
 
 @needs_no_cuda
 def test_a_missing_cuda_is_named() -> None:
-    """Logits on a GPU without CUDA's bindings: the error says what is missing and the two ways on."""
     logits = as_if_on_gpu(random(np.random.default_rng(1), 2, 50))
     with pytest.raises(GpuUnavailableError) as caught:
         token_logprobs(logits, [1, 2], 3)
@@ -47,7 +45,6 @@ def test_a_missing_cuda_is_named() -> None:
 
 @needs_no_cuda
 def test_the_cpu_computes_only_where_it_was_asked_to() -> None:
-    """With cpu_fallback the logits are copied to the CPU, and the answer is the twin's."""
     values = random(np.random.default_rng(2), 2, 50)
     ids = np.array([1, 2])
     assert_right(token_logprobs(as_if_on_gpu(values), ids, 3, cpu_fallback=True), values, ids, 3)
@@ -61,7 +58,6 @@ def test_ids_on_a_gpu_do_for_logits_on_the_cpu() -> None:
 
 
 def test_bad_input_is_refused_before_the_gpu_is_asked_for() -> None:
-    """What does not fit is refused with its values even where the GPU could not be used."""
     logits = as_if_on_gpu(random(np.random.default_rng(4), 2, 50))
     with pytest.raises(ContractError) as caught:
         token_logprobs(logits, [1, 50], 3)
@@ -111,7 +107,6 @@ def test_streams_are_handles_or_say_theirs() -> None:
 
 
 def test_other_devices_are_refused() -> None:
-    """An array on a device that is neither a CPU nor a CUDA GPU is refused by its number."""
     values = random(np.random.default_rng(7), 2, 50)
     with pytest.raises(ContractError) as caught:
         token_logprobs(Produced(values, 2, device=(10, 0)), [1, 2])

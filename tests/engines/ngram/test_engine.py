@@ -50,7 +50,6 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_tokens_have_the_targets_distribution(speculate: int) -> None:
-    """Over many seeds, the first three tokens come as often as the target says, with and without drafts."""
     choice = Choice(temperature=0.9, top_p=0.9)
     wanted = [asked(key, seed=key, max_tokens=3, temperature=0.9, top_p=0.9) for key in range(1, 6_001)]
     run = ngram(wanted, speculate=speculate, max_running=1024).to_the_end()
@@ -82,7 +81,6 @@ def test_greedy_follows_the_most_probable(speculate: int) -> None:
 
 
 def test_the_length_ends_a_request_within_a_block() -> None:
-    """A request gets as many tokens as it asked for, whatever the draft had right beyond them, and says so."""
     whole = outcome(seed=3, max_tokens=50, ignore_end_token=True)
     for length in range(1, 12):
         got = outcome(seed=3, max_tokens=length, ignore_end_token=True, top_logprobs=1)
@@ -92,7 +90,6 @@ def test_the_length_ends_a_request_within_a_block() -> None:
 
 
 def test_the_context_ends_a_request_that_named_no_length() -> None:
-    """Without a length, or with one that does not fit, a request goes on until the context is full."""
     prompt = len(default_tokenizer().encode(PROMPT))
     for length in ({}, {"max_tokens": 1_000_000}):
         got = outcome({"context": 64}, seed=5, ignore_end_token=True, **length)
@@ -101,7 +98,6 @@ def test_the_context_ends_a_request_that_named_no_length() -> None:
 
 
 def test_the_end_token_ends_a_request() -> None:
-    """The model's own end token ends a request, as its last token, unless the request ignores it."""
     end = default_tokenizer().end_token
     stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
     assert len(stopped) > 20
@@ -155,7 +151,6 @@ def test_stop_string_within_a_block_trims_everything() -> None:
 
 
 def test_the_first_of_two_stops_counts() -> None:
-    """Of several stops the one that is complete first ends the request, be it text, token or the length."""
     whole = outcome(seed=11, max_tokens=60, ignore_end_token=True)
     early, late = (
         default_tokenizer().token_bytes(whole.tokens[5]).decode(),
@@ -222,7 +217,6 @@ def test_rows_are_sorted_by_what_was_computed_and_can_be_put_back() -> None:
 
 
 def test_an_abort_ends_a_request_at_the_next_step() -> None:
-    """An aborted request, running or still waiting, has one last row that says so; another abort does nothing."""
     run = ngram([asked(key, seed=key, ignore_end_token=True) for key in (1, 2, 3)], max_running=2)
     run.step()
     for key in (3, 1, 1, 99):
@@ -244,7 +238,6 @@ def test_an_abort_ends_a_request_at_the_next_step() -> None:
 
 
 def test_drafts_are_emitted_for_those_who_want_them() -> None:
-    """A draft batch has the target's rows; only requests that want drafts have them, with the draft model's scores."""
     wanted: dict[str, Any] = {"seed": 1, "max_tokens": 30, "ignore_end_token": True}
     wants, ids_only = (
         asked(1, PROMPT, 4, include_draft_logprobs=True, **wanted),
@@ -289,7 +282,6 @@ def test_no_request_that_wants_drafts_no_drafts() -> None:
 
 
 def test_output_is_readable() -> None:
-    """What comes out is words of the taught text with spaces between them, not bytes or broken characters."""
     known = {word for text in map(str.lower, _texts()) for word in text.split()}
     words = [word for seed in range(10) for word in text_of(outcome(seed=seed, max_tokens=80)).lower().split()]
     assert sum(word in known for word in words) > 0.85 * len(words)

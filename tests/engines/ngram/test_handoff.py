@@ -83,7 +83,6 @@ def test_the_first_token_comes_with_proposals() -> None:
 
 @pytest.mark.parametrize("speculate", [0, 1, 7])
 def test_engines_may_draft_differently(speculate: int) -> None:
-    """A decode engine that drafts more, less or nothing goes on all the same, from the next token."""
     generate = asked(1, seed=1, max_tokens=20, ignore_end_token=True)
     prefill, states = handed_off([generate])
     decode = ngram(role="decode", speculate=speculate)
@@ -94,7 +93,6 @@ def test_engines_may_draft_differently(speculate: int) -> None:
 
 
 def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
-    """Where the first token is the last, the prefill engine ends the request itself and hands nothing over."""
     first = ngram([asked(2, seed=2)]).to_the_end().got[2].tokens[0]
     run, states = handed_off([asked(1, max_tokens=1), asked(2, seed=2, stop_token_ids=[first])])
     assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
@@ -103,7 +101,6 @@ def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
 
 
 def test_a_prefill_engine_computes_long_prompts_in_chunks() -> None:
-    """A prompt beyond a chunk is handed off after its last one."""
     run, _ = handed_off([asked(1, seed=1)], prefill_chunk=3)
     assert run.got[1].statuses == [RowStatus.PREFILLING, RowStatus.HANDED_OFF]
 
@@ -128,39 +125,31 @@ def state_with(**changes: Any) -> bytes:  # noqa: ANN401 - whatever JSON has
 
 
 DAMAGED = {
-    "state: JSON is malformed": b"not json",
-    "state: Expected `object`, got `array`": b"[" * 60_000,
     "state: JSON is malformed: invalid character": b"\xff\xfe",
     "state: at most 65536 bytes, got 70000": b" " * 70_000,
     "state: Object missing required field `seed`": {"seed": None},
     "state: Object contains unknown field `more`": {"more": 1},
-    r"state: Expected `str`, got `int` - at `\$.model`": {"model": 5},
     "state.model: .*, got 'other'": {"model": "other"},
     "state.prompt: the request's own, got another": {"prompt": "other"},
     r"state: Expected `array` of length >= 1 - at `\$.tokens`": {"tokens": []},
     r"state: Expected `array` of length <= 16 - at `\$.tokens`": {"tokens": [1] * 17},
-    r"state: Expected `array`, got `str` - at `\$.tokens`": {"tokens": "1"},
     r"state: Expected `int`, got `bool` - at `\$.tokens\[0\]`": {"tokens": [True]},
-    r"state: Expected `int`, got `float` - at `\$.tokens\[1\]`": {"tokens": [1, 1.5]},
     r"state.tokens\[0\]: below \d+, got 100000": {"tokens": [100_000]},
     "state.tokens: less than the 9 of the request, got 9": {"tokens": [1] * 9},
     "state.tokens: none that ends the request, got the end token": {"tokens": [default_tokenizer().end_token]},
     "state.tokens: none that ends the request, got one that does": {"tokens": [77]},
     "state.seed: below 18446744073709551616, got 18446744073709551616": {"seed": 2**64},
-    "state: JSON is malformed: invalid character .*": {"seed": float("nan")},
     r"state.proposals\[0\]: below \d+, got 100000": {"proposals": [100_000]},
 }
 
 
 def test_nothing_is_carried() -> None:
-    """A context follows from the tokens, so whatever stands behind a state's fields is refused."""
     with pytest.raises(ValueError, match=r"^state.carried: nothing, got 3 bytes$"):
         NgramEngine(DECODE).admit(asked(1, seed=1, max_tokens=9), state_with() + b"\nabc")
 
 
 @pytest.mark.parametrize(("message", "made"), DAMAGED.items(), ids=range(len(DAMAGED)))
 def test_a_damaged_state_is_refused(message: str, made: Any) -> None:  # noqa: ANN401 - bytes, or changes
-    """What came over the network is checked field by field; one line says what is wrong, and nothing is admitted."""
     state = made if isinstance(made, bytes) else state_with(**made)
     engine = NgramEngine(DECODE)
     with pytest.raises(ValueError, match=message) as error:
@@ -170,7 +159,6 @@ def test_a_damaged_state_is_refused(message: str, made: Any) -> None:  # noqa: A
 
 
 def test_roles_want_their_own_requests() -> None:
-    """A decode engine needs a state, a prefill engine must have none, and a mixed one goes on from one."""
     state = state_with()
     with pytest.raises(ValueError, match=r"^state: a decode engine goes on from a prefill engine's, got none$"):
         NgramEngine(DECODE).admit(asked(1))

@@ -51,7 +51,6 @@ def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # no
 
 
 def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
-    """Front on token by token leads where a look at the last tokens leads, along lines and off them."""
     model = default_model()
     chance = np.random.default_rng(7)
     text = default_tokenizer().encode("In the evening the")
@@ -70,7 +69,6 @@ def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
 
 
 def test_drafts_and_targets_columns_lead_to_the_same_tokens() -> None:
-    """Where a draft's token stands in the target's context, the other way around, and what follows it, are right."""
     model = default_model()
     lacking = (model.draft_columns == WIDTH).any(1).nonzero()[0]
     assert lacking.size > 100
@@ -86,7 +84,6 @@ def test_drafts_and_targets_columns_lead_to_the_same_tokens() -> None:
 
 
 def test_the_committed_file_is_what_is_learned() -> None:
-    """The file that the engine reads has the pieces and the tables that learning the texts gives."""
     tokenizer, model = learned(documents()), default_model()
     assert tokenizer.vocabulary_size == default_tokenizer().vocabulary_size
     pieces = [

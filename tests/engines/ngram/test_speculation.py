@@ -64,7 +64,6 @@ def chances_after(text: str, choice: Choice, token: int | None = None) -> refere
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_first_token_has_the_targets_distribution(text: str, choice: Choice) -> None:
-    """The next token is distributed as the target says, be it accepted from the draft or drawn after a rejection."""
     chances = chances_after(text, choice)
     for count in (0, 2):
         assert misfit(emitted(text, choice, count)[0][:, 0], chances) < MOST
@@ -96,7 +95,6 @@ def test_second_token_after_an_accepted_draft_has_the_targets_distribution(name:
 
 
 def test_the_test_of_fit_tells_draft_and_target_apart() -> None:
-    """What the draft proposes does not have the target's distribution, and the test of fit says so."""
     text = "The old man said"
     proposed = drafted(text, Choice(), 1).tokens[:, 0]
     draft = reference.chosen_from(reference.draft_logprobs_after(default_tokenizer().encode(text)), Choice(top_k=WIDTH))
@@ -115,7 +113,6 @@ def test_drafts_are_accepted_as_often_as_they_can_be() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_extreme_temperatures_are_sound(temperature: float) -> None:
-    """The coldest choice is the first token, the hottest any of the context's alike, without a NaN or a warning."""
     text = "The old man said"
     first = set(emitted(text, Choice(temperature=temperature), 2, rows=400)[0][:, 0].tolist())
     if temperature < 1:

@@ -11,7 +11,6 @@ from tokenbus_engines.ngram import Tokenizer, default_tokenizer
 @pytest.mark.long
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
-    """Whatever a text holds, the tokens of it have its bytes."""
     tokenizer = default_tokenizer()
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -19,7 +18,6 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 def test_the_taught_text_is_words() -> None:
-    """The text that the model was taught is encoded in words and signs, none of them spelled."""
     tokenizer = default_tokenizer()
     for text in documents():
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -28,7 +26,6 @@ def test_the_taught_text_is_words() -> None:
 
 
 def test_words_that_are_no_tokens_are_spelled_by_the_longest_that_fit() -> None:
-    """Of several ways to spell a word the one is taken whose every token is the longest there is."""
     tokenizer = Tokenizer([*(bytes([byte]) for byte in range(256)), b"ab", b"abcd", b"bc"])
     assert tokenizer.encode("abcdabcabbca") == [257, 256, ord("c"), 256, 258, ord("a")]
 
@@ -48,13 +45,11 @@ def test_end_token_has_no_bytes() -> None:
 
 @pytest.mark.parametrize("token_id", [-1, 1 << 20])
 def test_unknown_tokens_are_refused(token_id: int) -> None:
-    """An id that is none is refused with the limit and the value."""
     with pytest.raises(ValueError, match=rf"^token id: below \d+, got {token_id}$"):
         default_tokenizer().token_bytes(token_id)
 
 
 def test_part_of_a_character_becomes_a_replacement() -> None:
-    """A token may hold part of a character; alone it cannot be shown, and does no harm."""
     tokenizer = default_tokenizer()
     ids = tokenizer.encode("ö")
     assert len(ids) == 2
@@ -62,6 +57,5 @@ def test_part_of_a_character_becomes_a_replacement() -> None:
 
 
 def test_a_tokenizer_needs_every_byte() -> None:
-    """A vocabulary that could not spell some text is refused."""
     with pytest.raises(ValueError, match=r"^pieces: all 256 bytes, got none for 7$"):
         Tokenizer([bytes([byte]) for byte in range(256) if byte != 7])

@@ -34,7 +34,6 @@ async def all_of(tokens: Generation) -> list[Token]:
 
 
 async def test_client_gets_what_the_engine_emitted() -> None:
-    """Requests that take turns in two slots arrive whole, and an invalid one gets an error that names its field."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:  # a socket's path is short
         settings = Deployment(Path(folder)).settings(processor__drain_timeout_ms=0, client__drain_timeout_ms=0)
         engine = PaddleEngine(PaddleOptions(context=256, max_running=2, slice_steps=3, prefill_chunk=20))

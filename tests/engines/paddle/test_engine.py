@@ -57,7 +57,6 @@ def test_nothing_of_the_others_changes_a_request(
 
 
 def test_steps_give_what_was_accepted_and_one_more() -> None:
-    """A row has at most as many tokens as were verified and one more, and its first token comes with proposals."""
     run = paddle([MIXED[0]]).to_the_end()
     first, *others = run.got[1].rows
     assert (first.token_ids.size, first.draft_token_count, first.proposal_token_ids.size) == (1, 0, 3)

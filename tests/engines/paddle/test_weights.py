@@ -38,7 +38,6 @@ def refusal(path: Path) -> str:
 
 
 def test_committed_weights_are_small_and_whole() -> None:
-    """The weights in the repository are under 2 MB, finite, and say themselves how large the network is."""
     weights = load(COMMITTED)
     assert COMMITTED.stat().st_size < 2_000_000
     assert weights.shape == Shape()
@@ -47,13 +46,11 @@ def test_committed_weights_are_small_and_whole() -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    """A file that is not there, or is a folder, is reported by its name."""
     assert refusal(tmp_path / "none.safetensors") == "No such file or directory"
     assert refusal(tmp_path) == "Is a directory"
 
 
 def test_damaged_file_is_named(tmp_path: Path) -> None:
-    """A file that is cut off, empty, or something else is reported by its name."""
     path = tmp_path / "weights.safetensors"
     whole = COMMITTED.read_bytes()
     for damaged in (whole[:-1], whole[:1000], b"", b"\xff" * 64):
@@ -62,7 +59,6 @@ def test_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    """An array that is missing, too many, of another type or shape, or no number is reported by its name."""
     path, name = tmp_path / "weights.safetensors", "blocks.1.expand.bias"
     empty = np.zeros(0, np.float16)
     assert changed(path, {name: empty}) == f"{name}: missing"
@@ -73,7 +69,6 @@ def test_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_file_of_something_else_is_named(tmp_path: Path) -> None:
-    """A file of another format, or whose sizes no network can have, is reported with its value."""
     path = tmp_path / "weights.safetensors"
     assert changed(path, {}, {"format": "another-1"}) == f"format: {FORMAT}, got another-1"
     assert changed(path, {}, {"layers": "0"}) == "layers: a whole number from 1 to 4096, got 0"
@@ -83,7 +78,6 @@ def test_file_of_something_else_is_named(tmp_path: Path) -> None:
 
 
 def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
-    """Files that differ in one number have different fingerprints."""
     path = tmp_path / "weights.safetensors"
     data = bytearray(COMMITTED.read_bytes())
     path.write_bytes(data)
