@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from tests.engines.ngram import reference
-from tests.engines.ngram.fit import misfit
-from tests.engines.ngram.reference import Choice
 from tests.engines.runs import PROMPT, Got, asked, ngram
 from tokenbus_contracts import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
 from tokenbus_engines.ngram import default_tokenizer
@@ -46,22 +44,6 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
         got = outcome({"speculate": speculate}, top_logprobs=top_k, seed=top_k, max_tokens=60, temperature=1.3)
         assert got.tokens
         check_scores(default_tokenizer().encode(PROMPT), got, top_k)
-
-
-@pytest.mark.parametrize("speculate", [0, 3])
-def test_tokens_have_the_targets_distribution(speculate: int) -> None:
-    choice = Choice(temperature=0.9, top_p=0.9)
-    wanted = [asked(key, seed=key, max_tokens=3, temperature=0.9, top_p=0.9) for key in range(1, 6_001)]
-    run = ngram(wanted, speculate=speculate, max_running=1024).to_the_end()
-    text, outputs = default_tokenizer().encode(PROMPT), [got.tokens for got in run.got.values()]
-    for place in range(3):
-        chances = reference.chosen_from(reference.logprobs_after(text), choice)
-        tokens = [output[place] for output in outputs if len(output) > place]
-        assert len(tokens) > 500
-        assert misfit(tokens, chances) < 4
-        commonest = max(set(tokens), key=tokens.count)
-        outputs = [output for output in outputs if len(output) > place and output[place] == commonest]
-        text.append(commonest)
 
 
 def test_no_seed_is_another_each_time() -> None:
