@@ -46,8 +46,8 @@ class EngineOptions:
     max_top_logprobs: int = 20
     """The most alternatives that a request may ask for."""
 
+    most_context: ClassVar[int] = 1 << 20
     most_top_logprobs: ClassVar[int] = 127
-    """The most that `max_top_logprobs` may be."""
 
     def __post_init__(self) -> None:
         """Refuse an option out of range."""
@@ -55,9 +55,9 @@ class EngineOptions:
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
         # With the token after the drafts, as many as the contract lets a row have.
         check_range("speculate", self.speculate, 0, 15)
-        check_range("context", self.context, 2, 65_536)
+        check_range("context", self.context, 2, self.most_context)
         check_range("max_running", self.max_running, 1, 1024)
-        check_range("prefill_chunk", self.prefill_chunk, 1, 65_536)
+        check_range("prefill_chunk", self.prefill_chunk, 1, self.most_context)
         check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
         check_range("max_top_logprobs", self.max_top_logprobs, 0, self.most_top_logprobs)
 

@@ -285,9 +285,9 @@ WRONG_OPTIONS = {
     "role: one of mixed, prefill, decode, got 'both'": {"role": "both"},
     "speculate: 0 to 15, got 16": {"speculate": 16},
     "speculate: 0 to 15, got -1": {"speculate": -1},
-    "context: 2 to 65536, got 65537": {"context": 65_537},
+    "context: 2 to 1048576, got 1": {"context": 1},
     "max_running: 1 to 1024, got 0": {"max_running": 0},
-    "prefill_chunk: 1 to 65536, got 0": {"prefill_chunk": 0},
+    "prefill_chunk: 1 to 1048576, got 0": {"prefill_chunk": 0},
     "slice_steps: 0 to 2147483647, got -1": {"slice_steps": -1},
     "max_top_logprobs: 0 to 32, got 33": {"max_top_logprobs": 33},
 }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,8 @@ class PaddleOptions(EngineOptions):
     """How many tokens a slot holds: a request's prompt and its output."""
     prefill_chunk: int = 256
     slice_steps: int = 256
+
+    most_context: ClassVar[int] = 65_536
 
 
 class Carried(NamedTuple):

@@ -38,6 +38,7 @@ def test_missing_paddle_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"context": 65_537}, "context: 2 to 65536, got 65537"),
         ({"max_top_logprobs": 128}, "max_top_logprobs: 0 to 127, got 128"),
     ],
 )
