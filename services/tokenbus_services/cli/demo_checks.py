@@ -82,8 +82,9 @@ def requests(count: int, tokens: int) -> list[Generate]:
 
 
 def _generate(number: int, top_logprobs: int | None, **sampling: Any) -> Generate:  # noqa: ANN401 - its fields
+    # The sample that is shown is the first answer: with this seed it is long enough to look at.
     prompt = TextPrompt(text=PROMPTS[number % len(PROMPTS)])
-    return Generate(text=prompt, sampling=SamplingParameters(seed=number, **sampling), top_logprobs=top_logprobs)
+    return Generate(text=prompt, sampling=SamplingParameters(seed=number + 10, **sampling), top_logprobs=top_logprobs)
 
 
 async def ask(
