@@ -59,14 +59,15 @@ class Model:
         self.ranks = _ranks(tables.logprobs)
         self.drafts = self._shortened(DRAFT_LENGTH)
         """Of contexts: the draft's."""
-        everywhere = np.repeat(np.arange(count), WIDTH)
+        longer = (self.drafts != np.arange(count)).nonzero()[0]  # the others are their own drafts
         drafted = tables.ids[self.drafts]
-        in_draft = self._columns(np.repeat(self.drafts, WIDTH), tables.ids.ravel())
-        self.columns_in_draft = np.hstack([in_draft, np.full((count, 1), WIDTH)])
+        self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
         """Of contexts: for each of its columns, the draft's."""
-        self.draft_columns = self._columns(everywhere, drafted.ravel())
+        self.columns_in_draft[longer, :WIDTH] = self._columns(self.drafts[longer], tables.ids[longer])
+        self.draft_columns = np.tile(np.arange(WIDTH), (count, 1))
         """Of contexts: for each token of its draft's line, its column here."""
-        self.next = self.after(everywhere, tables.ids.ravel()).reshape(-1, WIDTH)
+        self.draft_columns[longer] = self._columns(longer, drafted[longer])
+        self.next = self.after(np.repeat(np.arange(count), WIDTH), tables.ids.ravel()).reshape(-1, WIDTH)
         """Of contexts: that after each token of its line."""
         self.draft_next = np.take_along_axis(self.next, np.minimum(self.draft_columns, WIDTH - 1), axis=1)
         """Of contexts: that after each token of its draft's line."""
@@ -104,14 +105,14 @@ class Model:
             contexts[longer] = self.parents[contexts[longer]]
         return contexts
 
-    def _columns(self, contexts: Ids, tokens: Ids) -> Ids:
-        """Return the column that each token has in a context, a line of them at a time."""
+    def _columns(self, contexts: Ids, lines: Ids) -> Ids:
+        """Return the column that each token of some lines has in the line's context."""
         by_id = np.argsort(self.ids, axis=1)
         ids = np.take_along_axis(self.ids, by_id, 1)
         known = (np.arange(self.count)[:, None] * self.vocabulary_size + ids).ravel()
-        keys = contexts * self.vocabulary_size + tokens
+        keys = contexts[:, None] * self.vocabulary_size + lines
         near = np.minimum(np.searchsorted(known, keys), known.size - 1)
-        return np.where(known[near] == keys, by_id.ravel()[near], WIDTH).reshape(-1, WIDTH)
+        return np.where(known[near] == keys, by_id.ravel()[near], WIDTH)
 
 
 def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
