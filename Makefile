@@ -24,7 +24,6 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_services/gateway/native/render.c \
 	services/tokenbus_engines/fastdeploy/native/ops.c
-PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
 # These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, what they import, and the tests
 # that tests/test_python310.py runs there.
@@ -132,7 +131,7 @@ $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml h
 	@$(VLLM_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-check: setup ## Lint, format, types, docstrings, and the schema against its generated files
+check: setup ## Lint, format, types, and the schema against its generated files
 	@echo "==> ruff check"
 	@$(BIN)/ruff check --quiet
 	@echo "==> ruff format --check"
@@ -140,8 +139,6 @@ check: setup ## Lint, format, types, docstrings, and the schema against its gene
 	@echo "==> mypy"
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary --python-version 3.10 --disable-error-code no-any-return $(RUNS_ON_3_10)
-	@echo "==> interrogate"
-	@$(BIN)/interrogate --quiet $(PACKAGES) || { $(BIN)/interrogate -v $(PACKAGES); exit 1; }
 	@echo "==> schema"
 	@$(BIN)/python -m schema_tools check
 
