@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import statistics
 import time
 import urllib.request
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,7 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.plugins import load_tokenizer
-from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
-from tokenbus_services.terminal import styled
 from tokenbus_services.worker import StepAssembler, make_engine
 
 PROMPTS = (
@@ -90,7 +87,7 @@ def _generate(number: int, top_logprobs: int | None, **sampling: Any) -> Generat
 async def ask(
     client: Client, wanted: Sequence[Generate], on_news: Callable[[int, int], None] = lambda *_: None
 ) -> Answers:
-    """Ask for everything at once and return when all has ended; tell how many requests and tokens there are so far."""
+    """Ask for everything at once and return when all has ended; `on_news` gets the requests and tokens so far."""
     ended = tokens = 0
 
     async def _answer(generate: Generate) -> Answer:
@@ -153,52 +150,26 @@ _HTTP_TOKENS, _HTTP_SEED = 12, 1
 _BODY = {"model": "tokenbus", "prompt": PROMPTS[0], "max_tokens": _HTTP_TOKENS, "seed": _HTTP_SEED, "logprobs": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """What came by HTTP, and what had to come."""
-
-    url: str
-    text: str
-    tokens: int
-    true_text: str
-    true_tokens: int
-
-    @property
-    def is_right(self) -> bool:
-        """Whether it is what the same request gives in an engine without a bus and a gateway."""
-        return (self.text, self.tokens) == (self.true_text, self.true_tokens)
-
-    def line(self) -> str:
-        """Return it as a line."""
-        line = f"   by HTTP, at {self.url}: {printable(self.text)!r}, {self.tokens} tokens"
-        if self.is_right:
-            return line
-        return styled(f"{line}, and NOT {printable(self.true_text)!r}, {self.true_tokens} tokens", "red")
-
-
-async def http_answer(address: str, limits: Limits) -> HttpAnswer | None:
-    """Return an answer of the gateway beside the true one, or None where there is no gateway."""
-    if not address:
-        return None
-    url = f"http://{address}/v1/completions"
+async def http_fault(gateway: str, limits: Limits) -> str:
+    """Return how a gateway's answer differs from what an engine without a bus gives; empty: it does not."""
     try:
-        text, count = await asyncio.to_thread(_answer, url)
+        came = await asyncio.to_thread(_http_answer, f"{gateway}/v1/completions")
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise CommandError(f"the gateway at {address} did not answer as it should: {error}") from None
-    return HttpAnswer(url, text, count, *await asyncio.to_thread(_truth, limits))
+        raise CommandError(f"the gateway at {gateway} did not answer as it should: {error}") from None
+    true = await asyncio.to_thread(_true_answer, limits)
+    return "" if came == true else f"{came[1]} tokens, {came[0]!r}, and NOT {true[1]} tokens, {true[0]!r}"
 
 
-def _answer(url: str) -> tuple[str, int]:
+def _http_answer(url: str) -> tuple[str, int]:
     request = urllib.request.Request(  # noqa: S310 - our own gateway's, on this host
         url, json.dumps(_BODY).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310 - as above
-        found = json.loads(answer.read(_MOST_BYTES))
-    choice = found["choices"][0]
+        choice = json.loads(answer.read(_MOST_BYTES))["choices"][0]
     return str(choice["text"]), len(choice["logprobs"]["token_logprobs"])
 
 
-def _truth(limits: Limits) -> tuple[str, int]:
+def _true_answer(limits: Limits) -> tuple[str, int]:
     sampling = SamplingParameters(max_tokens=_HTTP_TOKENS, seed=_HTTP_SEED, temperature=1.0)
     generate = Generate(request_key=1, text=TextPrompt(text=PROMPTS[0]), sampling=sampling)
     ids = [int(token_id) for row in computed([generate], limits)[1] for token_id in row.token_ids]
@@ -209,33 +180,22 @@ MODES: dict[str, int | None] = {"ids only": None, "k = 0": 0, "k = 20": 20}
 """By name: how many alternatives are asked for with each token; None: not even its own logprob."""
 _ROUNDS = 3
 RATE_REQUESTS, RATE_TOKENS = 256, 100
+AHEAD = 65_536
+"""More frames than any round of the demo has tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens a second: the median of the rounds, and the lowest and the highest of them."""
-
-    median: float
-    lowest: float
-    highest: float
-
-
-async def rates(client: Client, on_round: Callable[[int, int], None] = lambda *_: None) -> dict[str, Rate]:
-    """Return the rate of each mode."""
+async def rates(client: Client) -> dict[str, list[float]]:
+    """Return the tokens a second of each mode, once for each round."""
     found: dict[str, list[float]] = {name: [] for name in MODES}
-    names = deque(MODES)
-    for number in range(1 + _ROUNDS):
-        on_round(number, 1 + _ROUNDS)
-        for name in names:
+    for _ in range(1 + _ROUNDS):
+        for name, top_logprobs in MODES.items():
             asked = {"max_tokens": RATE_TOKENS, "ignore_end_token": True}
-            results = await ask(client, [_generate(seed, MODES[name], **asked) for seed in range(RATE_REQUESTS)])
+            results = await ask(client, [_generate(seed, top_logprobs, **asked) for seed in range(RATE_REQUESTS)])
             if error := next((answer.error for answer in results.answers if answer.error), ""):
                 raise CommandError(f"a request failed while the rates were measured: {error}")
             if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in results.answers):
                 raise CommandError(
                     f"{wrong} of {RATE_REQUESTS} requests had other than their {RATE_TOKENS} tokens: {name}"
                 )
-            if number:  # the first round only warms up
-                found[name].append(results.tokens / results.seconds)
-        names.rotate()
-    return {name: Rate(statistics.median(values), min(values), max(values)) for name, values in found.items()}
+            found[name].append(results.tokens / results.seconds)
+    return {name: values[1:] for name, values in found.items()}  # the first round warms up

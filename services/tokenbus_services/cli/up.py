@@ -3,23 +3,27 @@
 import argparse
 import asyncio
 import json
+import os
+import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, ranks_of, reads_model
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.local import START_SECONDS, Plan, Supervisor, plan_for
-from tokenbus_services.cli.local.plan import gateway_address
-from tokenbus_services.cli.local.runtime import runtime_folder
-from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
-from tokenbus_services.cli.local.signals import until_signal
+from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervisor
+from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus_services.client import Client
 from tokenbus_services.plugins import ENGINES, names
+from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
+from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\
 Start a processor, workers and a gateway on this machine, as processes of their own that meet at sockets in a private
@@ -100,17 +104,16 @@ def run(options: argparse.Namespace) -> int:
             mixed=options.workers,
             prefill=options.prefill,
             decode=options.decode,
-            gateway_address=gateway_address(settings, options.port),
+            port=options.port,
             model=model,
             ranks=ranks,
         )
         return asyncio.run(_run(plan, folder, Screen(as_json=options.json), options.start_seconds))
 
 
-async def _run(plan: Plan, folder: Path, screen: Screen, start_seconds: float) -> int:
-    system = Supervisor(plan.services, folder, screen.news, start_seconds)
-    screen.on_failure = system.leave.set
-    await until_signal(system, _serve(plan, system, screen))
+async def _run(plan: Plan, folder: Path, screen: "Screen", start_seconds: float) -> int:
+    screen.system = system = Supervisor(plan.services, folder, screen.news, start_seconds)
+    await system.run(partial(_serve, plan, system, screen))
     if screen.failure is not None:
         raise screen.failure
     died = system.died
@@ -118,37 +121,116 @@ async def _run(plan: Plan, folder: Path, screen: Screen, start_seconds: float) -
     return 1 if died else 0
 
 
-async def _serve(plan: Plan, system: Supervisor, screen: Screen) -> None:
-    """Run the system until this is cancelled, or until no request can be answered."""
-    async with system:
-        up = json.dumps(described(plan, system.children))
-        screen.put(up if screen.as_json else "\n".join(shown(plan, system.children)))
-        watching = asyncio.create_task(_show_state(plan, screen))
-        try:
-            while system.runs("processor") and system.runs("mixed", "prefill"):
-                await system.one_ended()
-            screen.tell("useless", "no request can be answered any more: the rest stops too")
-        except asyncio.CancelledError:
-            screen.tell("stopping", "stopping; once more kills what is still there")
-            raise
-        finally:
-            watching.cancel()
-            screen.progress.clear()
+async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
+    """Show the system until this is cancelled, or until no request can be answered."""
+    screen.up(plan, system.children)
+    watching = asyncio.create_task(_show_state(plan, screen))
+    try:
+        while system.runs("processor") and system.runs("mixed", "prefill"):
+            await system.one_ended()
+        screen.tell("useless", "no request can be answered any more: the rest stops too")
+    except asyncio.CancelledError:
+        screen.tell("stopping", "stopping; once more kills what is still there")
+        raise
+    finally:
+        watching.cancel()
+        screen.progress.clear()
 
 
-async def _show_state(plan: Plan, screen: Screen) -> None:
+async def _show_state(plan: Plan, screen: "Screen") -> None:
     """Show the processor's status on a terminal, once a second."""
     if screen.as_json or not sys.stderr or not sys.stderr.isatty():
         return
-    loop = asyncio.get_running_loop()
-    tokens, since = 0, loop.time()
     async with Client(plan.settings) as client:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             with suppress(TimeoutError):
-                status, now = await client.status(), loop.time()
-                screen.progress.show(partial(status_line, status, (status.tokens - tokens) / (now - since)))
-                tokens, since = status.tokens, now
+                screen.progress.show(partial(_status_line, await client.status()))
+
+
+def _status_line(status: ProcessorStatus) -> str:
+    counts = f"{status.open_requests} open requests, {status.finished_requests:,} finished"
+    return f"{counts}, {status.failed_requests:,} failed, {status.tokens:,} tokens, {status.gaps} gaps"
+
+
+class Screen:
+    """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.failure: OSError | None = None
+        self.progress = Progress()
+        self.system: Supervisor | None = None
+        """Stopped once nothing can be printed."""
+
+    def news(self, news: News) -> None:
+        """Print what happened to a service."""
+        if self.as_json:
+            values = {"line": news.values} if news.event == "log" else news.values
+            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **values}))
+        else:
+            text = f"{news.service:11} {printable(news.text)}"
+            self.put(styled(text, "red") if news.is_bad else text)
+
+    def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        """Print what happened to the whole system."""
+        self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
+
+    def up(self, plan: Plan, children: Sequence[Child]) -> None:
+        """Print where everything is, and for people how to use it."""
+        gateway = next((child.address for child in children if child.name == "gateway"), "")
+        self.put(
+            json.dumps(_described(plan, children, gateway))
+            if self.as_json
+            else "\n".join(_shown(plan, children, gateway))
+        )
+
+    def put(self, text: str) -> None:
+        """Print, unless that has failed before."""
+        if self.failure is not None:
+            return
+        try:
+            self.progress.clear()
+            print(text, flush=True)
+        except OSError as error:  # the terminal or the reader is gone; the services must still be stopped
+            self.failure = error
+            if self.system is not None:
+                self.system.leave.set()
+
+
+def _described(plan: Plan, children: Sequence[Child], gateway: str) -> dict[str, Any]:
+    return {
+        "event": "up",
+        "pid": os.getpid(),
+        "gateway": gateway or None,
+        "clients_address": plan.settings.bus.clients_address,
+        "workers_address": plan.settings.bus.workers_address,
+        "services": [
+            {"name": child.name, "pid": child.pid, "state": child.state, "metrics": child.metrics or None}
+            for child in children
+        ],
+    }
+
+
+def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]:
+    bus = plan.settings.bus
+    yield f"\n{styled('Tokenbus is up', 'bold')}\n"
+    for child in children:
+        where = f"{child.metrics}/metrics" if child.metrics else ""
+        yield f"  {child.name:11} {child.state:7} process {child.pid:<8} {where}".rstrip()
+    yield ""
+    if gateway:
+        yield f"  look    {gateway}/"
+        yield f"  ask     curl {gateway}/v1/completions -H 'content-type: application/json' \\"
+        asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
+        yield f"            -d {shlex.quote(json.dumps(asked))}"
+    else:
+        yield f"  no gateway: {gateway_lacks()} is not installed"
+    yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
+    command, *options = next(service for service in plan.services if service.arguments[0] == "worker").arguments
+    added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
+    yield f"  add     tokenbus {shlex.join(added)}"
+    yield "  stop    Ctrl-C\n"
 
 
 def _model(options: argparse.Namespace) -> Path | None:

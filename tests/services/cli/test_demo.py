@@ -13,27 +13,23 @@ import pytest
 
 from tests.services.cli.local import Command, children_of, environment, is_running
 from tokenbus_contracts import Limits, Row
-from tokenbus_services.cli import demo as demo_module
 from tokenbus_services.cli import demo_checks as checks_module
-from tokenbus_services.cli import demo_report as report_module
+from tokenbus_services.cli.demo import Outcome, of_the_demo, sample
 from tokenbus_services.cli.demo_checks import (
     MODES,
     Answer,
     Answers,
-    HttpAnswer,
-    Rate,
     Truth,
     computed,
     differing,
     rates,
     requests,
 )
-from tokenbus_services.cli.demo_report import Outcome, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
-RATES = {name: Rate(100.0 - number, 90.0, 110.0) for number, name in enumerate(MODES)}
+RATES = {name: [90.0, 100.0 - number, 110.0] for number, name in enumerate(MODES)}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +64,8 @@ def test_whole_demo(folder: Path) -> None:
         status, output, complaints = command.end()
     assert (status, complaints) == (0, "")
     assert "\x1b" not in output
-    assert "200/200" in output
+    assert "200/200, " in output
+    assert "http        the same text" in output
     for service in ("processor", "mixed-0", "decode-0", "prefill-0"):
         assert service in output
     assert re.search(r"acceptance +[\d,]+ of [\d,]+ draft tokens, \d+%; by head: \d+%, \d+%, \d+%", output)
@@ -84,7 +81,7 @@ def test_whole_demo(folder: Path) -> None:
 def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
     """A demo whose worker is killed says which one in a line, with status 1, and leaves nothing behind."""
     with Command(["demo"], environment(folder)) as command:
-        command.line("processes in")
+        command.line("processes: ")
         children = dict(children_of(command.process.pid))
         (doomed, *_) = (pid for pid, words in children.items() if "--engine ngram" in words)
         os.kill(doomed, SIGKILL)
@@ -168,33 +165,27 @@ def test_without_drafts_there_is_no_rate(answers: list[Answer], truth: Truth) ->
 
 
 def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
-    """Without colours each token is followed by its probability, and the first ones have their alternatives."""
-    lines = list(sample(answers[0]))
-    assert "".join(lines).count("%)") == answers[0].tokens
-    table = lines[lines.index("") + 2 :]
+    prompt, _, *table = sample(answers[0])
+    assert prompt.strip() == answers[0].generate.text.text
     assert len(table) == 6
-    assert all(re.search(r" +\d+\.\d% +\d+  '", line) for line in table)
-
-
-def test_sample_is_coloured_for_a_terminal(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With colours each token has one that stands for its probability, and a legend says for which."""
-    monkeypatch.setattr(report_module, "wants_colour", lambda: True)
-    lines = list(sample(answers[0]))
-    text = "\n".join(lines[: lines.index("")])
-    assert text.count("\x1b[38;5;16;48;5;") == answers[0].tokens + 5
-    assert "up to 5%" in lines[0]
-    assert "%)" not in text
+    assert all(re.search(r"^   '.*' +\d+\.\d% +\d+  '", line) for line in table)
 
 
 def test_wrong_answer_by_http_is_told(answers: list[Answer], truth: Truth) -> None:
     """An answer of the gateway that is not what the engine gives makes the whole demo wrong."""
     found = outcome(answers, truth)
-    right = HttpAnswer("http://here/", " nothing", 1, " nothing", 1)
-    assert replace(found, front=right).is_good
-    for wrong in (replace(right, text=" Nothing"), replace(right, tokens=2)):
-        assert not replace(found, front=wrong).is_good
-        assert "and NOT ' nothing', 1 tokens" in wrong.line()
-        assert replace(found, front=wrong).values["check"]["http"] is False
+    assert replace(found, http_fault="").is_good
+    wrong = replace(found, http_fault="1 tokens, ' Nothing', and NOT 2 tokens, ' nothing'")
+    assert not wrong.is_good
+    assert "and NOT 2 tokens" in "\n".join(wrong.summary_lines())
+    assert wrong.values["check"]["http"] is False
+
+
+async def test_answer_by_http_is_compared_with_an_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = checks_module._true_answer(Limits.default())
+    for came in (true, (true[0], 1), ("other", true[1])):
+        monkeypatch.setattr(checks_module, "_http_answer", lambda _, came=came: came)
+        assert (await checks_module.http_fault("http://here", Limits.default()) == "") == (came == true)
 
 
 async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
@@ -211,16 +202,7 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
 
 def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
     """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
-    settings = demo_module._of_the_demo(Settings(), tmp_path)
+    settings = of_the_demo(Settings(), tmp_path)
     most = checks_module.RATE_REQUESTS * checks_module.RATE_TOKENS
     assert settings.clients.send_queue_frames >= most
     assert settings.processor.pending_items >= most
-
-
-def test_lines_fit_the_terminal(answers: list[Answer], truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a narrow terminal the text breaks between tokens, and the rates fit into a line each."""
-    monkeypatch.setattr(report_module, "columns", lambda: 80)
-    lines = list(sample(answers[0]))
-    assert max(map(len, lines[: lines.index("")])) <= 80
-    told = list(outcome(answers, truth).rate_lines())
-    assert max(map(len, told)) <= 80

@@ -2,23 +2,27 @@
 
 import asyncio
 import json
+import socket
 import stat
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from socket import create_server
+from typing import Any
 
 import pytest
 
-from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
+from tokenbus_services.cli import system as system_module
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.local import Child, News, Service, StartError, Supervisor
-from tokenbus_services.cli.local import plan as plan_module
-from tokenbus_services.cli.local.plan import environment_of, free_address, plan_for, usable
-from tokenbus_services.cli.local.runtime import runtime_folder
-from tokenbus_services.cli.local.screen import Screen, status_line
+from tokenbus_services.cli.supervisor import Child, News, Service, Supervisor
+from tokenbus_services.cli.system import Plan, environment_of, plan_for, runtime_folder
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import engine_kind
+
+
+def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: Any) -> Plan:  # noqa: ANN401
+    """Return the plan of one mixed worker, or of other services."""
+    settings = Settings.load(environment={}, overrides=overrides or {})
+    return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
 
 
 async def read(data: bytes) -> tuple[Child, list[News]]:
@@ -60,82 +64,52 @@ async def test_anything_can_be_read() -> None:
     assert child.last_line == r": \x1b[2Jcleared"
 
 
-def test_screen_is_silent_after_its_reader_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first line that cannot be printed is noted and told once; nothing is tried after it."""
-    tried: list[str] = []
-
-    def refuse(text: str, **_: object) -> None:
-        tried.append(text)
-        raise BrokenPipeError
-
-    failures: list[str] = []
-    screen = Screen(as_json=False)
-    screen.on_failure = lambda: failures.append("told")
-    monkeypatch.setattr("builtins.print", refuse)
-    screen.put("one")
-    screen.put("two")
-    assert (tried, failures) == (["one"], ["told"])
-    assert isinstance(screen.failure, BrokenPipeError)
-
-
-def test_status_as_a_line() -> None:
-    """The status is one line, with the rate that was measured since the one before."""
-    status = ProcessorStatus(open_requests=2, finished_requests=1500, failed_requests=1, tokens=1500)
-    line = "2 open requests, 1,500 finished, 1 failed, 1,500 tokens, 500 a second, 0 gaps"
-    assert status_line(status, 500.0) == line
-
-
-def test_without_its_libraries_no_gateway_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is not installed a system comes up without a gateway, unless a port is asked for."""
-    monkeypatch.setattr(plan_module, "gateway_lacks", lambda: "uvicorn")
-    assert plan_module.gateway_address(Settings(), None) == ""
+    monkeypatch.setattr(system_module, "gateway_lacks", lambda: "uvicorn")
+    (processor, _) = plan(tmp_path).services
+    assert processor.name == "processor"
     with pytest.raises(CommandError, match="--port: no gateway can run here, uvicorn is not installed") as raised:
-        plan_module.gateway_address(Settings(), 8000)
+        plan(tmp_path, port=8000)
     assert raised.value.status == 2
-
-
-def test_port_that_was_chosen_stays() -> None:
-    """A default and port 0 become ports that can be told; an address that somebody chose is left to who listens."""
-    assert usable("gateway.address", "127.0.0.1:1") == "127.0.0.1:1"
-    assert not usable("gateway.address", "127.0.0.1:0").endswith(":0")
 
 
 def test_services_get_exactly_the_settings() -> None:
     """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
     overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "gateway.key_share": 0.25}
     settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
-    assert Settings.load(environment=environment_of(settings)) == settings
+    assert Settings.load(environment=environment_of(settings, {})) == settings
     changed = environment_of(settings, {"worker.id": "other", "bus.insecure": False})
     assert Settings.load(environment=changed).worker.id == "other"
     assert Settings.load(environment=changed).bus.insecure is False
 
 
 def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
-    """Defaults become sockets in the folder; an address that somebody chose is used as it is."""
+    """Defaults become sockets in the folder; an address that was set stays, and its service reports what is wrong."""
     chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "metrics.address": "127.0.0.1:7001"}
-    plan = plan_for(
-        Settings.load(environment={}, overrides=chosen), tmp_path, engine="ngram", mixed=1, prefill=1, decode=1
-    )
-    bus = plan.settings.bus
+    made = plan(tmp_path, chosen, prefill=1, decode=1, port=1)
+    bus = made.settings.bus
     assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
-    assert plan.settings.metrics.address == "127.0.0.1:7001"
-    assert [service.name for service in plan.services] == ["processor", "mixed-0", "decode-0", "prefill-0"]
+    assert made.settings.metrics.address == "127.0.0.1:7001"
+    assert [service.name for service in made.services] == ["processor", "mixed-0", "decode-0", "prefill-0", "gateway"]
+    assert Settings.load(environment=made.services[-1].environment).gateway.address == "127.0.0.1:1"
+
+
+def test_default_address_that_is_taken_gets_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = plan(tmp_path).settings.metrics.address
+    assert free in (Settings().metrics.address, "127.0.0.1:0")
+
+    def refuse(_: object) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert plan(tmp_path).settings.metrics.address == "127.0.0.1:0"
 
 
 def test_model_in_a_folder(tmp_path: Path) -> None:
     """Workers get the model's folder and the engine's own options; the gateway has the folder's tokenizer."""
-    plan = plan_for(
-        Settings(),
-        tmp_path,
-        engine="vllm",
-        mixed=1,
-        prefill=0,
-        decode=0,
-        gateway_address="127.0.0.1:1",
-        model=tmp_path / "model",
-        ranks=[["--max-model-len", "64"]],
-    )
-    _, worker, gateway = plan.services
+    made = plan(tmp_path, engine="vllm", model=tmp_path / "model", ranks=[["--max-model-len", "64"]])
+    _, worker, gateway = made.services
     model = str(tmp_path / "model")
     assert worker.arguments == ("worker", "--engine", "vllm", "--model", model, "--", "--max-model-len", "64")
     assert Settings.load(environment=gateway.environment).gateway.tokenizer == model
@@ -144,28 +118,11 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
 def test_each_rank_is_a_worker(tmp_path: Path) -> None:
     """Workers are the ranks of an engine in turn, each with an id and options of its own."""
     ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
-    plan = plan_for(Settings(), tmp_path, engine="vllm", mixed=4, prefill=0, decode=0, ranks=ranks)
+    made = plan(tmp_path, engine="vllm", mixed=4, ranks=ranks)
     shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
-    assert [(worker.name, worker.arguments) for worker in plan.services[1:]] == [
+    assert [(worker.name, worker.arguments) for worker in made.services[1:-1]] == [
         (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)
     ]
-
-
-def test_taken_port_is_replaced() -> None:
-    """A preferred address whose port is taken becomes one with a port that is free."""
-    with closing(create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        found = free_address(f"127.0.0.1:{port}")
-    assert found.startswith("127.0.0.1:")
-    assert found != f"127.0.0.1:{port}"
-    assert free_address(found) == found
-
-
-def test_free_port_stays_free() -> None:
-    """A port that is found is none that an outgoing connection may be given before its service listens there."""
-    ports = {int(free_address("127.0.0.1:0").rpartition(":")[2]) for _ in range(50)}
-    assert max(ports) < 32_768
-    assert len(ports) > 10
 
 
 def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,12 +149,10 @@ def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     """A service that is not ready in its time ends the start, and the line names the option that allows more."""
-    settings = Settings.load(environment={}, overrides={"metrics.address": ""})
-    plan = plan_for(settings, folder, engine="synthetic", mixed=1, prefill=0, decode=0)
-    system = Supervisor(plan.services, folder, lambda _: None, start_seconds=0)
-    with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
-        await system.__aenter__()
-    assert [child.state for child in system.children] == ["ended", "starting"]
+    system = Supervisor(plan(folder, {"metrics.address": ""}).services, folder, lambda _: None, start_seconds=0)
+    with pytest.raises(CommandError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
+        await system.run(never)
+    assert [child.state for child in system.children][:2] == ["ended", "starting"]
 
 
 async def test_service_runs_no_module_of_the_current_folder(
@@ -207,8 +162,7 @@ async def test_service_runs_no_module_of_the_current_folder(
     (tmp_path / "structlog.py").write_text("raise SystemExit('another structlog')")
     (tmp_path / "numpy.py").write_text("raise SystemExit('another numpy')")
     monkeypatch.chdir(tmp_path)
-    plan = plan_for(Settings(), folder, engine="synthetic", mixed=1, prefill=0, decode=0)
-    child = Child(replace(plan.services[0], arguments=("processor", "--help")), lambda _: None)
+    child = Child(replace(plan(folder).services[0], arguments=("processor", "--help")), lambda _: None)
     await child.start(folder)
     assert child.ended is not None
     await child.ended
@@ -222,6 +176,10 @@ async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-    plan = plan_for(Settings(), folder, engine="synthetic", mixed=1, prefill=0, decode=0)
-    with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
-        await Supervisor(plan.services, folder, lambda _: None).__aenter__()
+    system = Supervisor(plan(folder).services, folder, lambda _: None)
+    with pytest.raises(CommandError, match="processor: no process can be started: resource temporarily unavailable"):
+        await system.run(never)
+
+
+async def never() -> None:
+    raise AssertionError("it started")

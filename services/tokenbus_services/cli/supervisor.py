@@ -1,33 +1,31 @@
 """Supervisor: services as child processes, which it starts in order, watches, reports on, and stops in order."""
 
 import asyncio
-import contextlib
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any, TypeVar
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable
 
 START_SECONDS = 60
-_MODULE = "tokenbus_services.cli.local"
 _LONGEST_LINE = 1_048_576
 _LAST_LINES = 20
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _OF_EVERY_LINE = ("timestamp", "level", "event", "logger", "exception")
-
-
-class StartError(CommandError):
-    """A service did not start; the message has its last line."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last is sent when the terminal goes away
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,8 @@ class Child:
         self.service = service
         self.name = service.name
         self.pid = 0
-        self.metrics = ""
-        """Where it serves its metrics, once it has logged that."""
+        self.address = self.metrics = ""
+        """Where a gateway listens, and where metrics are served, once they are logged."""
         self.is_stopping = False
         self.status: int | None = None
         """Its exit status; negative: the signal that ended it; None: it has not ended."""
@@ -99,27 +97,25 @@ class Child:
         return bool(self.status) and not (self.is_stopping and self.status == -signal.SIGTERM)
 
     @property
-    def last_line(self) -> str:
-        """The last line that it wrote and that says what is wrong, after a colon; empty if there is none."""
-        line = next((line for line in reversed(self._last) if line), "")
-        return line and f": {line.removeprefix('tokenbus: ')}"
-
-    @property
     def how_it_ended(self) -> str:
         """Its exit status, or the name of the signal that ended it."""
-        if self.status is None or self.status >= 0:
-            return f"ended with status {self.status}"
-        with contextlib.suppress(ValueError):
-            return f"ended with {signal.Signals(-self.status).name}"
-        return f"ended with signal {-self.status}"
+        status = self.status or 0
+        names = {-each: each.name for each in signal.Signals}
+        return f"ended with status {status}" if status >= 0 else f"ended with {names.get(status, f'signal {-status}')}"
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote, after a colon; empty if there is none."""
+        line = next((line for line in reversed(self._last) if line), "")
+        return line and f": {line.removeprefix('tokenbus: ')}"
 
     async def start(self, folder: Path) -> None:
         """Start it; it removes the folder should this process be killed."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = process = await asyncio.create_subprocess_exec(
                 # -P: nothing of the folder that it is started in takes the place of a module.
-                *(sys.executable, "-P", "-m", _MODULE, f"{self.service.stop_seconds:g}", str(folder)),
-                *self.service.arguments,
+                *(sys.executable, "-P", "-m", "tokenbus_services.cli.child"),
+                *(f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments),
                 stdin=PIPE,  # never written: its end tells the child that this process has ended
                 stdout=PIPE,
                 stderr=STDOUT,
@@ -129,42 +125,40 @@ class Child:
             )
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            raise StartError(f"{self.name}: no process can be started: {why}") from None
-        self.pid = self._process.pid
+            raise CommandError(f"{self.name}: no process can be started: {why}") from None
+        self.pid = process.pid
         self._report(News(self.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
-        self.ended = asyncio.create_task(self._watch(self._process))
+        self.ended = asyncio.create_task(self._watch(process))
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it is ready; raise a StartError where it ends before, or takes longer."""
-        ready = asyncio.ensure_future(self._ready.wait())
-        try:
-            await asyncio.wait(
-                [ready, *([self.ended] if self.ended else [])], timeout=seconds, return_when="FIRST_COMPLETED"
-            )
-        finally:
-            ready.cancel()
+        """Wait until it is ready; raise a CommandError where it ends before, or takes longer."""
+        await self._first(self._ready, seconds)
         if self.status is not None:
             status = WRONG_USE if self.status == WRONG_USE else 1
-            raise StartError(f"{self.name}: {self.how_it_ended} before it was ready{self.last_line}", status)
+            raise CommandError(f"{self.name}: {self.how_it_ended} before it was ready{self.last_line}", status)
         if not self._ready.is_set():
-            raise StartError(f"{self.name}: not ready after {seconds:g} s (up --start-seconds){self.last_line}")
+            raise CommandError(f"{self.name}: not ready after {seconds:g} s (up --start-seconds){self.last_line}")
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Send it SIGTERM, and kill it once its time is over or `hurry` is set."""
-        if self.ended is None or self.status is not None:
+        if self._process is None or self.ended is None or self.status is not None:
             return
         self.is_stopping = True
-        self._signal(signal.SIGTERM)
-        hurrying = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait([self.ended, hurrying], timeout=self.service.stop_seconds, return_when="FIRST_COMPLETED")
-        hurrying.cancel()
-        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        await self._first(hurry, self.service.stop_seconds)
+        with suppress(ProcessLookupError):
+            self._process.kill()
         await self.ended
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    async def _first(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait until an event is set or it has ended, for so long at most."""
+        waiting = asyncio.ensure_future(event.wait())
+        try:
+            tasks = [waiting, *([self.ended] if self.ended else [])]
+            await asyncio.wait(tasks, timeout=seconds, return_when="FIRST_COMPLETED")
+        finally:
+            waiting.cancel()
 
     async def _watch(self, process: Process) -> None:
         if process.stdout is not None:
@@ -194,6 +188,7 @@ class Child:
         if line.get("event") == "serving metrics":
             self.metrics = str(line.get("address", ""))
         elif line.get("event") == self.service.ready_event and not self._ready.is_set():
+            self.address = str(line.get("address", ""))
             self._ready.set()
             self._report(News(self.name, "ready", "ready", {"pid": self.pid}))
         if line.get("level") in _SHOWN_LEVELS:
@@ -211,7 +206,7 @@ def _text_of(line: Mapping[str, Any]) -> str:
 
 
 class Supervisor:
-    """Runs services for as long as `async with` lasts; one that dies is reported, and not started again."""
+    """Runs services while some work is done with them; one that dies is reported, and not started again."""
 
     def __init__(
         self,
@@ -223,16 +218,10 @@ class Supervisor:
         """Prepare the services, whose sockets are in `folder`; each must be ready within `start_seconds`."""
         self.children = [Child(service, report) for service in services]
         self.leave = asyncio.Event()
-        """Set it to end what `until_signal` waits for."""
-        self.hurry = asyncio.Event()
-        """Set it to kill what still runs."""
+        """Set it to end the work and stop everything, as the first signal does."""
+        self._hurry = asyncio.Event()
         self._folder = folder
         self._start_seconds = start_seconds
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it has begun to stop its services."""
-        return any(child.is_stopping for child in self.children)
 
     @property
     def died(self) -> list[str]:
@@ -243,48 +232,85 @@ class Supervisor:
         """Return whether a service runs whose name begins with one of these."""
         return any(child.runs and child.name.startswith(prefixes) for child in self.children)
 
-    def groups(self) -> list[int]:
-        """Return the process groups of the services that run: each has one of its own."""
-        return [child.pid for child in self.children if child.runs]
-
-    async def __aenter__(self) -> Self:
-        """Start everything; if one service does not come, stop the others and raise a StartError."""
-        try:
-            for children in self._grouped("starts"):
-                for child in children:
-                    await child.start(self._folder)
-                await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop everything."""
-        await self.stop()
-
     async def one_ended(self) -> Child:
         """Wait until a service ends that runs now, and return it."""
         running = {child.ended: child for child in self.children if child.ended is not None and child.status is None}
         done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
         return running[done.pop()]
 
-    async def stop(self) -> None:
-        """Stop everything in order. Cancelling this kills what still runs."""
-        stopping = asyncio.ensure_future(self._stop())
-        while not stopping.done():
-            try:
-                await asyncio.shield(stopping)
-            except asyncio.CancelledError:
-                self.hurry.set()
-        stopping.result()
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Start everything, do the work, and stop everything.
 
-    async def _stop(self) -> None:
-        for children in self._grouped("stops"):
-            await asyncio.gather(*(child.stop(self.hurry) for child in children))
+        Return what the work comes to, or None where a signal, or `leave`, ended it before. A second signal kills what
+        still runs; Ctrl-Z suspends all of it. Raises a CommandError if a service does not start.
+        """
+        with self._on_signals(), self._suspended_together():
+            working, leaving = asyncio.ensure_future(self._run(work)), asyncio.ensure_future(self.leave.wait())
+            await asyncio.wait([working, leaving], return_when="FIRST_COMPLETED")
+            leaving.cancel()
+            if not self.leave.is_set():
+                return await working
+            if not any(child.is_stopping for child in self.children):
+                working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+            return None
+
+    async def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        try:
+            for children in self._grouped("starts"):
+                for child in children:
+                    await child.start(self._folder)
+                await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
+            return await work()
+        finally:
+            for children in self._grouped("stops"):
+                await asyncio.gather(*(child.stop(self._hurry) for child in children))
 
     def _grouped(self, number: str) -> list[Sequence[Child]]:
         of_service = attrgetter(f"service.{number}")
         return [list(children) for _, children in groupby(sorted(self.children, key=of_service), of_service)]
+
+    @contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        """Let the first signal set `leave`, and the second kill what still runs."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            (self._hurry if self.leave.is_set() else self.leave).set()
+
+        # A hangup that is ignored already stays so, as under nohup. Not so SIGINT: a shell ignores it for all that a
+        # script starts in the background, and means nothing by that.
+        heard = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+        for each in heard:
+            loop.add_signal_handler(each, on_signal)
+        try:
+            yield
+        finally:
+            for each in heard:
+                loop.remove_signal_handler(each)
+
+    @contextmanager
+    def _suspended_together(self) -> Iterator[None]:
+        """Let SIGTSTP stop the services and then this process; when that goes on, they do."""
+
+        def suspend(_number: int, _frame: FrameType | None) -> None:
+            stopped = [child.pid for child in self.children if child.runs]
+            _send(stopped, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)  # it returns when a shell's `fg` or `bg` lets this process go on
+            _send(stopped, signal.SIGCONT)
+
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:  # a shell without jobs ignores it
+            yield
+            return
+        signal.signal(signal.SIGTSTP, suspend)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+def _send(groups: Iterable[int], number: signal.Signals) -> None:
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)

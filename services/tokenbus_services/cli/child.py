@@ -1,4 +1,4 @@
-"""One service as a child process: `python -m tokenbus_services.cli.local SECONDS FOLDER COMMAND ...`, a pipe as input.
+"""One service as a child process: `python -m tokenbus_services.cli.child SECONDS FOLDER COMMAND ...`, a pipe as input.
 
 The parent holds the pipe's other end and never writes. However the parent ends, the pipe ends with it. Then this
 process removes the system's folder and gets a SIGTERM, and a SIGKILL if it has not left after so many seconds.
