@@ -24,7 +24,6 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks, and return the exit status."""
     known = titles()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=_DESCRIPTION, epilog=_EXAMPLES,

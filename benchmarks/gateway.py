@@ -6,13 +6,13 @@ Worker, processor, gateway and clients are processes of their own on this machin
 import re
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.http_clients import keep_asking
 from benchmarks.processes import PATIENCE, PROMPT, Child, deployed
-from benchmarks.report import Goal, Report, Row
+from benchmarks.report import Report, Row
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 
@@ -37,11 +37,6 @@ MODES: dict[str, dict[str, Any]] = {
     "chat, k = 20": _CHAT | {"top_logprobs": 20},
     "columns, k = 20": _COMPLETION | {"logprobs": 20, "return_columns": True},
 }
-_LEAST_OF_NONE = {"k = 0": 0.97, "k = 20": 0.85}
-_MOST_P50_MS, _MOST_P50_MS_OF = 5.0, {(40, "k = 20"): 3.0}
-_MOST_TOKEN_US = {BASE: 4.0, "k = 20": 8.0}
-_LEAST_SPEED_UP = {4: 3.5}
-"""By the number of processes, of one."""
 _WAITS = "tokenbus_gateway_socket_latency_seconds_bucket"
 
 
@@ -57,7 +52,6 @@ class Sample(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
     report = Report("gateway", __doc__)
     add = report.parser.add_argument
     add("--seconds", type=float, default=4.0, help="how long a round is measured (4)")
@@ -70,15 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     modes = list(MODES)[: 2 if options.quick else None]
     counts = [int(count) for count in options.processes.split(",")]
     report.say(f"{rounds} rounds of {seconds:g} s each, medians.")
-    rows, rates = [], {}
+    rows: list[Row] = []
+    rates: dict[tuple[int, int, str], float] = {}
     for pace in paces:
         for count in counts:
             for mode, samples in _measured(pace, count, modes, rounds, seconds).items():
                 rows.append(_row(pace, count, mode, *samples))
-                rates[pace, count, mode] = median(each.tokens_per_second for each in samples[0])
+                rate = rates[pace, count, mode] = median(each.tokens_per_second for each in samples[0])
+                if (one := rates.get((pace, 1, mode))) and count > 1:
+                    rows[-1] = {**rows[-1], "of one process": rate / one}
     report.table(rows)
-    if speed_ups := list(_speed_ups(rates)):
-        report.table(speed_ups, "several processes, by one")
     report.write()
 
 
@@ -149,19 +144,16 @@ def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: 
     of_none = median(a.tokens_per_second / b.tokens_per_second for a, b in zip(samples, base, strict=True))
     token_us = median(each.cpu / each.tokens_per_second for each in samples) * 1e6
     waits = {bound: sum(each.waits.get(bound, 0) for each in samples) for each in samples for bound in each.waits}
-    least, most_us = _LEAST_OF_NONE.get(mode), _MOST_TOKEN_US.get(mode)
     return {
         "steps/s": pace or "as fast as it can",
         "processes": processes,
         "logprobs": mode,
         "tokens/s": median(each.tokens_per_second for each in samples),
-        "of none": of_none if least is None else Goal.at_least(of_none, least, ".3f"),
+        "of none": of_none,
         "MB/s": median(each.megabytes_per_second for each in samples),
         "CPU": median(each.cpu for each in samples),
-        "a token, us": token_us if most_us is None else Goal.at_most(token_us, most_us),
-        "to the socket, p50 ms": Goal.at_most(
-            _quantile(waits, 0.5) * 1e3, _MOST_P50_MS_OF.get((pace, mode), _MOST_P50_MS)
-        ),
+        "a token, us": token_us,
+        "to the socket, p50 ms": _quantile(waits, 0.5) * 1e3,
         "p99 ms": _quantile(waits, 0.99) * 1e3,
     }
 
@@ -176,19 +168,6 @@ def _quantile(waits: dict[float, float], share: float) -> float:
             return below + (bound - below) * ((share * total - at) / inside if inside else 0)
         below, at = bound, waits[bound]
     return below
-
-
-def _speed_ups(rates: dict[tuple[int, int, str], float]) -> Iterator[Row]:
-    for (pace, processes, mode), rate in rates.items():
-        one = rates.get((pace, 1, mode))
-        if processes > 1 and one is not None:
-            least = _LEAST_SPEED_UP.get(processes)
-            yield {
-                "steps/s": pace or "as fast as it can",
-                "processes": processes,
-                "logprobs": mode,
-                "tokens/s": rate / one if least is None else Goal.at_least(rate / one, least),
-            }
 
 
 if __name__ == "__main__":

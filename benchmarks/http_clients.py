@@ -60,15 +60,12 @@ class Stream(asyncio.Protocol):
         self._events = self._bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be connected."""
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, unless all is answered."""
         self._fail(f"the server closed the connection ({exc or 'without an error'})")
 
     def ask(self) -> None:
-        """Write the next request; without one, this stream is done."""
         request = next(self._requests, None)
         if request is None:
             if not self.ended.done():

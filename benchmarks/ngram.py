@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.machine import core_to_keep, on_cores
 from benchmarks.processes import PROMPT
-from benchmarks.report import Report, Row
+from benchmarks.report import Report, Row, core_to_keep, on_cores
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_engines.ngram import NgramEngine, NgramOptions
 
@@ -39,7 +38,6 @@ _QUICK = [Case(1, 3, 5), Case(32, 0, None), Case(32, 3, 20, 0.7, 0.9)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the table."""
     report = Report("ngram", __doc__)
     report.parser.add_argument("--steps", type=int, default=0, metavar="N", help="of each case (600, quick 30)")
     options = report.parse(arguments)
@@ -55,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(case: Case, steps: int) -> Row:
-    """Return what some steps of a full batch take, and how many tokens they bring."""
     engine = _started(case)
     taken, tokens, drafted = np.zeros(steps), 0, 0
     gc.collect()

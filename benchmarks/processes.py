@@ -41,7 +41,6 @@ class Child:
     """
 
     def __init__(self, core: int | None = None, *, has_children: bool = False) -> None:
-        """Start it, on a core of its own if one is given; `has_children` lets it start processes by itself."""
         self.connection, theirs = Pipe()
         # Not forked: this process may have threads and sockets.
         self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=not has_children)
@@ -50,7 +49,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid or 0
 
     def __enter__(self) -> Self:
@@ -59,7 +57,6 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill it, whatever it waits for, and what it started."""
         self.connection.close()
         started = list(below(self.pid))[1:]
         self._process.kill()
@@ -69,15 +66,12 @@ class Child:
         self._process.join()
 
     def begin(self, task: Callable[..., object], *arguments: object) -> None:
-        """Let it begin a task."""
         self.connection.send((task, arguments))
 
     def send(self, value: object) -> None:
-        """Send a value to its task."""
         self.connection.send(value)
 
     def answer(self, seconds: float = 3600.0) -> Any:  # noqa: ANN401 - each task has its own
-        """Wait for the next value that its task sends or returns; raises TaskFailedError."""
         if not self.connection.poll(seconds):
             raise TaskFailedError(f"no answer within {seconds:g} s")
         try:
@@ -90,13 +84,11 @@ class Child:
         return answer
 
     def ask(self, value: object) -> Any:  # noqa: ANN401 - each task has its own
-        """Send a value to its task, and return what it answers."""
         self.send(value)
         return self.answer()
 
 
 def answers_of(*children: Child) -> list[Any]:
-    """Return what each answers; the first that fails ends the wait for the others."""
     answers: dict[Child, Any] = {}
     while waiting := {child.connection: child for child in children if child not in answers}:
         for connection in wait(list(waiting)):
@@ -148,7 +140,6 @@ def deployed(**settings: object) -> Iterator[Deployment]:
 
 
 async def until_workers(client: Client, count: int) -> None:
-    """Wait until a client's processors have so many workers."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -160,7 +151,6 @@ async def until_workers(client: Client, count: int) -> None:
 
 
 def below(pid: int) -> Iterator[int]:
-    """Yield a process and all below it."""
     yield pid
     for path in (_PROC / str(pid) / "task").glob("*/children"):
         try:

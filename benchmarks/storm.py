@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 
 from benchmarks.processes import Child, deployed, processor_seconds
-from benchmarks.report import Goal, Report, Row, progress
+from benchmarks.report import Report, Row, progress
 from tests.integration.asking import wanted
 from tests.integration.attacks.scene import free_ports, peak_mib
 from tests.integration.deployment import Deployment
@@ -26,7 +26,6 @@ from tokenbus_services.link import SessionState
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 
-_MOST_SECONDS, _LEAST_SHARE, _MOST_MIB = 10.0, 0.8, 256
 _AT_ONCE, _TOKENS, _STEPS_PER_SECOND = 8, 3000, 40
 _SETTLE_SECONDS = 3.0
 _SPARE = 16
@@ -35,7 +34,6 @@ _A_CONTEXT = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the table."""
     report = Report("storm", __doc__)
     report.parser.add_argument("--clients", type=int, default=2000, metavar="N", help="how many clients come (2000)")
     report.parser.add_argument("--workers", type=int, default=200, metavar="N", help="how many workers come (200)")
@@ -106,7 +104,6 @@ class _System:
                 await asyncio.sleep(0.1)
 
     async def settle(self, processor: Program) -> None:
-        """Measure how it is before the crowd comes."""
         while not self._tokens:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.1)
         before, began = self._tokens, time.monotonic()
@@ -115,7 +112,6 @@ class _System:
         self._idle_mib = peak_mib(processor.pid)
 
     async def storm(self, name: str, processor: Program, crowd: Child) -> Row:
-        """Let the crowd connect, and wait until all of it are connected."""
         before, began, cpu = self._tokens, time.monotonic(), processor_seconds(processor.pid)
         await asyncio.to_thread(crowd.ask, "connect")
         took = time.monotonic() - began
@@ -123,10 +119,10 @@ class _System:
         failed, self._failed = self._failed, 0
         return {
             "when": name,
-            "all are connected, s": Goal.at_most(took, _MOST_SECONDS),
-            "share": Goal.at_least(share, _LEAST_SHARE, ".2f"),
-            "failed": Goal.at_most(failed, 0),
-            "memory grows by, MiB": Goal.at_most(growth, _MOST_MIB, ".0f"),
+            "all are connected, s": took,
+            "share": share,
+            "failed": failed,
+            "memory grows by, MiB": growth,
             "CPU, s": processor_seconds(processor.pid) - cpu,
         }
 

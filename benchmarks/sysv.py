@@ -26,7 +26,6 @@ class Queue:
     """A queue of its own, for one struct at a time. A struct begins with its type, a long."""
 
     def __init__(self, identity: int | None = None) -> None:
-        """Make the queue, or use one that another process of the same namespace made."""
         for call in (_libc.msgsnd, _libc.msgrcv):
             call.restype = ctypes.c_ssize_t
         _libc.msgsnd.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -36,16 +35,13 @@ class Queue:
         self.identity = identity
 
     def send(self, struct: Array) -> None:
-        """Send the whole struct."""
         sent = _libc.msgsnd(self.identity, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0)
         _checked("msgsnd", sent)
 
     def receive(self, struct: Array) -> None:
-        """Receive a struct into another's memory."""
         _checked("msgrcv", _libc.msgrcv(self.identity, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0, 0))
 
     def remove(self) -> None:
-        """Remove the queue from the kernel."""
         _checked("msgctl", _libc.msgctl(self.identity, _IPC_RMID, None))
 
 

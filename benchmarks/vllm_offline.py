@@ -51,7 +51,6 @@ class Round(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the table."""
     report = Report("vllm_offline", __doc__)
     add = report.parser.add_argument
     add("--rounds", type=int, default=5, metavar="N", help="how many rounds of each (5)")

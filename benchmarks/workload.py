@@ -30,12 +30,10 @@ class Case(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens a step has."""
         return self.rows * self.tokens_per_row
 
     @property
     def top_k_name(self) -> str:
-        """The top-k as the tables and the JSON name it."""
         return "mixed" if self.top_k is None else str(self.top_k)
 
     @property

@@ -34,7 +34,6 @@ def endless_message(target: Target, seconds: float) -> None:
     """Send parts of a message that never ends, before any hello."""
 
     def attack() -> None:
-        """Send until cut off, and come again."""
         with Tcp(target.clients) as peer:
             ends = time.monotonic() + seconds
             peer.shake_hands()
@@ -64,7 +63,6 @@ def forged_worker(target: Target, seconds: float) -> None:
         epoch = spy.watched_epoch
 
     def attack() -> None:
-        """Declare the items lost, and listen for a moment."""
         with WorkerPeer(target.workers, "worker-0", epoch, next_sequence=1 << 40) as forger:
             forger.greet()
             forger.gap(1, 1 << 40)
@@ -78,7 +76,6 @@ def hoarders(target: Target, seconds: float) -> None:
     with ExitStack() as stack:
 
         def attack() -> None:
-            """Come one more."""
             peer = stack.enter_context(ClientPeer(target.clients))
             peer.hello()
             peer.ask(tokens=300)
@@ -108,7 +105,6 @@ def vast_numbers(target: Target, seconds: float) -> None:
             peer.greet()
 
         def attack() -> None:
-            """Send a heartbeat from each."""
             for peer in peers:
                 peer.beat(1 << 62)
 
@@ -146,7 +142,6 @@ def invented_rows(target: Target, seconds: float, workers: int = 1) -> None:
         sequence = 0
 
         def attack() -> None:
-            """Publish a step of each."""
             nonlocal sequence
             sequence += 1
             for peer in peers:
@@ -161,7 +156,6 @@ def noise(target: Target, seconds: float) -> None:
     with Peer(target.clients) as client, Peer(target.workers) as worker:
 
         def attack() -> None:
-            """Send some."""
             for _ in range(50):
                 client.say(RANDOM.randbytes(64))
                 worker.say(RANDOM.randbytes(64))
@@ -180,7 +174,6 @@ def costly_bodies(target: Target, seconds: float, path: str, body: dict[str, Any
     ends = time.monotonic() + seconds
 
     def attack() -> None:
-        """Send one after the other, and leave when the time is over."""
         with httpx.Client(base_url=target.url) as client:
             while (left := ends - time.monotonic()) > 0:
                 with suppress(httpx.HTTPError):

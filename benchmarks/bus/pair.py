@@ -93,29 +93,24 @@ class Watch:
         self._cpu_began = 0
 
     def note(self) -> None:
-        """Note that a step is there."""
         if not self._at:
             self._cpu_began = time.process_time_ns()
         self._at.append(time.monotonic_ns())
 
     @property
     def count(self) -> int:
-        """How many steps were noted."""
         return len(self._at)
 
     @property
     def at(self) -> Stamps:
-        """When they were noted."""
         return np.array(self._at, np.int64)
 
     @property
     def cpu_ns(self) -> int:
-        """The processor time of this process, all its threads, since the first step."""
         return time.process_time_ns() - self._cpu_began
 
     @property
     def sent(self) -> Sent:
-        """The answer of a sender, once all that it started is done."""
         return Sent(self.at, self.cpu_ns)
 
 
@@ -153,11 +148,9 @@ class Pair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill all."""
         self._stack.close()
 
     def address(self, transport: str, name: str) -> str:
-        """Return an address to listen at."""
         return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self.folder}/{name}"
 
     def keys(self) -> str:
@@ -177,7 +170,6 @@ class Pair:
         return f"nats://{self._nats.server}"
 
     def turn(self, send: Callable[..., Sent], receive: Callable[..., object], order: Order) -> tuple[Sent, Received]:
-        """Let both do their part of one turn; the receiver's first answer is its address."""
         self.receiver.begin(receive, order)
         self.sender.begin(send, order._replace(address=self.receiver.answer()))
         sent, received = answers_of(self.sender, self.receiver)

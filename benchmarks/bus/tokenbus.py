@@ -56,7 +56,6 @@ def settings_of(order: Order, folder: str, **more: object) -> Settings:
 
 
 def send(_connection: Connection, order: Order) -> Sent:
-    """Publish the steps; each begins when the engine's arrays are there, before the batch is made of them."""
     with tempfile.TemporaryDirectory() as folder, Publisher(settings_of(order, folder)) as publisher:
         watch = _publish_all(order, publisher)
     return watch.sent  # what still waited to go out is part of the steps' cost
@@ -94,7 +93,6 @@ def _publish_all(order: Order, publisher: Publisher, keys: list[int] | None = No
 
 
 def receive(connection: Connection, order: Order) -> Received:
-    """Run a processor until the requests have ended, and take their rows as the order says."""
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_receive(connection, order, settings_of(order, folder)))
 
@@ -125,7 +123,6 @@ class Taker:
     """Notes when each step is with its requests; as it is, it takes their rows from the buffers all at once."""
 
     def __init__(self, order: Order, processor: Processor) -> None:
-        """Claim the order's requests."""
         self._order = order
         self._watch = Watch()
         self._ended = asyncio.Event()
@@ -140,7 +137,6 @@ class Taker:
         self._tokens = [processor.request(key) for key in steps_of(self._order)[0].keys]
 
     def _step(self, step: Step) -> None:
-        """Learn that a step's rows are in the buffers of their requests."""
         is_last = step.rows.statuses[0] != RowStatus.ACTIVE
         if is_last:
             self._cpu_ns = self._watch.cpu_ns
@@ -152,7 +148,6 @@ class Taker:
             self._ended.set()
 
     def _take(self, step: Step, *, is_last: bool) -> None:
-        """Take the rows as a codec's benchmark does: at the cost of a call a request, not a call a row."""
         self._waiting.append(step)
         if len(self._waiting) < _DRAIN_EVERY and not is_last:
             return
@@ -163,12 +158,10 @@ class Taker:
         self._waiting.clear()
 
     async def ended(self) -> None:
-        """Wait until the last step has come and its rows are taken."""
         await self._ended.wait()
 
     @property
     def received(self) -> Received:
-        """What is known at the end."""
         shares = [] if self._first is None else _shares_of(self._order, self._first.rows)
         return Received(self._watch.at, self._cpu_ns, shares, self._taken_at())
 
@@ -189,7 +182,6 @@ class RowTaker(Taker):
         """Leave the rows to the tasks."""
 
     async def ended(self) -> None:
-        """Wait for every request's end."""
         await asyncio.gather(*self._tasks)
         await super().ended()
 

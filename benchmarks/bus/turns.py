@@ -105,7 +105,6 @@ def measure(  # noqa: PLR0913, PLR0917 - the sizes and times of a run
 
 
 def turn(pair: Pair, lane: Lane, transport: str, order: Order) -> Turn:
-    """Let the processes do one turn, or raise a WrongDeliveryError."""
     workers, clients = (pair.address(transport, name) for name in ("workers", "clients"))
     order = order._replace(address=workers, clients_address=clients)
     sent, received = lane.turn(pair, order)

@@ -63,7 +63,6 @@ class RequestOutput:
 
 class _FastDeploy(Peer):
     def plain(self, delivered: RequestOutput, top_k: int) -> Share:
-        """Read a request's output."""
         ids, logprobs, ranks = delivered.outputs.top_logprobs
         return Share(
             delivered.outputs.token_ids,
@@ -80,7 +79,6 @@ class SysVStruct(_FastDeploy):
     label = "FastDeploy SysV struct"
 
     def __init__(self, queue: Queue) -> None:
-        """Use a queue that the caller removes."""
         self._queue = queue
         self._sent, self._got = np.zeros((), STRUCT), np.zeros((), STRUCT)
         if self._sent.nbytes != STRUCT_BYTES:
@@ -93,29 +91,24 @@ class SysVStruct(_FastDeploy):
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator[Self]:
-        """Yield the peer on a queue of its own."""
         with queue_for(STRUCT_BYTES - np.dtype("i8").itemsize) as queue:
             yield cls(queue)
 
     def carry(self, step: Step, queues: Queues) -> int:
-        """Save, get, and build the outputs."""
         size = self.send(step)
         self.receive(step, queues)
         return size
 
     def send(self, step: Step) -> int:
-        """Save, and return the bytes of the message."""
         self._save(step)
         self._queue.send(self._sent)
         return self._sent.nbytes
 
     def send_end(self) -> None:
-        """Send a struct without slots."""
         self._sent["meta"][:3] = 1, _TARGET, 0
         self._queue.send(self._sent)
 
     def receive(self, step: Step, queues: Queues) -> bool:
-        """Get, and build the outputs for the step's requests; return False if it was the end."""
         self._queue.receive(self._got)
         if not self._got["meta"][2]:
             return False
@@ -195,14 +188,12 @@ class Pickle(_FastDeploy):
     label = "FastDeploy pickle"
 
     def carry(self, step: Step, queues: Queues) -> int:
-        """Slice, pickle, unpickle, and build the outputs."""
         message = self.dumped(step)
         self.loaded(message, step, queues)
         return len(message)
 
     @staticmethod
     def dumped(step: Step) -> bytes:
-        """Slice and pickle, in pyzmq's default protocol."""
         ids, logprobs, ranks, count = step.rectangle_ids, step.rectangle_logprobs, step.ranks, step.case.tokens_per_row
         shares = []
         for slot, start in enumerate(range(0, step.case.tokens, count)):
@@ -213,7 +204,6 @@ class Pickle(_FastDeploy):
 
     @staticmethod
     def loaded(message: bytes, step: Step, queues: Queues) -> None:
-        """Unpickle, and build the outputs for the step's requests."""
         for data in pickle.loads(message):  # noqa: S301 - written by `dumped`
             lists = LogprobsLists(*(array.tolist() for array in data.logprobs))
             outputs = CompletionOutput(data.batch_id, 0, [], lists, logprob=lists.logprobs[0][0])

@@ -12,20 +12,18 @@ import numpy as np
 from benchmarks.codec.fastdeploy import Pickle, SysVStruct
 from benchmarks.codec.ours import GeneratedClasses, Lists, RawZeroMQ, ThroughZeroMQ, Views, message_of
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.vllm import Installed, InstalledToItsEnd, MsgspecShape, PerRequest
+from benchmarks.codec.vllm import Installed, InstalledToItsEnd
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.workload import Case, Step, make_steps, truth
 from tokenbus_contracts import LogprobBatch, Row, decode
 
 PEERS: tuple[type[Peer], ...] = (
-    Views, Lists, ThroughZeroMQ, SysVStruct, Pickle, Installed, InstalledToItsEnd, MsgspecShape, GeneratedClasses,
-    RawZeroMQ,
+    Views, Lists, ThroughZeroMQ, SysVStruct, Pickle, Installed, InstalledToItsEnd, GeneratedClasses, RawZeroMQ,
 )  # fmt: skip
 _STEPS = 8
 """How many different steps take turns, so that nothing that was computed for one serves the next."""
 _STEADY = 4
 """How many steps a peer does in one turn after its first, which finds the caches as another peer left them."""
-DECODED, READ, LISTS = "decode, rows", "rows alone", "rows as lists"
 
 
 class Timing(NamedTuple):
@@ -89,23 +87,19 @@ def _timed(peer: Peer, step: Step, queues: Queues) -> int:
     return taken
 
 
-def measure_rows(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[str, float]:
+def measure_rows(case: Case, turns: int, seed: int) -> dict[str, float]:
     """Return the median microseconds a row of reading a step in each way, by label; the ways take turns."""
     steps = make_steps(case, _STEPS, seed)
     # What is read is made before, untimed; what is timed reads it.
     ways: dict[str, tuple[Callable[[Step], Any], Callable[[Any], object]]] = {
-        DECODED: (message_of, lambda message: _read(decode(message))),
-        READ: (lambda step: decode(message_of(step)), _read),
-        LISTS: (lambda step: decode(message_of(step)), _read_lists),
+        "decode, rows": (message_of, lambda message: _read(decode(message))),
+        "rows alone": (lambda step: decode(message_of(step)), _read),
+        "rows as lists": (lambda step: decode(message_of(step)), _read_lists),
         "named tuples as long": (
             lambda step: [tuple(row) for row in decode(message_of(step)).rows()],
             lambda rows: [Row(*each) for each in rows],
         ),
     }
-    for peer in peers:
-        if isinstance(peer, PerRequest) and not isinstance(peer, InstalledToItsEnd):
-            peer.prepare(steps)
-            ways[f"{peer.label}: decode, outputs"] = peer.encoded, _outputs_of(peer)
     random = np.random.default_rng(seed)
     samples: dict[str, list[int]] = {label: [] for label in ways}
     with _no_garbage_collection():
@@ -132,15 +126,6 @@ def _read_lists(batch: LogprobBatch) -> None:
         if row.alternative_token_ids.size:
             row.alternative_token_ids.tolist()
             row.alternative_logprobs.tolist()
-
-
-def _outputs_of(peer: PerRequest) -> Callable[[Any], None]:
-    def read(frames: list[Any]) -> None:
-        for output in peer.decoded(frames):
-            output.request_id, output.new_token_ids, output.finish_reason  # noqa: B018
-            _ids, _logprobs, _ranks = output.new_logprobs[:3]
-
-    return read
 
 
 @contextmanager

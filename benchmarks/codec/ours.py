@@ -31,7 +31,6 @@ _DEADLINE_MS = 10_000
 
 
 def batch_of(step: Step) -> LogprobBatch:
-    """Return the engine's arrays as a batch."""
     header = BatchHeader(
         worker_id="worker-0",
         epoch=1,
@@ -47,12 +46,10 @@ def batch_of(step: Step) -> LogprobBatch:
 
 
 def message_of(step: Step) -> bytes:
-    """Return the step as a message, made and checked from the engine's arrays."""
     return encode(batch_of(step))
 
 
 def share_of(batch: LogprobBatch, index: int) -> Share:
-    """Return a row as plain lists."""
     row = batch.row(index)
     return Share(
         row.token_ids.tolist(),
@@ -69,7 +66,6 @@ class Views(Peer):
     label = "Tokenbus"
 
     def carry(self, step: Step, queues: Queues) -> int:
-        """Encode, decode, deliver."""
         message = message_of(step)
         batch = decode(self._through(message))
         shares = zip(repeat(batch), counting())
@@ -80,7 +76,6 @@ class Views(Peer):
         return message
 
     def plain(self, delivered: tuple[LogprobBatch, int], top_k: int) -> Share:  # noqa: ARG002 - the row knows
-        """Read a request's row."""
         return share_of(*delivered)
 
 
@@ -90,7 +85,6 @@ class Lists(Peer):
     label = "Tokenbus, as lists"
 
     def carry(self, step: Step, queues: Queues) -> int:
-        """Encode, decode, read every column out, deliver."""
         message = message_of(step)
         batch = decode(message)
         self._deliver((getattr(batch, name).tolist() for name in _READ), queues)
@@ -98,7 +92,6 @@ class Lists(Peer):
 
     @staticmethod
     def _deliver(columns: Iterable[list[Any]], queues: Queues) -> None:
-        """Give each request its tokens, logprobs, ranks and alternatives as lists of its own."""
         keys, counts, top_ks, ids, logprobs, ranks, other_ids, other_logprobs = columns
         token = other = 0
         for key, count, top_k in zip(keys, counts, top_ks, strict=True):
@@ -115,7 +108,6 @@ class Lists(Peer):
             token = end
 
     def plain(self, delivered: tuple[list[Any], ...], top_k: int) -> Share:
-        """Read a request's lists: without alternatives it has no list a token."""
         ids, logprobs, ranks, *alternatives = delivered
         return Share(ids, logprobs, ranks, *(alternatives if top_k else [[[] for _ in ids]] * 2))
 
@@ -126,7 +118,6 @@ class GeneratedClasses(Lists):
     label = "protobuf classes"
 
     def carry(self, step: Step, queues: Queues) -> int:
-        """Fill, serialize, parse, read, deliver."""
         header = logprob_batch_pb2.BatchHeader(
             schema_major=MAJOR,
             schema_minor=MINOR,
@@ -162,7 +153,6 @@ class ThroughZeroMQ(Views):
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator[Self]:
-        """Yield the peer on sockets of its own; their thread runs on the cores that this thread is pinned to."""
         with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
             peer = cls()
             with context.socket(zmq.PULL) as peer._pull, context.socket(zmq.PUSH) as peer._push:
@@ -185,9 +175,7 @@ class RawZeroMQ(ThroughZeroMQ):
     delivers = False
 
     def prepare(self, steps: Sequence[Step]) -> None:
-        """Encode the steps."""
         self._messages = {id(step): message_of(step) for step in steps}
 
     def carry(self, step: Step, queues: Queues) -> int:  # noqa: ARG002 - nothing is delivered
-        """Send and receive."""
         return len(self._through(self._messages[id(step)]))

@@ -15,7 +15,6 @@ from benchmarks.report import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
     report = Report("gpu_ops", __doc__)
     options = report.parse(arguments)
     rows = on_cpu.ROWS[:1] if options.quick else on_cpu.ROWS

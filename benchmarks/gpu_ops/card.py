@@ -56,7 +56,6 @@ class Kernel:
     """The kernel of a call by itself: the very launch that the call made, again, over other rows."""
 
     def __init__(self, torch: Any, inputs: Sequence[Any], ids: Any, top_k: int) -> None:  # noqa: ANN401
-        """Make the call once and take down its launch."""
         self._driver = driver()
         launches: list[tuple[Any, ...]] = []
         recording = _Recording(self._driver, launches)
@@ -69,7 +68,6 @@ class Kernel:
         self._parameters = launch.Parameters(self._call)
 
     def __call__(self, number: int) -> None:
-        """Launch it over one of the inputs."""
         self._call[:8] = self._addresses[number % len(self._addresses)]
         *arguments, _, extra = self._arguments
         done(self._driver.cuLaunchKernel(*arguments, self._parameters.address, extra))

@@ -28,7 +28,6 @@ class Case(NamedTuple):
 
 
 def logits_on_card(torch: Any, dtype: str, kind: str, rows: int) -> Any:  # noqa: ANN401 - a module and its tensors
-    """Return logits of a kind, made on the card."""
     generator = torch.Generator("cuda").manual_seed(1)
     if kind in ("ascending", "descending"):
         line = torch.linspace(-10, 10, VOCABULARY, device="cuda")
@@ -47,7 +46,6 @@ def logits_on_card(torch: Any, dtype: str, kind: str, rows: int) -> Any:  # noqa
 
 
 def sampled_ids(torch: Any, logits: Any) -> Any:  # noqa: ANN401
-    """Return a token for each row as sampling would: most are near the top, some are anywhere."""
     generator = torch.Generator("cuda").manual_seed(2)
     ids = [torch.softmax(part.float(), -1).multinomial(1, generator=generator)[:, 0] for part in logits.split(256)]
     return torch.cat(ids)

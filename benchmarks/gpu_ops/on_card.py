@@ -1,4 +1,4 @@
-"""The measurements on a card, and what they are to show."""
+"""The measurements on a card."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,19 +9,12 @@ from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.gpu_ops.card import Call, Kernel, alone, copy_bandwidth, host_microseconds, microseconds
 from benchmarks.gpu_ops.cases import DTYPES, KINDS, TOP_KS, Case, logits_on_card, sampled_ids
 from benchmarks.gpu_ops.peers import PEERS, Peer, Run
-from benchmarks.report import Cell, Goal, Row, progress
+from benchmarks.report import Cell, Row, progress
 from tokenbus_gpu_ops import token_logprobs
 
 _CACHE_TIMES = 4
 _GOAL_ROWS = (256, 1536)
 _NEAR_ENOUGH = 1e-4
-_MANY_ROWS = 256
-_MOST_OF_FLOOR = {
-    **{(kind, top_k): most for kind in ("random", "peaked") for top_k, most in ((0, 1.3), (20, 1.6))},
-    **{(kind, top_k): 3.0 for kind in ("ascending", "descending") for top_k in (0, 20)},
-}
-"""By the kind of logits and k, from so many rows on."""
-_FEW_ROWS, _FEW_ROWS_US, _HOST_US = (1, 16), 25.0, 30.0
 _CHECKED_ROWS = 64
 
 
@@ -99,8 +92,8 @@ def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[Peer, Run]) -
         "rows": case.rows,
         "k": case.top_k,
         "floor": case.floor_us,
-        "kernel": Goal.at_most(us, _FEW_ROWS_US) if case.dtype == DTYPES[0] and case.rows in _FEW_ROWS else us,
-        "of the floor": _judged(case, us / case.floor_us),
+        "kernel": us,
+        "of the floor": us / case.floor_us,
         "alone": alone(torch, kernel),
         "call": microseconds(torch, _over(token_logprobs, inputs, their_ids, case.top_k)),
     }
@@ -108,13 +101,6 @@ def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[Peer, Run]) -
         if peer.everywhere or case.rows in _GOAL_ROWS:
             row[peer.label] = microseconds(torch, _over(run, inputs, their_ids, case.top_k))
     return row
-
-
-def _judged(case: Case, times: float) -> Cell:
-    """Return how many times the floor a kernel took, with its goal if it has one."""
-    most = _MOST_OF_FLOOR.get((case.kind, case.top_k))
-    is_judged = case.dtype == DTYPES[0] and case.rows >= _MANY_ROWS
-    return Goal.at_most(times, most) if most is not None and is_judged else times
 
 
 def _over(run: Run, inputs: Sequence[Any], ids: Sequence[Any], top_k: int) -> Call:
@@ -150,6 +136,6 @@ def _host(torch: Any) -> list[Row]:  # noqa: ANN401
         return token_logprobs(logits, ids, top_ks, token_counts=counts, offsets=offsets)
 
     alike = [(k, host_microseconds(torch, _over(token_logprobs, few, few_ids, k))) for k in (0, 20)]
-    rows: list[Row] = [{"": f"256 rows, k = {k}", "microseconds": Goal.at_most(us, _HOST_US)} for k, us in alike]
+    rows: list[Row] = [{"": f"256 rows, k = {k}", "microseconds": us} for k, us in alike]
     requests = "256 requests, 1 to 4 tokens, k by request"
     return [*rows, {"": requests, "microseconds": host_microseconds(torch, ragged)}]

@@ -8,8 +8,7 @@ import numpy.typing as npt
 
 from benchmarks.gpu_ops.cases import VOCABULARY
 from benchmarks.gpu_ops.peers import through_torch
-from benchmarks.machine import core_to_keep, on_cores
-from benchmarks.report import Row
+from benchmarks.report import Row, core_to_keep, on_cores
 from tokenbus_gpu_ops import token_logprobs
 
 Floats = npt.NDArray[np.float32]

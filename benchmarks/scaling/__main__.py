@@ -13,8 +13,7 @@ from itertools import product
 from statistics import median
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.report import Goal, Report, Row, progress
-from benchmarks.scaling.model import PLACES, Cost, bytes_on_paper, fitted, on_paper, predicted
+from benchmarks.report import Report, Row, progress
 from benchmarks.scaling.system import CLIENTS, GATEWAY, NATS, ROWS, TOKENS_A_ROW, ZEROMQ, Sample, Shape, Way, sample
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import Generate
@@ -22,12 +21,11 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker.assembler import StepAssembler
 
 _TOP_K = 20
-_WANTED, BUSY = 1.8, 0.9
-"""What twice as many processors are to carry, times what half of them do, where those are so busy that they limit."""
+_GPUS, _STEPS = 1000, 40
+"""On paper: how many GPUs, and steps of each a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
     report = Report("scaling", __doc__)
     add, buses, readers = report.parser.add_argument, (ZEROMQ, NATS), (CLIENTS, GATEWAY)
     add("--rounds", type=int, default=3, metavar="N", help="how many rounds (3)")
@@ -50,20 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _report_way(report, f"{bus}, {reading}{pace}", way, shapes, options)
     except (NotRunError, WrongDeliveryError) as error:
         report.fail(error)
-    report.table(list(bytes_on_paper({k: _bytes_a_token(k) for k in (None, 0, 5, _TOP_K)})), "a thousand GPUs: bytes")
+    report.table([_on_paper(k) for k in (None, 0, 5, _TOP_K)], f"{_GPUS} GPUs of {_STEPS} steps/s: bytes")
     report.write()
 
 
 def _report_way(report: Report, name: str, way: Way, shapes: Sequence[Shape], options: argparse.Namespace) -> None:
-    """Measure all systems of a way, and print them beside the model that fits them."""
+    """Measure all systems of a way, and print what each carries, and what a step costs its kinds of processes."""
     found = _samples(way, shapes, options)
-    costs = fitted(found)
-    report.table([_row(way, costs, shape, found) for shape in found], name)
-    model: list[Row] = [
-        {"process": kind, "a step, us": cost.step, "a reader, us": cost.reader} for kind, cost in costs.items()
+    rows = [
+        shape.counts
+        | {"steps/s": median(each.steps for each in taken)}
+        | {f"{kind}, us a step": median(each.costs[kind] for each in taken) for kind in taken[0].costs}
+        | {f"{kind}, busiest": median(each.busiest[kind] for each in taken) for kind in taken[0].busiest}
+        for shape, taken in found.items()
     ]
-    report.table(model, f"the model: {name}")
-    report.table(list(on_paper(costs, ROWS * TOKENS_A_ROW)), f"a thousand GPUs: {name}")
+    report.table(rows, name)
 
 
 def _samples(way: Way, shapes: Sequence[Shape], options: argparse.Namespace) -> dict[Shape, list[Sample]]:
@@ -83,26 +82,12 @@ def _samples(way: Way, shapes: Sequence[Shape], options: argparse.Namespace) -> 
     return found
 
 
-def _row(way: Way, costs: dict[str, Cost], shape: Shape, found: dict[Shape, list[Sample]]) -> Row:
-    """Return what a system carries, beside the model, and beside one with half the processors where those limit."""
-    taken = found[shape]
-    counts = shape.counts | ({"load": shape.workers} if way.reading == GATEWAY else {})
-    steps, limit = predicted(costs, counts, os.cpu_count() or 1)
-    if way.pace and steps > way.pace * shape.workers:
-        steps, limit = way.pace * shape.workers, "pace"
-    half = found.get(Shape(shape.workers, shape.processors // 2, shape.readers))
-    times: float | Goal | None = None
-    if half is not None and shape.processors > 1:
-        times = median(late.steps / early.steps for early, late in zip(half, taken, strict=True))
-        if median(each.busiest["processor"] for each in half) >= BUSY:
-            times = Goal.at_least(times, _WANTED)
-    return {
-        **shape.counts,
-        "steps/s": median(each.steps for each in taken),
-        "predicted": steps,
-        "limit": limit,
-        "of half the processors": times,
-    }
+def _on_paper(top_k: int | None) -> Row:
+    """Return what many GPUs send, by the alternatives of each token."""
+    size = _bytes_a_token(top_k)
+    a_second = size * ROWS * TOKENS_A_ROW * _STEPS
+    k = "none" if top_k is None else top_k
+    return {"k": k, "a token, B": size, "GB/s": _GPUS * a_second / 1e9, "Mbit/s a GPU": a_second * 8 / 1e6}
 
 
 def _bytes_a_token(top_k: int | None) -> float:
@@ -135,7 +120,7 @@ def _shapes(text: str) -> list[Shape]:
     found = []
     for each in text.split(","):
         counts = [int(part) for part in each.split("/") if part.isdecimal()]
-        if len(counts) != len(PLACES) or not all(counts) or counts[0] * ROWS % counts[2]:
+        if len(counts) != len(Shape._fields) or not all(counts) or counts[0] * ROWS % counts[2]:
             raise argparse.ArgumentTypeError(f"workers/processors/readers, each at least 1, got {each!r}")
         found.append(Shape(*counts))
     return found

@@ -57,7 +57,6 @@ class Shape(NamedTuple):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The same by the kind of process."""
         return {"worker": self.workers, "processor": self.processors, "reader": self.readers}
 
 
@@ -192,5 +191,4 @@ def _count(rows: Rows) -> float:
 
 
 def _used(pids: dict[str, list[int]]) -> dict[str, list[float]]:
-    """Return the processor seconds of each process so far, by kind."""
     return {kind: [processor_seconds(pid) for pid in each] for kind, each in pids.items()}

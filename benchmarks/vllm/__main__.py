@@ -8,15 +8,14 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.report import Cell as Figure
-from benchmarks.report import Goal, Report, Row, progress
+from benchmarks.report import Report, Row, progress
 from benchmarks.vllm import model
-from benchmarks.vllm.cells import COMPLETIONS, PATHS, Cell, cells
+from benchmarks.vllm.cells import PATHS, Cell, cells
 from benchmarks.vllm.measure import Run, made_model, run
 from benchmarks.vllm.samples import MODEL, Sample, median, ratio
 from benchmarks.vllm.systems import ROOT, TOKENBUS, VLLM, Plan
@@ -25,18 +24,9 @@ _TESTED = ROOT / ".venv-vllm" / "bin" / "python"
 """What `make test-vllm` makes."""
 _MOST_ROWS = 1024
 _TOP_K = 20
-_LEAST_TIMES: dict[bool, dict[int | None, float]] = {False: {20: 3.0}, True: {None: 1.0, 0: 1.8, 20: 5.0}}
-"""On a CPU and on a card, by k: tokens/s, times vLLM's."""
-_LEAST_OF_NONE: dict[bool, dict[int | None, float]] = {False: {20: 0.9}, True: {0: 0.98, 20: 0.95}}
-"""The same of our own without logprobs."""
-_MOST_OUTSIDE = {None: 1.0, 20: 0.25}
-"""Processor time outside the model, of vLLM's."""
-_FIRST_TOKEN_STREAMS = (1, 64)
-_STREAMS = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print the tables."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     split = given.index("--") if "--" in given else len(given)
     report = Report("vllm", __doc__)
@@ -96,25 +86,19 @@ def _about(found: Run) -> str:
 
 def _rates(found: Run) -> Iterator[Row]:
     """Yield the tokens a second of both, beside each other and beside their own without logprobs."""
-    card = found.card is not None
     for cell, rounds in found.rounds.items():
-        is_judged = cell.endpoint == COMPLETIONS and cell.streams >= _STREAMS
         none = found.rounds.get(Cell(cell.endpoint, None, cell.streams), rounds)
-        least = _LEAST_TIMES[card].get(cell.top_k) if is_judged else None
-        of_none = _LEAST_OF_NONE[card].get(cell.top_k) if is_judged else None
         yield {
             "": cell.in_words,
             **{name: median(of).tokens_per_second for name, of in rounds.items()},
-            "times vLLM": _judged(ratio(rounds[TOKENBUS], rounds[VLLM], _rate), least, Goal.at_least),
+            "times vLLM": ratio(rounds[TOKENBUS], rounds[VLLM], _rate),
             "vLLM, of none": ratio(rounds[VLLM], none[VLLM], _rate),
-            "Tokenbus, of none": _judged(ratio(rounds[TOKENBUS], none[TOKENBUS], _rate), of_none, Goal.at_least),
+            "Tokenbus, of none": ratio(rounds[TOKENBUS], none[TOKENBUS], _rate),
         }
 
 
 def _times(found: Run) -> Iterator[Row]:
     for cell, rounds in found.rounds.items():
-        first = ratio(rounds[TOKENBUS], rounds[VLLM], lambda each: each.first_ms)
-        is_judged = cell.endpoint == COMPLETIONS and cell.streams in _FIRST_TOKEN_STREAMS
         for name, of in rounds.items():
             each = median(of)
             yield {
@@ -122,7 +106,6 @@ def _times(found: Run) -> Iterator[Row]:
                 "system": name,
                 "first token": each.first_ms,
                 "its p99": each.first_p99_ms,
-                "of vLLM's": _judged(first, 1.0 if is_judged else None, Goal.at_most) if name == TOKENBUS else None,
                 "between tokens": each.between_ms,
                 "its p99 ": each.between_p99_ms,
                 "tokens an event": each.tokens_per_event,
@@ -132,23 +115,11 @@ def _times(found: Run) -> Iterator[Row]:
 
 def _costs(found: Run) -> Iterator[Row]:
     for cell, rounds in found.rounds.items():
-        outside = ratio(rounds[TOKENBUS], rounds[VLLM], lambda each: each.outside_us)
-        most = _MOST_OUTSIDE.get(cell.top_k) if (cell.endpoint, cell.streams) == (COMPLETIONS, _STREAMS) else None
         for name, of in rounds.items():
             each = median(of)
             roles = {role: us for role, us in each.cpu_us.items() if role != MODEL}
-            yield {
-                "": cell.in_words,
-                "system": name,
-                **roles,
-                "outside": each.outside_us,
-                "of vLLM's": _judged(outside, most, Goal.at_most) if name == TOKENBUS else None,
-                "the client": each.client_us,
-            }
-
-
-def _judged(measured: float | None, wanted: float | None, goal: Callable[[float, float], Goal]) -> Figure:
-    return measured if measured is None or wanted is None else goal(measured, wanted)
+            outside = {"outside": each.outside_us, "the client": each.client_us}
+            yield {"": cell.in_words, "system": name, **roles, **outside}
 
 
 def _rate(each: Sample) -> float:

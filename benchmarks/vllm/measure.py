@@ -12,9 +12,7 @@ from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.http_clients import ask_round
 from benchmarks.processes import Child, TaskFailedError, below, processor_seconds
 from benchmarks.report import progress
-from benchmarks.vllm import answers
-from benchmarks.vllm.answers import Record
-from benchmarks.vllm.cells import PATHS, Cell, bodies
+from benchmarks.vllm.cells import PATHS, Cell, Record, bodies, compare
 from benchmarks.vllm.samples import MODEL, Sample, sample
 from benchmarks.vllm.systems import ROOT, VLLM, Plan, System, environment_of, running
 
@@ -41,14 +39,13 @@ class Run:
 
 
 def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Run:
-    """Measure all cells, the systems in turn."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
         folder = Path(name)
         with running(plan, folder) as systems, Child() as client:
             version = systems[VLLM].get("/version")["version"]
             progress("whether the answers are the same")
             endpoints = list(dict.fromkeys(cell.endpoint for cell in chosen))
-            same = answers.compare(systems, endpoints, plan.model.name)
+            same = compare(systems, endpoints, plan.model.name)
             idle = _idle(systems)
             found: dict[Cell, dict[str, list[Sample]]] = {cell: {name: [] for name in systems} for cell in chosen}
             for number in range(_WARM_UP, rounds):
@@ -64,7 +61,6 @@ def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Run
 
 
 def made_model(python: str, folder: Path) -> Path:
-    """Make the tiny model by the interpreter that has vLLM, and return its folder."""
     made = folder / "tiny"
     command = [python, "-m", "benchmarks.vllm.model", str(made)]
     done = subprocess.run(command, cwd=ROOT, env=environment_of(folder), capture_output=True, text=True, check=False)
@@ -87,7 +83,6 @@ def _round(client: Child, system: System, cell: Cell, wanted: list[list[dict[str
 
 
 def _idle(systems: dict[str, System]) -> dict[str, float]:
-    """Return how many cores each system keeps busy while nothing is asked of it."""
     time.sleep(_SETTLE_SECONDS)
     before = {name: _seconds(system) for name, system in systems.items()}
     time.sleep(_IDLE_SECONDS)
@@ -98,7 +93,6 @@ def _idle(systems: dict[str, System]) -> dict[str, float]:
 
 
 def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Return the processor seconds of each role between two times."""
     return {role: used - before.get(role, 0.0) for role, used in after.items()}
 
 
@@ -120,7 +114,6 @@ def _seconds(system: System) -> dict[str, float]:
 
 
 def _card() -> str | None:
-    """Return the name of the card, if there is one."""
     try:
         told = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],  # noqa: S607 - wherever it is

@@ -19,7 +19,6 @@ OPTIONS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "-
 
 
 def main(folder: Path) -> None:
-    """Make the model."""
     make(folder, vocabulary=_VOCABULARY, texts=[path.read_text() for path in sorted(_TEXT.glob("*.txt"))])
     (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE)
 

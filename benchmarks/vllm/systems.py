@@ -58,7 +58,6 @@ class System:
     """Its processes by their roles; others are below them."""
 
     def get(self, path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Return what it answers to a request without a stream."""
         return json.loads(_fetched(self.addresses[0], path, body) or "null")
 
 

@@ -1,19 +1,16 @@
 """The benchmarks: each measures what it says, through real processes, and prints it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import report
 from benchmarks.__main__ import main, titles
 from benchmarks.errors import NotRunError
-from benchmarks.report import MARK, Goal, Report
-from benchmarks.scaling.model import Cost, fitted, predicted
-from benchmarks.scaling.system import Sample, Shape
+from benchmarks.report import Report
 from tests.engines.fastdeploy.kernel import skip
 
 Tables = dict[str, list[dict[str, Any]]]
@@ -41,7 +38,7 @@ def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found == titles()
     assert {"bus", "codec", "failover", "vllm"} <= set(found)
-    assert not {"machine", "processes", "report", "workload"} & set(found)
+    assert not {"processes", "report", "workload"} & set(found)
 
 
 def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,31 +62,16 @@ def test_wrong_options(name: str, arguments: list[str], why: str, capsys: pytest
     assert why in capsys.readouterr().err
 
 
-def test_report_keeps_what_was_written_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A page is its own text and what was printed; a figure that misses its goal is bold, and the goal is said once."""
-    monkeypatch.setattr(report, "DOCS", tmp_path)
-    (tmp_path / "some-thing.md").write_text(f"# By hand\n\n{MARK}\n\nan older run\n")
+def test_report_prints_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table is Markdown with a column for each key, and --json has the figures as they were measured."""
     made = Report("some_thing", "measures")
-    made.parse(["--write-docs", "--json", str(tmp_path / "found")])
-    rows: list[report.Row] = [
-        {"": "a", "us": Goal.at_most(4.25, 4), "a second": 12_345.6, "more": None},
-        {"": "b", "us": Goal.at_most(1.0, 4), "a second": Goal.at_least(3, 2, ".1f")},
-    ]
-    made.table(rows)
+    made.parse(["--json", str(tmp_path / "found")])
+    made.table([{"": "a", "us": 4.251, "a second": 12_345.6, "more": None}, {"": "b", "us": 1}])
     made.write()
-    page = (tmp_path / "some-thing.md").read_text()
-    assert page.startswith(f"# By hand\n\n{MARK}\n\n`python -m benchmarks.some_thing --write-docs")
-    assert "an older run" not in page
-    assert "\n| a | **4.25** | 12,346 |  |\n| b | 1 | 3.0 |  |\n| goal | at most 4 | at least 2 |  |\n" in page
-    assert "| b    | 1         | 3.0        |      |" in capsys.readouterr().out
-    assert json.loads((tmp_path / "found").read_text())["figures"][0] == {
-        "": "a",
-        "us": 4.25,
-        "a second": 12345.6,
-        "more": None,
-    }
+    shown = capsys.readouterr().out
+    assert shown.startswith("`python -m benchmarks.some_thing --json ")
+    assert "\n| a   | 4.25 | 12,346   |      |\n| b   | 1    |          |      |\n" in shown
+    assert json.loads((tmp_path / "found").read_text())["figures"][0]["us"] == 4.251
 
 
 def test_ngram(run: Run) -> None:
@@ -152,10 +134,11 @@ def test_fastdeploy(run: Run) -> None:
 @pytest.mark.parametrize(("bus", "reading", "kinds"), [("zeromq", "clients", 3), ("nats", "gateway", 5)])
 def test_scaling(run: Run, bus: str, reading: str, kinds: int) -> None:
     """A quick run starts one processor, and then two, and has the rate and the costs of each system."""
-    systems, model, *_ = run("scaling", "--bus", bus, "--reading", reading).values()
+    systems, on_paper = run("scaling", "--bus", bus, "--reading", reading).values()
     assert [(row["processor"], row["steps/s"] > 0) for row in systems] == [(1, True), (2, True)]
-    assert len(model) == kinds
-    assert all(row["a step, us"] > 0 for row in model if row["process"] == "reader")
+    assert sum(name.endswith(", us a step") for name in systems[0]) == kinds
+    assert all(row["reader, us a step"] > 0 for row in systems)
+    assert [row["k"] for row in on_paper] == ["none", 0, 5, 20]
 
 
 def test_failover(run: Run) -> None:
@@ -170,23 +153,3 @@ def test_gpu_ops_without_a_card(run: Run, capsys: pytest.CaptureFixture[str]) ->
     (twin, *_) = run("gpu_ops").values()
     assert all(row["twin"] > 0 and row["numpy"] > 0 for row in twin)
     assert "On a card: " in capsys.readouterr().out
-
-
-def test_model_of_scaling_finds_the_costs_that_were_measured_and_what_limits() -> None:
-    """Costs that grow with the readers are found again; the least of what each kind and the cores can do limits."""
-
-    def samples(*readers: int, reader: Callable[[int], float]) -> dict[Shape, Sequence[Sample]]:
-        return {
-            Shape(1, 1, each): [Sample(1.0, {"processor": 100.0 + 50.0 * each, "reader": reader(each)}, {})]
-            for each in readers
-        }
-
-    costs = fitted(samples(1, 2, 4, reader=lambda readers: 20.0 + 30.0 * readers)) | {"worker": Cost(400.0, 0.0)}
-    assert costs["processor"] == pytest.approx((100.0, 50.0))
-    assert fitted(samples(1, 2, 4, reader=lambda readers: 100.0 * readers**2))["reader"].step == 0  # none below nothing
-    counts = {"worker": 8, "processor": 1, "reader": 4}
-    found = predicted(costs, counts, cores=16)
-    assert found.limit == "processor"
-    assert found.steps == pytest.approx(1e6 / 300)
-    assert predicted(costs, counts | {"processor": 8}, cores=64).limit == "worker"
-    assert predicted(costs, counts, cores=1).limit == "cores"
