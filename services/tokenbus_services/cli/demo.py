@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,8 @@ from tokenbus_services.cli.demo_checks import (
     MODES,
     RATE_REQUESTS,
     Answer,
-    Answers,
+    Truth,
+    acceptance,
     ask,
     computed,
     differing,
@@ -57,6 +58,8 @@ _SAMPLE_TOKENS, _ALTERNATIVES, _WIDTH = 6, 3, 14
 _END = "(end)"
 """The token that ends a text has no letters."""
 _IDS_ONLY = next(iter(MODES))
+Found = dict[str, Any]
+"""Everything that was counted, checked and measured, as JSON holds it."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -104,26 +107,26 @@ async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) ->
     system = Supervisor(plan.services, folder, news)
     say(styled("1. Start", "bold"))
     try:
-        outcome = await system.run(partial(_while_all_live, plan, system, progress, say))
+        found = await system.run(partial(_while_all_live, plan, system, progress, say))
     except TimeoutError:
         (last,) = logs.getvalue().splitlines()[-1:] or [""]
         raise CommandError(f"not done after {_MOST_SECONDS:g} s{': ' if last else ''}{last}") from None
     finally:
         progress.clear()
-    if outcome is None:
+    if found is None:
         return _INTERRUPTED
     for each in troubles:
         say(styled(f"   {each.service}: {each.text}", "red" if each.is_bad else "bold"))
-    ok, seconds = outcome.is_good and not system.died, time.monotonic() - begin
+    ok, seconds = found["ok"] and not system.died, time.monotonic() - begin
     if as_json:
         told = [f"{each.service}: {each.text}" for each in troubles]
-        print(json.dumps(outcome.values | {"ok": ok, "troubles": told, "all_seconds": round(seconds, 1)}, indent=2))
+        print(json.dumps(found | {"ok": ok, "troubles": told, "all_seconds": round(seconds, 1)}, indent=2))
     verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
     say(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same and leaves it running.")
     return 0 if ok else 1
 
 
-async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> "Outcome":
+async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> Found:
     """Return what was found, unless a service dies before, or it takes too long."""
     say(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
     gateway = next((child.address for child in system.children if child.name == "gateway"), "")
@@ -142,150 +145,95 @@ async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, sa
         await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show_all(settings: Settings, gateway: str, progress: Progress, say: Callable[[str], None]) -> "Outcome":
-    def title(text: str) -> None:
-        say(styled(text, "bold"))
-
+async def _show_all(settings: Settings, gateway: str, progress: Progress, say: Callable[[str], None]) -> Found:
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
-        title(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token")
+        say(
+            styled(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token", "bold")
+        )
         wanted = requests(_REQUESTS, _TOKENS)
-        results = await ask(
-            client, wanted, lambda ended, tokens: progress.show(lambda: f"{ended} ended, {tokens:,} tokens")
-        )
-        done = sum(not answer.error for answer in results.answers)
-        say(f"   {done}/{_REQUESTS}, {results.tokens:,} tokens in {results.seconds:.2f} s")
+        answers, seconds = await ask(client, wanted, progress)
+        done, tokens = sum(not answer.error for answer in answers), sum(answer.tokens for answer in answers)
+        say(f"   {done}/{_REQUESTS}, {tokens:,} tokens in {seconds:.2f} s")
         status = await client.status(timeout_seconds=_STATUS_SECONDS)
-        title("3. How one of the answers begins, each token with its probability")
-        say("\n".join(sample(max(results.answers, key=lambda answer: answer.tokens))))
-        title(f"4. Rates, {RATE_REQUESTS} requests at once: medians of rounds in turns")
-        found = await rates(client)
+        say(styled("3. How one of the answers begins, each token with its probability", "bold"))
+        say("\n".join(sample(max(answers, key=lambda answer: answer.tokens))))
+        say(styled(f"4. Rates, {RATE_REQUESTS} requests at once: medians of rounds, their lowest and highest", "bold"))
+        measured = await rates(client)
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
-        outcome = Outcome(
-            results,
-            differing(results.answers, truth),
-            found,
-            {worker.worker_id: worker.tokens for worker in status.workers},
-            await http_fault(gateway, settings.limits) if gateway else None,
-        )
-        say("\n".join(outcome.rate_lines()))
-        title("5. Summary")
-        say("\n".join(outcome.summary_lines()))
-    return outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Everything that was counted, checked and measured."""
-
-    results: Answers
-    differing: int
-    """How many answers are not what the same request gives without a bus."""
-    rates: Mapping[str, Sequence[float]]
-    tokens_by_worker: Mapping[str, int]
-    http_fault: str | None = None
-    """What is wrong with the gateway's answer; empty: nothing; None: no gateway was started."""
-
-    @property
-    def lost(self) -> int:
-        """Tokens that did not come."""
-        return sum(answer.lost for answer in self.results.answers)
-
-    @property
-    def repeated(self) -> int:
-        """Tokens that came twice."""
-        return sum(answer.repeated for answer in self.results.answers)
-
-    @property
-    def errors(self) -> list[str]:
-        """The errors that requests ended with."""
-        return [answer.error for answer in self.results.answers if answer.error]
-
-    @property
-    def heads(self) -> list[tuple[int, int]]:
-        """How many tokens of each head that drafted were verified, and how many of those accepted."""
-        rows = [row for answer in self.results.answers for row in answer.rows if row.token_ids.size]
-        most = max((row.draft_token_count for row in rows), default=0)
-        return [
-            (
-                sum(head <= row.draft_token_count for row in rows),
-                # The last token of a row is the target's own.
-                sum(head <= min(row.token_ids.size - 1, row.draft_token_count) for row in rows),
-            )
-            for head in range(1, most + 1)
-        ]
-
-    @property
-    def is_good(self) -> bool:
-        """Whether every request had exactly its tokens, the one by HTTP too."""
-        return not (self.lost or self.repeated or self.errors or self.differing or self.http_fault)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
-        verified, accepted = (sum(counts) for counts in zip((0, 0), *self.heads, strict=True))
-        return {
-            "ok": self.is_good,
-            "requests": len(self.results.answers),
-            "tokens": self.results.tokens,
-            "seconds": round(self.results.seconds, 3),
-            "tokens_by_worker": dict(self.tokens_by_worker),
-            "acceptance": {
-                "verified": verified,
-                "accepted": accepted,
-                "share": round(accepted / verified, 4) if verified else None,
-                "by_head": [round(taken / seen, 4) for seen, taken in self.heads],
-            },
-            "check": {
-                "truth": "the same requests and seeds in an engine without a bus, compared bit by bit",
-                "lost": self.lost,
-                "repeated": self.repeated,
-                "differing_requests": self.differing,
-                "errors": self.errors,
-                "http": None if self.http_fault is None else not self.http_fault,
-            },
-            "tokens_per_second": {
-                name: {"median": round(median(each)), "lowest": round(min(each)), "highest": round(max(each))}
-                for name, each in self.rates.items()
-            },
-            "share_of_rate_without_logprobs": {name: round(self._share(name), 4) for name in self.rates},
+        found = judged(answers, truth, measured, await http_fault(gateway, settings.limits) if gateway else None)
+        found |= {
+            "seconds": round(seconds, 3),
+            "tokens_by_worker": {worker.worker_id: worker.tokens for worker in status.workers},
         }
+        say("\n".join(rate_lines(found)))
+        say(styled("5. Summary", "bold"))
+        say("\n".join(summary_lines(found)))
+    return found
 
-    def _share(self, name: str) -> float:
-        return median(self.rates[name]) / median(self.rates[_IDS_ONLY])
 
-    def rate_lines(self) -> Iterator[str]:
-        """Yield a line for each way to ask."""
-        for name, each in self.rates.items():
-            spread = f"({min(each):,.0f} to {max(each):,.0f})"
-            yield f"   {name:8} {median(each):>9,.0f} tokens/s  {self._share(name):>5.0%}  {spread}"
+def judged(answers: Sequence[Answer], truth: Truth, rates: Mapping[str, Sequence[float]], http: str | None) -> Found:
+    """Return everything as JSON holds it; `http` is the fault of the answer by HTTP, None without a gateway."""
+    heads = acceptance(answers)
+    verified, accepted = sum(seen for seen, _ in heads), sum(taken for _, taken in heads)
+    check = {
+        "lost": sum(answer.lost for answer in answers),
+        "repeated": sum(answer.repeated for answer in answers),
+        "differing_requests": differing(answers, truth),
+        "errors": [answer.error for answer in answers if answer.error],
+        "http": None if http is None else http or "right",
+    }
+    base = median(rates[_IDS_ONLY])
+    return {
+        "ok": not any(value for value in check.values() if value != "right"),
+        "requests": len(answers),
+        "tokens": sum(answer.tokens for answer in answers),
+        "acceptance": {
+            "verified": verified,
+            "accepted": accepted,
+            "share": round(accepted / verified, 4) if verified else None,
+            "by_head": [round(taken / seen, 4) for seen, taken in heads],
+        },
+        "check": check,
+        "tokens_per_second": {
+            name: {"median": round(median(each)), "lowest": round(min(each)), "highest": round(max(each))}
+            for name, each in rates.items()
+        },
+        "share_of_rate_without_logprobs": {name: round(median(each) / base, 4) for name, each in rates.items()},
+    }
 
-    def summary_lines(self) -> Iterator[str]:
-        """Yield the summary's lines, without the rates."""
-        count, acceptance = len(self.results.answers), self.values["acceptance"]
-        by_worker = ", ".join(f"{name} {tokens:,}" for name, tokens in self.tokens_by_worker.items())
-        yield f"   tokens      {self.results.tokens:,} for {count} requests; by worker: {by_worker}"
-        if acceptance["verified"]:  # no draft, no rate
-            by_head = ", ".join(f"{share:.0%}" for share in acceptance["by_head"])
-            counts = f"{acceptance['accepted']:,} of {acceptance['verified']:,} draft tokens"
-            yield f"   acceptance  {counts}, {acceptance['share']:.0%}; by head: {by_head}"
-        else:
-            yield "   acceptance  no draft was made"
-        if self.lost or self.repeated or self.errors:
-            wrong = f"{self.lost} LOST, {self.repeated} REPEATED, {len(self.errors)} requests FAILED"
-            yield styled(f"   order       {wrong}", "red")
-        else:
-            yield styled("   order       no token lost, none repeated, all in order", "green")
-        if self.differing:
-            wrong = f"{self.differing} of {count} answers DIFFER from those of an engine without a bus"
-            yield styled(f"   truth       {wrong}", "red")
-        else:
-            same = "ids, logprobs, ranks and alternatives are, bit by bit, those of an engine without a bus"
-            yield styled(f"   truth       {count} of {count} answers: {same}", "green")
-        if self.http_fault is None:
-            yield "   http        no gateway was started: the extra gateway is not installed"
-        else:
-            yield styled(f"   http        {self.http_fault or 'the same text'}", "red" if self.http_fault else "green")
-        yield from (styled(f"   error       {error}", "red") for error in self.errors[:3])
+
+def rate_lines(found: Found) -> Iterator[str]:
+    """Yield a line for each way to ask."""
+    for name, rate in found["tokens_per_second"].items():
+        share, spread = found["share_of_rate_without_logprobs"][name], f"({rate['lowest']:,} to {rate['highest']:,})"
+        yield f"   {name:8} {rate['median']:>9,} tokens/s  {share:>5.0%}  {spread}"
+
+
+def summary_lines(found: Found) -> Iterator[str]:
+    """Yield the summary's lines, without the rates."""
+    count, check, acceptance = found["requests"], found["check"], found["acceptance"]
+    by_worker = ", ".join(f"{name} {tokens:,}" for name, tokens in found.get("tokens_by_worker", {}).items())
+    yield f"   tokens      {found['tokens']:,} for {count} requests; by worker: {by_worker}"
+    if acceptance["verified"]:  # no draft, no rate
+        by_head = ", ".join(f"{share:.0%}" for share in acceptance["by_head"])
+        counts = f"{acceptance['accepted']:,} of {acceptance['verified']:,} draft tokens"
+        yield f"   acceptance  {counts}, {acceptance['share']:.0%}; by head: {by_head}"
+    else:
+        yield "   acceptance  no draft was made"
+    lost, repeated, errors = check["lost"], check["repeated"], check["errors"]
+    is_whole, same = not (lost or repeated or errors), not check["differing_requests"]
+    order = f"{lost} LOST, {repeated} REPEATED, {len(errors)} requests FAILED"
+    yield _verdict("order", is_whole, "no token lost, none repeated, all in order", order)
+    truth = f"{count} of {count} answers: ids, logprobs, ranks and alternatives are, bit by bit, those of an engine"
+    differ = f"{check['differing_requests']} of {count} answers DIFFER from those of an engine without a bus"
+    yield _verdict("truth", same, f"{truth} without a bus", differ)
+    by_http = check["http"] or "no gateway was started: the extra gateway is not installed"
+    yield _verdict("http", check["http"] in (None, "right"), by_http, by_http)
+    yield from (styled(f"   error       {error}", "red") for error in errors[:3])
+
+
+def _verdict(name: str, is_right: bool, right: str, wrong: str) -> str:  # noqa: FBT001
+    return styled(f"   {name:10}  {right if is_right else wrong}", "green" if is_right else "red")
 
 
 def sample(answer: Answer) -> Iterator[str]:

@@ -5,7 +5,7 @@ import json
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.settings import Settings
+from tokenbus_services.terminal import Progress
 from tokenbus_services.worker import StepAssembler, make_engine
 
 PROMPTS = (
@@ -57,21 +58,8 @@ class Answer:
         self.rows.append(row)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """All of the answers, and how long they took together."""
-
-    answers: Sequence[Answer]
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of all."""
-        return sum(answer.tokens for answer in self.answers)
-
-
 def requests(count: int, tokens: int) -> list[Generate]:
-    """Return so many requests for up to so many tokens, each with a seed of its own: what comes of them is known."""
+    """Return so many requests for up to so many tokens, each with a seed of its own: the true answers are known."""
     wanted = [_generate(number, TOP_LOGPROBS, max_tokens=tokens, temperature=0.8) for number in range(count)]
     for number, generate in enumerate(wanted):
         generate.request_key = number + 1
@@ -85,28 +73,23 @@ def _generate(number: int, top_logprobs: int | None, **sampling: Any) -> Generat
 
 
 async def ask(
-    client: Client, wanted: Sequence[Generate], on_news: Callable[[int, int], None] = lambda *_: None
-) -> Answers:
-    """Ask for everything at once and return when all has ended; `on_news` gets the requests and tokens so far."""
-    ended = tokens = 0
+    client: Client, wanted: Sequence[Generate], progress: Progress | None = None
+) -> tuple[list[Answer], float]:
+    """Ask for everything at once; return the answers, and how many seconds all took."""
+    answers = [Answer(generate) for generate in wanted]
 
-    async def _answer(generate: Generate) -> Answer:
-        nonlocal ended, tokens
-        answer = Answer(generate)
+    async def take(answer: Answer) -> None:
         try:
-            async for row in client.generate(generate).rows():
+            async for row in client.generate(answer.generate).rows():
                 answer.take(row)
-                tokens += row.token_ids.size
-                on_news(ended, tokens)
+                if progress is not None:
+                    progress.show(lambda: f"{sum(each.tokens for each in answers):,} tokens")
         except RequestFailedError as error:
             answer.error = str(error)
-        ended += 1
-        on_news(ended, tokens)
-        return answer
 
     begin = time.perf_counter()
-    answers = await asyncio.gather(*map(_answer, wanted))
-    return Answers(answers, time.perf_counter() - begin)
+    await asyncio.gather(*map(take, answers))
+    return answers, time.perf_counter() - begin
 
 
 Truth = dict[int, list[Row]]
@@ -142,6 +125,20 @@ def _same(came: Sequence[Row], true: Sequence[Row]) -> bool:
 def _joined(rows: Sequence[Row], column: str) -> bytes:
     parts = [np.asarray(getattr(row, column)).ravel() for row in rows if row.token_ids.size]
     return np.concatenate(parts).tobytes() if parts else b""
+
+
+def acceptance(answers: Sequence[Answer]) -> list[tuple[int, int]]:
+    """Return how many tokens of each head that drafted were verified, and how many of those accepted."""
+    rows = [row for answer in answers for row in answer.rows if row.token_ids.size]
+    most = max((row.draft_token_count for row in rows), default=0)
+    return [
+        (
+            sum(head <= row.draft_token_count for row in rows),
+            # The last token of a row is the target's own.
+            sum(head <= min(row.token_ids.size - 1, row.draft_token_count) for row in rows),
+        )
+        for head in range(1, most + 1)
+    ]
 
 
 _SECONDS = 20.0
@@ -190,12 +187,13 @@ async def rates(client: Client) -> dict[str, list[float]]:
     for _ in range(1 + _ROUNDS):
         for name, top_logprobs in MODES.items():
             asked = {"max_tokens": RATE_TOKENS, "ignore_end_token": True}
-            results = await ask(client, [_generate(seed, top_logprobs, **asked) for seed in range(RATE_REQUESTS)])
-            if error := next((answer.error for answer in results.answers if answer.error), ""):
+            wanted = [_generate(seed, top_logprobs, **asked) for seed in range(RATE_REQUESTS)]
+            answers, seconds = await ask(client, wanted)
+            if error := next((answer.error for answer in answers if answer.error), ""):
                 raise CommandError(f"a request failed while the rates were measured: {error}")
-            if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in results.answers):
+            if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in answers):
                 raise CommandError(
                     f"{wrong} of {RATE_REQUESTS} requests had other than their {RATE_TOKENS} tokens: {name}"
                 )
-            found[name].append(results.tokens / results.seconds)
+            found[name].append(RATE_REQUESTS * RATE_TOKENS / seconds)
     return {name: values[1:] for name, values in found.items()}  # the first round warms up

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from typing import Any
@@ -14,14 +13,12 @@ import pytest
 from tests.services.cli.local import Command, children_of, environment, is_running
 from tokenbus_contracts import Limits, Row
 from tokenbus_services.cli import demo_checks as checks_module
-from tokenbus_services.cli.demo import Outcome, of_the_demo, sample
+from tokenbus_services.cli.demo import Found, judged, of_the_demo, sample, summary_lines
 from tokenbus_services.cli.demo_checks import (
     MODES,
     Answer,
-    Answers,
     Truth,
     computed,
-    differing,
     rates,
     requests,
 )
@@ -52,10 +49,13 @@ def answered(key: int, rows: list[Row]) -> Answer:
     return answer
 
 
-def outcome(answers: list[Answer], truth: Truth) -> Outcome:
+def found(answers: list[Answer], truth: Truth, http: str | None = "") -> Found:
     """Return what there is to say of some answers."""
-    results = Answers(answers, 1.0)
-    return Outcome(results, differing(answers, truth), RATES, {"mixed-0": results.tokens})
+    return judged(answers, truth, RATES, http)
+
+
+def said(answers: list[Answer], truth: Truth, http: str | None = "") -> str:
+    return "\n".join(summary_lines(found(answers, truth, http)))
 
 
 def test_whole_demo(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_whole_demo(folder: Path) -> None:
     assert (status, complaints) == (0, "")
     assert "\x1b" not in output
     assert "200/200, " in output
-    assert "http        the same text" in output
+    assert "http        right" in output
     for service in ("processor", "mixed-0", "decode-0", "prefill-0"):
         assert service in output
     assert re.search(r"acceptance +[\d,]+ of [\d,]+ draft tokens, \d+%; by head: \d+%, \d+%, \d+%", output)
@@ -105,12 +105,9 @@ def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
 
 
 def test_right_answers_are_called_right(answers: list[Answer], truth: Truth) -> None:
-    """Answers that are what they must be make a good outcome, which JSON can hold."""
-    found = outcome(answers, truth)
-    assert found.is_good
-    values = json.loads(json.dumps(found.values))
+    values = json.loads(json.dumps(found(answers, truth)))
     assert values["ok"] is True
-    assert values["check"]["differing_requests"] == 0
+    assert values["check"] == {"lost": 0, "repeated": 0, "differing_requests": 0, "errors": [], "http": "right"}
     assert values["tokens"] == sum(answer.tokens for answer in answers)
     share, heads = values["acceptance"]["share"], values["acceptance"]["by_head"]
     assert 0 < share < 1
@@ -120,48 +117,44 @@ def test_right_answers_are_called_right(answers: list[Answer], truth: Truth) -> 
 
 @pytest.mark.parametrize("column", ["token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs"])
 def test_one_value_that_differs_is_found(column: str, answers: list[Answer], truth: Truth) -> None:
-    """One number of one answer that is not the true one is told, whichever column it is in (case 28)."""
+    """One number of one answer that is not the true one is reported, whichever column it is in (case 28)."""
     rows = answers[2].rows
     changed: Any = np.array(getattr(rows[1], column))
     changed.flat[-1] += 1
     rows[1] = rows[1]._replace(**{column: changed})
-    found = outcome(answers, truth)
-    assert found.differing == 1
-    assert not found.is_good
-    assert "1 of 6 answers DIFFER" in "\n".join(found.summary_lines())
+    assert found(answers, truth)["ok"] is False
+    assert "1 of 6 answers DIFFER" in said(answers, truth)
 
 
 def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Truth) -> None:
-    """A row that did not come, and one that came twice, are told with how many tokens that is."""
+    """A row that did not come, and one that came twice, are reported with how many tokens that is."""
     key, rows = answers[0].generate.request_key, truth[answers[0].generate.request_key]
     without = answered(key, [rows[0], *rows[2:]])
     twice = answered(key, [rows[0], rows[0], *rows[1:]])
     assert (without.lost, without.repeated) == (rows[1].token_ids.size, 0)
     assert twice.repeated >= rows[0].token_ids.size
     for wrong in (without, twice):
-        found = outcome([wrong, *answers[1:]], truth)
-        assert not found.is_good
-        assert found.differing == 1
-        assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", "\n".join(found.summary_lines()))
+        values = found([wrong, *answers[1:]], truth)
+        assert (values["ok"], values["check"]["differing_requests"]) == (False, 1)
+        assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", said([wrong, *answers[1:]], truth))
 
 
 def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Truth) -> None:
     """An answer that ends with an error, or before its last row, is not right."""
     answers[3].error = "worker_lost: gone"
-    assert not outcome(answers, truth).is_good
-    assert "1 requests FAILED" in "\n".join(outcome(answers, truth).summary_lines())
+    assert found(answers, truth)["ok"] is False
+    assert "1 requests FAILED" in said(answers, truth)
     key = answers[3].generate.request_key
     answers[3] = answered(key, truth[key][:-1])
-    assert outcome(answers, truth).differing == 1
+    assert found(answers, truth)["check"]["differing_requests"] == 1
 
 
 def test_without_drafts_there_is_no_rate(answers: list[Answer], truth: Truth) -> None:
     """Where nothing was drafted the summary says so, and nothing is divided by zero (case 25)."""
     for answer in answers:
         answer.rows = [row._replace(draft_token_count=0) for row in answer.rows]
-    found = outcome(answers, truth)
-    assert found.values["acceptance"] == {"verified": 0, "accepted": 0, "share": None, "by_head": []}
-    assert "no draft was made" in "\n".join(found.summary_lines())
+    assert found(answers, truth)["acceptance"] == {"verified": 0, "accepted": 0, "share": None, "by_head": []}
+    assert "no draft was made" in said(answers, truth)
 
 
 def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
@@ -172,13 +165,10 @@ def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
 
 
 def test_wrong_answer_by_http_is_told(answers: list[Answer], truth: Truth) -> None:
-    """An answer of the gateway that is not what the engine gives makes the whole demo wrong."""
-    found = outcome(answers, truth)
-    assert replace(found, http_fault="").is_good
-    wrong = replace(found, http_fault="1 tokens, ' Nothing', and NOT 2 tokens, ' nothing'")
-    assert not wrong.is_good
-    assert "and NOT 2 tokens" in "\n".join(wrong.summary_lines())
-    assert wrong.values["check"]["http"] is False
+    wrong = "1 tokens, ' Nothing', and NOT 2 tokens, ' nothing'"
+    assert found(answers, truth, None)["ok"]
+    assert not found(answers, truth, wrong)["ok"]
+    assert wrong in said(answers, truth, wrong)
 
 
 async def test_answer_by_http_is_compared_with_an_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +181,9 @@ async def test_answer_by_http_is_compared_with_an_engine_s(monkeypatch: pytest.M
 async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
     """Answers that lack tokens are no rate, but an error that says how many there were."""
 
-    async def ask(*_: object) -> Answers:
+    async def ask(*_: object) -> tuple[list[Answer], float]:
         """Return answers that are too short."""
-        return Answers(answers, 1.0)
+        return answers, 1.0
 
     monkeypatch.setattr(checks_module, "ask", ask)
     with pytest.raises(CommandError, match="6 of 256 requests had other than their 100 tokens: ids only"):
