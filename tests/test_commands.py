@@ -151,7 +151,6 @@ EXAMPLES = {
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder of the test's own with a path that is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
         yield Path(name)
 
@@ -163,7 +162,6 @@ def on_one_bus(folder: Path, **settings: object) -> dict[str, str]:
 
 
 def ask(port: int, **fields: object) -> dict[str, object]:
-    """Return what a gateway answers to a completion."""
     body = json.dumps({"model": "tokenbus", "prompt": "The old man", **fields}).encode()
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
@@ -247,14 +245,12 @@ def test_check_of_the_contract(folder: Path) -> None:
 
 
 def test_processes_of_the_readme(folder: Path) -> None:
-    """The README's two services, started behind each other in one shell, find each other."""
     commands = [line("README.md", f"tokenbus {name}").command for name in ("processor", "worker")]
     with Shell("\n".join([*commands, "wait"]), folder, on_one_bus(folder)) as shell:
         shell.until('"worker connected"')
 
 
 def test_dead_letters_of_operations(folder: Path) -> None:
-    """`tokenbus check` explains what a processor kept in its folder for dead letters, row by row."""
     letters = DeadLetters(DeadLetterSettings(directory=str(folder / "dead-letters")))
     letters.keep(nan_batch(), ContractError("logprobs[1]", "a finite number", "nan", rule=Rule.FINITE), "worker-0")
     with Shell(line("docs/operations.md", "tokenbus check").command, folder, variables(folder)) as shell:
@@ -324,7 +320,6 @@ def test_keys_of_the_gateway_page(folder: Path) -> None:
 
 
 def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, object]]]]:
-    """Run a page's curl, and return the JSON that it prints."""
     with Shell(command.replace("curl ", "curl --silent "), folder, variables(folder)) as shell:
         status, printed = shell.end()
     assert status == 0, printed
@@ -379,7 +374,6 @@ def _of_hour(begin: str, port: int) -> str:
 
 
 def test_list_of_benchmarks(folder: Path) -> None:
-    """`python -m benchmarks --list` names the benchmarks."""
     command = line("docs/first-hour.md", ".venv/bin/python -m benchmarks --list").command
     with Shell(command.replace(".venv/bin/python", sys.executable), ROOT, variables(folder)) as shell:
         status, printed = shell.end()

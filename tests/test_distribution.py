@@ -26,7 +26,6 @@ print(batch.token_ids.tolist(), sorted(m for m in ("paddle", "torch", "cupy", "c
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, once for this module."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -104,7 +103,6 @@ def test_installed_switch_is_live(is_editable: bool, wheel: Path, tmp_path: Path
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    """Every relative link in the README and in docs/ names a file that is there."""
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"

@@ -4,9 +4,8 @@ import argparse
 import sys
 
 from schema_tools.check import faults, release_faults
-from schema_tools.compiled import SchemaError, write_baseline
+from schema_tools.compiled import SchemaError, Tree, write_baseline
 from schema_tools.generate import write_generated
-from schema_tools.paths import Tree
 from schema_tools.vectors import write_vectors
 
 

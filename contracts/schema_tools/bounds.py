@@ -12,8 +12,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 from google.protobuf.message import Message
 
-from schema_tools.compiled import baseline, compiled, messages_in
-from schema_tools.paths import Tree
+from schema_tools.compiled import Tree, baseline, compiled, messages_in
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 

@@ -11,9 +11,8 @@ from google.protobuf.descriptor_pb2 import DESCRIPTOR, FileDescriptorProto, File
 
 from schema_tools.bounds import bound_faults
 from schema_tools.comments import comment_faults
-from schema_tools.compiled import SchemaError, baseline
+from schema_tools.compiled import SchemaError, Tree, baseline
 from schema_tools.generate import stale_files
-from schema_tools.paths import Tree
 from schema_tools.vectors import vector_faults
 
 _NAMES_SHOWN = 5

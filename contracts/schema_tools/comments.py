@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from schema_tools.compiled import comments_in, compiled, messages_in
-from schema_tools.paths import Tree
+from schema_tools.compiled import Tree, comments_in, compiled, messages_in
 
 # A closed list, so that "in order" is no unit; a field in a new unit adds it here.
 _UNITS = (

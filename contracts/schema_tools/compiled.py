@@ -8,10 +8,27 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from schema_tools.paths import Tree
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 # Where a descriptor's source comments are filed: the path of field numbers from the file's descriptor.
 _FILE_MESSAGE, _NESTED_MESSAGE = 4, 3
+
+
+class Tree:
+    """The places in one checkout, or a copy of it, that the schema tools read and write."""
+
+    def __init__(self, root: Path = REPOSITORY) -> None:
+        self.root = root
+        self.proto = root / "proto"
+        """The folder that imports in .proto files start from, with buf.yaml in it."""
+        self.generated = root / "contracts" / "tokenbus_contracts" / "generated"
+        self.vectors = root / "contracts" / "vectors" / "v1"
+        self.baseline = root / "contracts" / "baseline" / "v1.binpb"
+        """The image of the schema as last released."""
+
+    @property
+    def schema_files(self) -> list[Path]:
+        """Every .proto file of the current major version."""
+        return sorted((self.proto / "tokenbus" / "v1").glob("*.proto"))
 
 
 class SchemaError(Exception):

@@ -5,8 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from schema_tools.compiled import comments_in, compiled, protoc
-from schema_tools.paths import Tree
+from schema_tools.compiled import Tree, comments_in, compiled, protoc
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 

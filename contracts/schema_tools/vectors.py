@@ -17,8 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
-from schema_tools.compiled import SchemaError
-from schema_tools.paths import Tree
+from schema_tools.compiled import SchemaError, Tree
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import BATCH, HEADER, fields_of

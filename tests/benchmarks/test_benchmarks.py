@@ -19,8 +19,6 @@ Run = Callable[..., Tables]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return what runs a benchmark, and returns its tables."""
-
     def measured(name: str, *arguments: str) -> Tables:
         command = import_module(f"benchmarks.{name}")
         command = command if hasattr(command, "main") else import_module(f"benchmarks.{name}.__main__")
@@ -56,7 +54,6 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_options(name: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be measured is refused with the option, the limit and the value."""
     with pytest.raises(SystemExit, match="2"):
         import_module(f"benchmarks.{name}").main(arguments)
     assert why in capsys.readouterr().err
@@ -82,7 +79,6 @@ def test_ngram(run: Run) -> None:
 
 
 def test_worker(run: Run) -> None:
-    """Each part of a step's way has a cost."""
     for row in run("worker")["figures"]:
         assert 0 < row["assemble, us"] < row["both, us"]
         assert row["handed over, us"] > 0 < row["publish, us"]
@@ -90,7 +86,6 @@ def test_worker(run: Run) -> None:
 
 @pytest.mark.xdist_group("gateway")
 def test_gateway(run: Run) -> None:
-    """A quick run has a rate for each mode."""
     assert [(row["logprobs"], row["tokens/s"] > 0) for row in run("gateway")["figures"]] == [
         ("none", True),
         ("k = 0", True),
@@ -99,14 +94,12 @@ def test_gateway(run: Run) -> None:
 
 @pytest.mark.xdist_group("attacks")
 def test_attacks(run: Run) -> None:
-    """A quick run has a share under and after an attack on each system."""
     rows = run("attacks")["figures"]
     assert len(rows) == 4
     assert all(row["share"] > 0 and row["after"] > 0 for row in rows)
 
 
 def test_storm(run: Run) -> None:
-    """All of a crowd come, and come back."""
     (rows,) = run("storm").values()
     assert [row["failed"] for row in rows] == [0, 0]
     assert all(row["all are connected, s"] > 0 for row in rows)
@@ -122,7 +115,6 @@ def test_durable_log(run: Run) -> None:
 
 
 def test_fastdeploy(run: Run) -> None:
-    """Both lanes carry steps between processes, and what is got is what was saved."""
     try:
         rows, shares = run("fastdeploy").values()
     except SystemExit:
@@ -142,14 +134,12 @@ def test_scaling(run: Run, bus: str, reading: str, kinds: int) -> None:
 
 
 def test_failover(run: Run) -> None:
-    """A killed processor, and the NATS server that all are connected to, cost each a pause that ends."""
     (rows,) = run("failover", "--how", "kill", "node", "node-stop", "--workers", "1", "--requests", "2").values()
     assert [row["who waits"] for row in rows] == ["client", "client", "new requests", "client", "new requests"]
     assert all(row["worst, s"] > 0 for row in rows)
 
 
 def test_gpu_ops_without_a_card(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The twin is timed beside numpy, and what there is no card for says so."""
     (twin, *_) = run("gpu_ops").values()
     assert all(row["twin"] > 0 and row["numpy"] > 0 for row in twin)
     assert "On a card: " in capsys.readouterr().out

@@ -48,10 +48,7 @@ def test_every_codec_delivers_what_the_engine_emitted(case: Case) -> None:
 
 
 class Shifted(Views):
-    """Gives the first request the second's row."""
-
     def carry(self, step: Step, queues: Queues) -> int:
-        """Carry the step, then mix two queues up."""
         size = super().carry(step, queues)
         first, second = step.keys[:2]
         queues[first], queues[second] = queues[second], queues[first]
@@ -59,7 +56,6 @@ class Shifted(Views):
 
 
 def test_wrong_delivery_ends_the_run() -> None:
-    """A peer that hands one request another's row is refused before anything is timed."""
     with pytest.raises(WrongDeliveryError, match=r"Tokenbus, .* row 0"):
         measure(Case(16, 3, 5), [Shifted()], turns=1, seed=7)
 
@@ -79,7 +75,6 @@ def test_codec_leaves_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("top_k", [5, None])
 def test_every_lane_delivers_what_the_engine_emitted(top_k: int | None) -> None:
-    """Each peer's requests get the engine's own values in the other process, whatever the rows ask for."""
     with Pair() as pair:
         for lane in LANES:
             if lane is not STRUCT:  # its queue needs rights that not every machine gives
@@ -90,7 +85,6 @@ def test_every_lane_delivers_what_the_engine_emitted(top_k: int | None) -> None:
 
 @pytest.mark.parametrize(("came", "why"), [(1, "not what the engine emitted"), (0, "1 steps went, 0 came")])
 def test_wrong_and_lost_steps_end_the_run(came: int, why: str) -> None:
-    """A lane whose first step is another than the engine's, or that loses one, is refused."""
     found = Sent(np.zeros(1, np.int64), 0), Received(np.zeros(came, np.int64), 0, [])
     lane = OURS._replace(turn=lambda _pair, _order: found)
     with Pair() as pair, pytest.raises(WrongDeliveryError, match=why):
@@ -98,7 +92,6 @@ def test_wrong_and_lost_steps_end_the_run(came: int, why: str) -> None:
 
 
 def test_process_that_fails_says_why() -> None:
-    """What goes wrong in another process is an error here, with that process's own trace."""
     with Pair() as pair, pytest.raises(TaskFailedError, match="ZMQError"):
         pair.turn(send_raw, receive_raw, Order(case=Case(1, 1, 0), address="nowhere://at-all", steps=1))
 
@@ -119,7 +112,6 @@ if __name__ == "__main__":
 
 
 def test_processes_end_with_the_one_that_started_them() -> None:
-    """A process that waits for steps without a limit ends, as an idle one does, when its parent is killed."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as parent:
         assert parent.stdout is not None

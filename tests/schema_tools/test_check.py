@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schema_tools.paths import REPOSITORY
+from schema_tools.compiled import REPOSITORY
 
 CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
 STREAM = "proto/tokenbus/v1/stream.proto"
@@ -22,7 +22,6 @@ class Copy:
     """A copy of the schema and of all that is made from it, in which the tools can be run."""
 
     def __init__(self, folder: Path) -> None:
-        """Copy what the tools read and write."""
         self.root = folder
         for name in ("proto", "contracts"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,7 +40,6 @@ class Copy:
         return run.returncode, run.stdout + run.stderr
 
     def replace(self, file: str, old: str, new: str, *, everywhere: bool = False) -> None:
-        """Replace some text of a file; it must be there."""
         path = self.root / file
         text = path.read_text()
         assert old in text
@@ -57,12 +55,10 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    """Return a fresh copy of the tree."""
     return Copy(tmp_path)
 
 
 def test_untouched_tree_has_no_fault(copy: Copy) -> None:
-    """The tree as it is passes every check: what is committed is what the tools write."""
     assert copy.faults() == []
 
 
@@ -77,7 +73,6 @@ def test_breaking_change_is_found(copy: Copy) -> None:
 
 
 def test_deleted_file_is_found(copy: Copy) -> None:
-    """A file of the schema that is deleted breaks what was released."""
     (copy.root / "proto/tokenbus/v1/client.proto").unlink()
     assert any(fault.startswith("breaking: ") and "client.proto" in fault for fault in copy.faults())
 
@@ -96,7 +91,6 @@ def test_added_field_breaks_nothing(copy: Copy) -> None:
 
 
 def test_stale_generated_code_is_found(copy: Copy) -> None:
-    """A schema that changed without its generated code is found, and the file is named."""
     copy.replace(
         CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  // New. Never invalid.\n  bool new = 21;"
     )
@@ -113,7 +107,6 @@ def test_edited_generated_code_is_found(copy: Copy) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "sub/module.py", "sub/deeper/data.bin", "py.typed"])
 def test_what_does_not_belong_among_generated_code_is_found(copy: Copy, name: str) -> None:
-    """A file of any kind and a folder that no generator writes are found, and generating removes them."""
     path = copy.root / GENERATED / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\xff")
@@ -137,7 +130,6 @@ def test_empty_folder_and_folder_in_a_files_place_are_found(copy: Copy) -> None:
 
 
 def test_pythons_cache_among_generated_code_is_ignored(copy: Copy) -> None:
-    """What Python itself leaves in the folder is not stale."""
     cache = copy.root / GENERATED / "__pycache__"
     cache.mkdir()
     (cache / "enums.cpython-311.pyc").write_bytes(b"\0")
@@ -145,7 +137,6 @@ def test_pythons_cache_among_generated_code_is_ignored(copy: Copy) -> None:
 
 
 def test_bound_changed_in_one_place_is_found(copy: Copy) -> None:
-    """One bound that is stated for several fields cannot be changed for one of them."""
     copy.replace(CONTRACT, "max: 127\n    default_max: 20", "max: 100\n    default_max: 20")
     copy.run("generate")
     faults = copy.faults()
@@ -155,7 +146,6 @@ def test_bound_changed_in_one_place_is_found(copy: Copy) -> None:
 
 
 def test_bound_changed_everywhere_but_in_the_baseline_is_found(copy: Copy) -> None:
-    """A bound that was released holds for its major version, however consistently it is changed."""
     for old, new in (("max_items: 1024", "max_items: 512"), ("max_items: 16384", "max_items: 8192")):
         copy.replace(CONTRACT, f" {old}", f" {new}", everywhere=True)
     copy.run("generate")
@@ -207,13 +197,11 @@ def test_bound_changed_everywhere_but_in_the_baseline_is_found(copy: Copy) -> No
     ],
 )
 def test_bound_gained_or_lost_since_the_release_is_found(copy: Copy, file: str, old: str, new: str, fault: str) -> None:
-    """What was released has the bounds it was released with, neither more nor fewer."""
     copy.replace(file, old, new)
     assert any(line.startswith(f"bounds: {fault}") for line in copy.faults())
 
 
 def test_new_field_may_have_bounds(copy: Copy) -> None:
-    """A field that was not released yet may come with any bound."""
     new = "// How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n"
     copy.replace(
         STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n  {new}  uint32 load = 5 [(bounds) = {{max: 9}}];\n"
@@ -223,7 +211,6 @@ def test_new_field_may_have_bounds(copy: Copy) -> None:
 
 
 def test_field_with_two_smallest_values_is_found(copy: Copy) -> None:
-    """A field says its smallest value once, by min or, where it is negative, by least."""
     copy.replace(REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n")
     assert "bounds: TokenBias.bias: least -100 beside min 1, and they say the same" in copy.faults()
 
@@ -238,7 +225,6 @@ def test_nested_message_is_checked_as_any_other(copy: Copy) -> None:
 
 
 def test_missing_bound_is_found(copy: Copy) -> None:
-    """A repeated field without a bound is refused: nothing in the schema is unbounded."""
     copy.replace(STREAM, "    max_items: 65536\n", "")
     assert any("Hello.request_keys: repeated without max_items" in fault for fault in copy.faults())
 
@@ -273,7 +259,6 @@ def test_comment_that_leaves_something_out_is_found(copy: Copy, kind: str, comme
 
 
 def test_comment_of_an_option_is_checked(copy: Copy) -> None:
-    """The options that the schema adds to protobuf's own are fields too."""
     copy.replace(
         "proto/tokenbus/v1/bounds.proto", "// What a field may hold. No unit; absent:", "// What a field may hold:"
     )
@@ -281,7 +266,6 @@ def test_comment_of_an_option_is_checked(copy: Copy) -> None:
 
 
 def test_unformatted_schema_is_found(copy: Copy) -> None:
-    """A schema that is not in the formatter's form is found."""
     copy.replace(CONTRACT, "  uint32 schema_minor", "    uint32 schema_minor")
     assert any(fault.startswith("format: ") for fault in copy.faults())
 
@@ -327,7 +311,6 @@ def test_new_golden_message_is_written_from_its_json(copy: Copy) -> None:
 
 
 def test_missing_baseline_is_found(copy: Copy) -> None:
-    """Without the released schema there is nothing to compare with, and that is said."""
     (copy.root / BASELINE).unlink()
     assert any("contracts/baseline/v1.binpb is missing" in fault for fault in copy.faults())
 
@@ -369,7 +352,6 @@ def test_baseline_grows(copy: Copy) -> None:
 
 
 def test_first_baseline_may_be_made(copy: Copy) -> None:
-    """Where nothing was released, the schema as it is becomes the first release, also after an edit."""
     (copy.root / BASELINE).unlink()
     copy.replace(CONTRACT, "schema_minor = 2;", "schema_minor = 22;")
     copy.run("generate")
@@ -378,7 +360,6 @@ def test_first_baseline_may_be_made(copy: Copy) -> None:
 
 
 def test_schema_that_does_not_compile_is_one_error(copy: Copy) -> None:
-    """A schema with a syntax error ends the tools with the compiler's own line, not with a traceback."""
     copy.replace(CONTRACT, "message BatchHeader {", "message BatchHeader")
     status, printed = copy.run("generate")
     assert status == 1

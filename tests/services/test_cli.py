@@ -22,12 +22,10 @@ COMMAND = Path(sys.executable).parent / "tokenbus"
 def tokenbus(
     *arguments: str | bytes, stdin: bytes = b"", cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run the installed command."""
     return processes.run([COMMAND, *arguments], input=stdin, cwd=cwd, env=os.environ | (environment or {}))
 
 
 def redirected(redirection: str, *arguments: str, unbuffered: str = "") -> subprocess.CompletedProcess[bytes]:
-    """Run the installed command with a shell's redirection."""
     command = ["bash", "-c", f'exec "$0" "$@" {redirection}', str(COMMAND), *arguments]
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     return subprocess.run(command, env=environment, capture_output=True, check=False)
@@ -51,7 +49,6 @@ def lines(run: subprocess.CompletedProcess[bytes]) -> list[str]:
 
 
 def test_file_that_holds() -> None:
-    """A file that holds gets one line that says what is in it, and status 0."""
     run = tokenbus("check", GOOD)
     (line,) = lines(run)
     assert run.returncode == 0
@@ -60,7 +57,6 @@ def test_file_that_holds() -> None:
 
 
 def test_file_that_does_not_hold() -> None:
-    """A file that does not hold gets one line with the field, the limit and the value, and status 1."""
     run = tokenbus("check", GOOD, BAD)
     _, line = lines(run)
     assert run.returncode == 1
@@ -68,7 +64,6 @@ def test_file_that_does_not_hold() -> None:
 
 
 def test_row_by_row() -> None:
-    """With --rows each row has its own verdict, also in a message that is refused."""
     held = lines(tokenbus("check", "--rows", GOOD))
     assert len(held) == 1 + 4
     assert "row 1 key 2 index 1 position 0 ACTIVE top-k 0: 42(-) 42(-) 42(-)" in held[2]
@@ -149,7 +144,6 @@ def test_each_file_is_reported_when_it_is_read() -> None:
 
 
 def test_worker_id_is_printed_escaped() -> None:
-    """A worker's name cannot forge a line of its own, nor send a terminal a command."""
     run = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e"))
     (line,) = run.stdout.decode().split("\n")[:-1]
     assert line.startswith(r"ok       -: w\nok       x\x1b[2J\r\x9b\u202e/1 sequence 1 ")
@@ -162,7 +156,6 @@ def test_file_name_is_printed_escaped() -> None:
 
 
 def test_wrong_use_is_quoted_escaped() -> None:
-    """Nor can an argument that is refused."""
     for arguments in (["x\n\x1b[2J"], ["check", GOOD, "--x\n\x1b[2J"], ["check", "--json=\n\x1b[2J", GOOD]):
         run = tokenbus(*arguments)
         assert run.returncode == 2
@@ -194,7 +187,6 @@ def test_nowhere_to_complain(redirection: str) -> None:
 
 
 def test_standard_input_that_is_closed() -> None:
-    """A closed standard input is a file that cannot be read, as any other."""
     run = redirected("<&-", "check", GOOD, "-")
     assert lines(run)[1] == "refused  -: standard input is closed"
     assert (run.returncode, run.stderr) == (1, b"")
@@ -252,7 +244,6 @@ def test_what_is_no_message_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use(arguments: list[str]) -> None:
-    """A wrong use of the command line ends with status 2 and a line that names what is wrong."""
     run = tokenbus(*arguments)
     assert run.returncode == 2
     assert b"error: " in run.stderr.splitlines()[-1]
@@ -268,7 +259,6 @@ def test_help(arguments: list[str]) -> None:
 
 
 def test_reader_that_goes_away() -> None:
-    """A reader that closes the pipe early gets no traceback."""
     files = " ".join([GOOD] * 200)
     script = f"'{COMMAND}' check --rows {files} | head -n 1"
     run = subprocess.run(["bash", "-c", script], capture_output=True, check=False)  # noqa: S607

@@ -9,6 +9,5 @@ import pytest
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder of the test's own with a path that is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
         yield Path(name)

@@ -12,8 +12,6 @@ _Self = TypeVar("_Self", bound="Guarded")
 
 
 class Guarded:
-    """A command in a process of its own, which is gone after `with`."""
-
     def __init__(self, command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> None:
         """Start it; it lives at most so many seconds, so that a line that never comes does not hang the tests."""
         self.process = start(command, variables)

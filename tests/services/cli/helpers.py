@@ -42,7 +42,6 @@ def generate(max_tokens: int, key: int = 11) -> Generate:
 
 
 def hello(worker_id: str = WORKER) -> Hello:
-    """Return how a worker introduces itself."""
     limits = StreamLimits(
         max_message_bytes=2**20, max_rows=64, max_tokens_per_row=8, max_draft_tokens_per_row=8, max_top_k=20
     )
@@ -58,7 +57,6 @@ def hello(worker_id: str = WORKER) -> Hello:
 
 
 def admitted(key: int, sequence: int) -> bytes:
-    """Return the event that a request was taken."""
     taken = Admitted(request_key=key, worker_id=WORKER, epoch=EPOCH, prompt_tokens=1)
     return write_frame(RequestEvent(sequence=sequence, admitted=taken))
 
@@ -82,7 +80,6 @@ def payloads(
 
 
 def addressed(batch: LogprobBatch, sequence: int) -> LogprobBatch:
-    """Return a batch as a worker publishes it."""
     header: BatchHeader = batch.header._replace(
         worker_id=WORKER, epoch=EPOCH, sequence=sequence, produced_at_ns=10**18 + batch.header.step * 10**7
     )
@@ -130,5 +127,4 @@ class Service(Guarded):
 
 
 def addresses(folder: Path) -> list[str]:
-    """Return the options by which a service meets others in a folder; its path must be short."""
     return ["--workers-address", f"ipc://{folder}/w", "--clients-address", f"ipc://{folder}/c"]

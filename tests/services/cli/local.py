@@ -38,7 +38,6 @@ class Command(Guarded):
         self.lines: list[str] = []
 
     def line(self, text: str) -> str:
-        """Return the next line in which a text appears."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
@@ -65,7 +64,6 @@ class Command(Guarded):
 
 
 def children_of(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield the processes that a process started and that still run, with their command lines."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -86,5 +84,4 @@ def is_running(pid: int) -> bool:
 
 
 def python(code: str) -> list[str]:
-    """Return the command that runs some Python."""
     return [sys.executable, "-c", code]

@@ -16,7 +16,6 @@ SERVICES = ["processor", "worker", "tap", "record", "replay"]
 
 
 def loaded(*arguments: str) -> Settings:
-    """Return the settings that some arguments come to."""
     parser = Parser()
     declare_settings(parser, {"--id": "worker.id", "--role": "worker.role"})
     options: argparse.Namespace = parser.options(arguments)
@@ -38,7 +37,6 @@ def test_options_count_more_than_variables_and_those_more_than_the_file(
 
 
 def test_later_set_counts_more() -> None:
-    """Of two --set for one key the later counts, and a value may hold an equals sign, or be empty."""
     given = ["--set", "worker.id=a", "--set", "worker.id=b=c", "--set", "worker.model="]
     worker = loaded(*given).worker
     assert (worker.id, worker.model) == ("b=c", "")
@@ -80,13 +78,11 @@ def test_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_value_is_quoted_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was typed cannot send a terminal a command."""
     assert "\x1b" not in refusal(capsys, "worker", "--role", "x\x1b[2J\ny")
 
 
 @pytest.mark.parametrize("pair", ["worker.id", "=x", ""])
 def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--set takes a key and a value."""
     assert main(["worker", "--set", pair]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"argument --set: KEY=VALUE, got {pair!r}")
 
@@ -122,7 +118,6 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_lists_the_services(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command's own help names every service."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n  {command} " in text for command in SERVICES)

@@ -31,7 +31,6 @@ RATES = {name: [90.0, 100.0 - number, 110.0] for number, name in enumerate(MODES
 
 @pytest.fixture(scope="module")
 def truth() -> Truth:
-    """What a few requests come to."""
     return computed(requests(6, 24), Limits.default())
 
 
@@ -42,7 +41,6 @@ def answers(truth: Truth) -> list[Answer]:
 
 
 def answered(key: int, rows: list[Row]) -> Answer:
-    """Return an answer that got some rows."""
     answer = Answer(next(generate for generate in requests(6, 24) if generate.request_key == key))
     for row in rows:
         answer.take(row)
@@ -50,7 +48,6 @@ def answered(key: int, rows: list[Row]) -> Answer:
 
 
 def found(answers: list[Answer], truth: Truth, http: str | None = "") -> Found:
-    """Return what there is to say of some answers."""
     return judged(answers, truth, RATES, http)
 
 
@@ -93,7 +90,6 @@ def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
 
 
 def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
-    """Ctrl-C ends it with status 130, and all that it started."""
     with Command(["demo", "--json"], environment(folder)) as command:
         # The processor is there, and a worker has been started.
         command.wait_until(lambda: len(dict(children_of(command.process.pid))) > 1)
@@ -140,7 +136,6 @@ def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Trut
 
 
 def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Truth) -> None:
-    """An answer that ends with an error, or before its last row, is not right."""
     answers[3].error = "worker_lost: gone"
     assert found(answers, truth)["ok"] is False
     assert "1 requests FAILED" in said(answers, truth)
@@ -182,7 +177,6 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
     """Answers that lack tokens are no rate, but an error that says how many there were."""
 
     async def ask(*_: object) -> tuple[list[Answer], float]:
-        """Return answers that are too short."""
         return answers, 1.0
 
     monkeypatch.setattr(checks_module, "ask", ask)

@@ -16,7 +16,6 @@ COMMANDS = re.findall(r"^\$ (tokenbus .*)$", PAGE, re.MULTILINE)
 
 
 def test_page_has_each_of_the_commands() -> None:
-    """The page shows how to start, watch, record, replay and measure."""
     assert {"up", "tap", "record", "replay"} <= {shlex.split(line)[1] for line in COMMANDS}
     assert "python -m benchmarks --quick" in PAGE
     assert "$ make demo\n" in PAGE
@@ -25,7 +24,6 @@ def test_page_has_each_of_the_commands() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_is_understood(line: str) -> None:
-    """Each command line of the page is one that its command's own parser takes."""
     _, command, *rest = shlex.split(line)
     parser = Parser(prog=command)
     importlib.import_module(f"tokenbus_services.cli.{command}").declare(parser)

@@ -24,7 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mode_of(path: str) -> int:
-    """Return a path's permissions."""
     return Path(path).stat().st_mode & 0o777
 
 
@@ -71,7 +70,6 @@ def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: 
 
 
 def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that is a file is one line and status 2."""
     Path("file").write_text("")
     status, _, err = said(capsys, "keygen", "--folder", "file")
     assert (status, err.count("\n")) == (2, 1)
@@ -100,7 +98,6 @@ def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rotation(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name has two keys for a while; revoking the first leaves the second, revoking the name leaves none."""
     said(capsys, "keygen", "--name", "w0")
     said(capsys, "keygen", "--name", "w0", "--folder", "next")
     for path in ("keys/w0.key", "next/w0.key"):
@@ -111,7 +108,6 @@ def test_rotation(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_revoked_key_does_not_come_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """A key that was revoked cannot be added again, nor one that is there."""
     said(capsys, "keygen", "--name", "w0")
     add = ("keys", "add", "w0", "keys/w0.key", "--role", "worker")
     said(capsys, *add)

@@ -20,7 +20,6 @@ from tokenbus_services.worker import engine_kind
 
 
 def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: Any) -> Plan:  # noqa: ANN401
-    """Return the plan of one mixed worker, or of other services."""
     settings = Settings.load(environment={}, overrides=overrides or {})
     return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
 
@@ -65,7 +64,6 @@ async def test_anything_can_be_read() -> None:
 
 
 def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the extra is not installed a system comes up without a gateway, unless a port is asked for."""
     monkeypatch.setattr(system_module, "gateway_lacks", lambda: "uvicorn")
     (processor, _) = plan(tmp_path).services
     assert processor.name == "processor"
@@ -116,7 +114,6 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_each_rank_is_a_worker(tmp_path: Path) -> None:
-    """Workers are the ranks of an engine in turn, each with an id and options of its own."""
     ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
     made = plan(tmp_path, engine="vllm", mixed=4, ranks=ranks)
     shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
@@ -141,7 +138,6 @@ def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkey
 
 
 def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no place takes a folder a line says which were tried and why not."""
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: Path("/proc/tokenbus").mkdir())
     with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): .*/tmp: "):
         runtime_folder().__enter__()
@@ -170,8 +166,6 @@ async def test_service_runs_no_module_of_the_current_folder(
 
 
 async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the machine gives no process a line says whose and why, and not that the output is at fault."""
-
     async def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

@@ -58,7 +58,6 @@ async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 async def test_stopping_worker_finishes_its_requests() -> None:
-    """A worker that is told to stop finishes what it has, every token of it, and then leaves."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -75,7 +74,6 @@ async def test_stopping_worker_finishes_its_requests() -> None:
 
 
 async def test_worker_leaves_when_its_drain_is_over() -> None:
-    """What a stopping worker cannot finish in time ends with an error that says that the worker stopped."""
     settings = memory_settings(worker__drain_timeout_ms=1)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -92,7 +90,6 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
 
 
 async def test_worker_without_a_processor_stops() -> None:
-    """A worker that nobody answers leaves when it is told to."""
     settings, stop = memory_settings(), asyncio.Event()
     working = asyncio.create_task(
         serve_engine(SyntheticEngine(), settings, stop, transport=MemoryTransport(settings.bus))
@@ -102,8 +99,6 @@ async def test_worker_without_a_processor_stops() -> None:
 
 
 class Failing(SyntheticEngine):
-    """An engine that cannot compute a step."""
-
     def step(self) -> list[StepArrays]:
         raise OSError("out of everything")
 
@@ -123,8 +118,6 @@ async def test_engine_that_fails_ends_the_worker() -> None:
 
 
 def test_engine_that_breaks_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """An engine that breaks ends `tokenbus worker` with status 1 and one line that says why."""
-
     def fail(_: SyntheticEngine) -> list[StepArrays]:
         raise EngineBrokenError("no device")
 
@@ -161,7 +154,6 @@ class Closing(SyntheticEngine):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: never."""
         self.asked.set()
         return False
 
@@ -208,7 +200,6 @@ def test_engine_that_cannot_be(arguments: list[str], line: str, capsys: pytest.C
 def test_weights_that_cannot_be_used(
     contents: bytes | None, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights that are missing or damaged are one line that names the file, with status 1."""
     weights = tmp_path / "weights.safetensors"
     if contents is not None:
         weights.write_bytes(contents)

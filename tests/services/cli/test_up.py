@@ -27,7 +27,6 @@ from tokenbus_services.settings import Settings
 
 
 def pids(up: dict[str, Any]) -> dict[str, int]:
-    """Return the services' processes by name."""
     return {service["name"]: service["pid"] for service in up["services"]}
 
 
@@ -40,12 +39,10 @@ def started_with(ignored: str) -> list[str]:
 
 
 def none_runs(processes: dict[str, int]) -> bool:
-    """Return whether all processes have ended."""
     return not any(map(is_running, processes.values()))
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return what runtime folders there are."""
     return [path.name for path in folder.glob("tokenbus-*")]
 
 
@@ -129,7 +126,6 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
 
 
 def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
-    """A killed worker is told in a line with how it ended; the others go on, also after a hangup under nohup."""
     program = started_with("SIGHUP")
     with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
         processes = pids(command.event("up"))
@@ -145,7 +141,6 @@ def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
 
 
 def test_system_without_a_processor_ends(folder: Path) -> None:
-    """Where no request can be answered any more, one line says so and the rest is stopped, with status 1."""
     with Command(["up", *FEW, "--json"], environment(folder)) as command:
         processes = pids(command.event("up"))
         os.kill(processes["processor"], SIGKILL)
@@ -167,7 +162,6 @@ def test_children_end_with_a_killed_parent(folder: Path) -> None:
 
 
 def test_second_signal_kills(folder: Path) -> None:
-    """A service that does not leave is killed at the second signal; the status is 1 and nothing is left."""
     with Command(["up", *FEW, "--json"], environment(folder, worker__drain_timeout_ms=3_600_000)) as command:
         processes = pids(command.event("up"))
         os.kill(processes["mixed-0"], signal.SIGSTOP)  # it can hear nothing
@@ -211,7 +205,6 @@ def test_reader_that_goes_away_stops_it(folder: Path) -> None:
     [("--metrics-address", "processor", "metrics.address"), ("--port", "gateway", "gateway.address")],
 )
 def test_service_that_cannot_start_says_why(option: str, service: str, setting: str, folder: Path) -> None:
-    """An address that a service cannot use ends all of it with that service's line and status 2."""
     with closing(create_server(("127.0.0.1", 0))) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         given = address.rpartition(":")[2] if option == "--port" else address
@@ -301,7 +294,6 @@ def test_file_that_fails_is_not_taken_for_the_output(
     """A disk that is full is told with the file's name, not as a failure of standard output."""
 
     def fill(*_: object) -> int:
-        """Fail as a full disk does."""
         raise OSError(28, "No space left on device", "/somewhere/lock")
 
     monkeypatch.setattr("tokenbus_services.cli.up.run", fill)
