@@ -125,7 +125,11 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
     assert left_in(folder) == []
 
 
-def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
+def test_death_is_told_and_without_a_processor_all_ends(folder: Path) -> None:
+    """A killed worker is a line with how it ended; the others go on, also after a hangup under nohup.
+
+    Where no request can be answered any more, one line says so and the rest is stopped, with status 1.
+    """
     program = started_with("SIGHUP")
     with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
         processes = pids(command.event("up"))
@@ -134,21 +138,13 @@ def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
         ended = command.event("ended")
         assert (ended["service"], ended["status"], ended["text"]) == ("mixed-0", -SIGKILL, "ended with SIGKILL")
         assert is_running(processes["mixed-1"])
-        command.signal(SIGTERM)
-        assert command.event("down")["died"] == ["mixed-0"]
-        assert command.end()[0] == 1
-    assert none_runs(processes)
-
-
-def test_system_without_a_processor_ends(folder: Path) -> None:
-    with Command(["up", *FEW, "--json"], environment(folder)) as command:
-        processes = pids(command.event("up"))
         os.kill(processes["processor"], SIGKILL)
         assert command.event("ended")["service"] == "processor"
         assert "no request can be answered" in command.event("useless")["text"]
-        assert command.event("down")["died"] == ["processor"]
+        assert command.event("down")["died"] == ["processor", "mixed-0"]
         assert command.end()[0] == 1
     assert none_runs(processes)
+    assert left_in(folder) == []
 
 
 def test_children_end_with_a_killed_parent(folder: Path) -> None:
@@ -257,24 +253,16 @@ def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
     assert left_in(folder) == []
 
 
-def test_interrupt_that_is_ignored_stops_it_all_the_same(folder: Path) -> None:
-    """Started in the background by a script, where shells ignore SIGINT, it still stops by one."""
-    with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
-        processes = pids(command.event("up"))
-        command.signal(SIGINT)
-        assert command.event("down")["died"] == []
-        assert command.end()[0] == 0
-    assert none_runs(processes)
-    assert left_in(folder) == []
-
-
 def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
-    """Ctrl-Z stops every service before the command itself; when that goes on they do, and a signal ends all."""
+    """Ctrl-Z stops every service before the command itself; when that goes on they do, and a SIGINT ends all.
+
+    So it does where SIGINT was ignored, as shells do for what a script starts in the background.
+    """
 
     def state_of_process(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
-    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+    with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
         up = command.event("up")
         command.signal(SIGTSTP)
         command.wait_until(lambda: state_of_process(command.process.pid) == "T")
@@ -283,9 +271,10 @@ def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
         command.signal(SIGCONT)
         command.wait_until(lambda: "T" not in map(state_of_process, pids(up).values()))
         command.wait_until(lambda: is_well(f"{up['gateway']}/healthz"))
-        command.signal(SIGTERM)
+        command.signal(SIGINT)
         assert command.event("down")["died"] == []
         assert command.end()[0] == 0
+    assert none_runs(pids(up))
 
 
 def test_file_that_fails_is_not_taken_for_the_output(
