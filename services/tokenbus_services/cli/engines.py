@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tokenbus_services.cli.arguments import Parser
@@ -16,40 +15,48 @@ from tokenbus_services.worker import Engine, EngineKind, engine_kind
 DEFAULT_ENGINE = "ngram"
 
 
-def declare_engine(parser: Parser) -> None:
-    """Declare `--engine`; the options of the engine that it names are declared before the command line is read."""
+def declare_engine(parser: Parser, *, has_options: bool) -> None:
+    """Declare `--engine`, and if asked for the options of the engine that the command line names.
+
+    The command keeps what follows `--` for an engine that takes it.
+    """
+    shown = "; with --help, its own options are shown" if has_options else ""
     parser.add_argument(
         "--engine",
         choices=names(ENGINES),
         default=DEFAULT_ENGINE,
-        help=f"what computes the tokens ({DEFAULT_ENGINE}); with --help, its own options are shown",
+        help=f"what computes the tokens ({DEFAULT_ENGINE}){shown}",
     )
-    parser.declare_later = partial(_declare_options, parser)
 
-
-def keep_rest(parser: Parser) -> None:
-    """Let the command keep what follows `--` for an engine that takes it, as `tokenbus up` does for its workers."""
-
-    def look(given: Sequence[str]) -> None:
+    def declare_later(given: Sequence[str]) -> None:
+        if has_options and {"-h", "--help"} & set(given):
+            listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
+            parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
         name = _chosen(given)
-        parser.keeps_rest = name in names(ENGINES) and _kind(name).takes_rest
+        if name not in names(ENGINES):  # the parser refuses it
+            return
+        kind = kind_of(name)
+        parser.keeps_rest = kind.takes_rest
+        if has_options:
+            try:
+                kind.declare(parser)
+            except argparse.ArgumentError as error:
+                raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
 
-    parser.declare_later = look
+    parser.declare_later = declare_later
 
 
-def reads_model(engine: str) -> bool:
-    """Return whether an engine's `--model` is a folder."""
-    return _kind(engine).reads_model
-
-
-def ranks_of(engine: str, rest: Sequence[str]) -> list[list[str]]:
-    """Return an engine's own options for each of its data-parallel ranks."""
-    return _kind(engine).ranks(rest)
+def kind_of(name: str) -> EngineKind:
+    """Return an engine by its name; a CommandError says in one line why that cannot be."""
+    try:
+        return engine_kind(name)
+    except PluginError as error:
+        raise CommandError(str(error)) from None
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings, with `--model` as the chosen engine has it: the model's name, or its folder."""
-    if not reads_model(options.engine):
+    if not kind_of(options.engine).reads_model:
         return load_settings(options)
     given = vars(options)
     folder = given.pop("worker.model")
@@ -62,27 +69,13 @@ def load_engine_settings(options: argparse.Namespace) -> Settings:
 
 def made(options: argparse.Namespace, settings: Settings) -> Engine:
     """Make the chosen engine; a CommandError says in one line why that cannot be."""
-    kind = _kind(options.engine)
+    kind = kind_of(options.engine)
     try:
         return kind.make(options, settings)
     except ValueError as error:
         raise CommandError(str(error), WRONG_USE) from None
     except (RuntimeError, ImportError) as error:  # weights that are damaged, a device or a package that is missing
         raise CommandError(str(error)) from None
-
-
-def _declare_options(parser: Parser, given: Sequence[str]) -> None:
-    name = _chosen(given)
-    if {"-h", "--help"} & set(given):
-        listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
-        parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
-    if name in names(ENGINES):  # else the parser refuses it
-        kind = _kind(name)
-        parser.keeps_rest = kind.takes_rest
-        try:
-            kind.declare(parser)
-        except argparse.ArgumentError as error:
-            raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
 
 
 def _chosen(given: Sequence[str]) -> str:
@@ -92,13 +85,6 @@ def _chosen(given: Sequence[str]) -> str:
         return str(parser.parse_known_args(given)[0].engine)
     except argparse.ArgumentError:  # as `--engine` without a name: the command's own parser says so
         return ""
-
-
-def _kind(name: str) -> EngineKind:
-    try:
-        return engine_kind(name)
-    except PluginError as error:
-        raise CommandError(str(error)) from None
 
 
 def _summary(name: str) -> str:

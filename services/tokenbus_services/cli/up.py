@@ -15,12 +15,11 @@ from typing import Any
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, ranks_of, reads_model
+from tokenbus_services.cli.engines import declare_engine, kind_of, load_engine_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervisor
 from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus_services.client import Client
-from tokenbus_services.plugins import ENGINES, names
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
@@ -61,9 +60,7 @@ _LOOK_SECONDS = 1.0
 def declare(parser: Parser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "--engine", choices=names(ENGINES), default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
-    )
+    declare_engine(parser, has_options=False)
     parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
     for role in ("prefill", "decode"):
         what = f"{role} workers (1; 0 with an engine that reads a model's folder)"
@@ -83,14 +80,13 @@ def declare(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
     declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"}, has_bus=True)
-    keep_rest(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_engine_settings(options)
     model = _model(options)
-    ranks = ranks_of(options.engine, getattr(options, "rest", ()))
+    ranks = kind_of(options.engine).ranks(getattr(options, "rest", ()))
     options.workers *= len(ranks)
     for role in ("prefill", "decode"):
         if getattr(options, role) is None:
@@ -235,7 +231,7 @@ def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]
 
 def _model(options: argparse.Namespace) -> Path | None:
     """Return the model's folder, for an engine that reads one."""
-    if not reads_model(options.engine):
+    if not kind_of(options.engine).reads_model:
         return None
     model: Path | None = options.model
     if model is None or not model.is_dir():

@@ -37,7 +37,7 @@ worker hands requests off to a decode worker, at its address), worker.max_reques
 def declare(parser: Parser) -> None:
     """Declare the options; the chosen engine's are declared once it is known which that is."""
     parser.description = _DESCRIPTION
-    declare_engine(parser)
+    declare_engine(parser, has_options=True)
     parser.add_argument(
         "--steps-per-second",
         type=_rate,
