@@ -10,12 +10,10 @@ after it; of new requests, the longest that one waits for its first token. What 
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from statistics import median
 from typing import Any
@@ -59,35 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--rounds", type=int, default=9, metavar="N", help="how often (9)")
     add("--workers", type=int, default=2, metavar="N", help="how many workers (2)")
     add("--requests", type=int, default=8, metavar="N", help="how many requests (8)")
-    add("--busy", type=int, default=0, metavar="N", help="processes beside it that only compute (0)")
     options = report.parse(arguments)
     rounds = 1 if options.quick else options.rounds
     rows: list[Row] = []
     try:
-        with _busy(options.busy):
-            for how in options.how:
-                progress(f"{how}: {rounds} rounds")
-                pauses = _of_servers if how in {_BUS, _STILL, _LEADER} else _of_processors
-                found = asyncio.run(pauses(how, rounds, options.workers, options.requests))
-                rows += [
-                    {"what goes": _IN_WORDS[how], "who waits": who, "median, s": median(each), "worst, s": max(each)}
-                    for who, each in found.items()
-                ]
+        for how in options.how:
+            progress(f"{how}: {rounds} rounds")
+            pauses = _of_servers if how in {_BUS, _STILL, _LEADER} else _of_processors
+            found = asyncio.run(pauses(how, rounds, options.workers, options.requests))
+            rows += [
+                {"what goes": _IN_WORDS[how], "who waits": who, "median, s": median(each), "worst, s": max(each)}
+                for who, each in found.items()
+            ]
     except (NotRunError, WrongDeliveryError) as error:
         report.fail(error)
-    report.table(rows, f"{rounds} rounds, {options.busy} processes beside it that only compute")
+    report.table(rows, f"{rounds} rounds")
     report.write()
-
-
-@contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Let so many processes compute for as long as this lasts."""
-    with ExitStack() as stack:
-        for _ in range(count):
-            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        yield
 
 
 async def _begun(client: Client, workers: int, requests: int) -> list[int]:

@@ -13,9 +13,7 @@ import numpy as np
 from benchmarks.bus.pair import Order, Pair
 from benchmarks.bus.turns import (
     IPC,
-    KEYS,
     LANES,
-    NATS,
     OURS,
     STRUCT,
     TCP,
@@ -27,28 +25,21 @@ from benchmarks.bus.turns import (
     rate,
     taken,
     turn,
-)  # fmt: skip
+)
 from benchmarks.codec.fastdeploy import STRUCT_BYTES
 from benchmarks.errors import NotRunError
 from benchmarks.report import Report, Row, progress
 from benchmarks.sysv import queue_for
 from benchmarks.workload import HEADLINE_TOKENS, Case
 
-_EXAMPLES = """\
-examples:
-  python -m benchmarks.bus --quick    whether it works, in a minute
-  python -m benchmarks.bus            the tables, in a quarter of an hour
-  python -m benchmarks.bus --keys     what CURVE costs, in two minutes
-  python -m benchmarks.bus --nats     what NATS costs, in two minutes
-"""
+_LABELS = {lane.label: lane for lane in LANES}
 _ROWS = (1, 4, 16, 64, 128, 256, 512)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    report = Report("bus", __doc__, _EXAMPLES)
+    report = Report("bus", __doc__)
     add = report.parser.add_argument
-    add("--keys", action="store_true", help="only what keys cost: tcp without and with them")
-    add("--nats", action="store_true", help="only what NATS costs: tcp without and with it")
+    add("--beside", choices=list(_LABELS)[1:], nargs="+", default=list(_LABELS)[1:], help="which peers (all)")
     add("--rounds", type=int, default=3, metavar="N", help="turns of each peer (3)")
     add("--seconds", type=float, default=2.0, metavar="S", help="of a turn flat out (2)")
     add("--latency-steps", type=int, default=1000, metavar="N", help="of a turn at a rate (1000)")
@@ -56,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = report.parse(arguments)
     if options.quick:
         options.rounds, options.seconds, options.latency_steps = 1, 0.3, 60
-    lanes = [OURS, KEYS] if options.keys else [OURS, NATS] if options.nats else list(LANES)
+    lanes = [OURS, *(_LABELS[label] for label in options.beside)]
     top_ks = (0,) if options.quick else (0, 20)
     with ExitStack() as stack:
         queue = 0
@@ -67,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 report.say(f"FastDeploy's struct: {error}.")
                 lanes.remove(STRUCT)
         pair = stack.enter_context(Pair())
-        transports = (IPC,) if options.quick else (IPC, TCP) if OURS in lanes and len(lanes) > 2 else (TCP,)  # noqa: PLR2004
+        transports = (IPC,) if options.quick else (IPC, TCP)
         chosen = [
             (lane, transport)
             for lane in lanes
@@ -77,11 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         turns = measure(pair, chosen, top_ks, *times, queue, options.seed)
         for top_k in top_ks:
             report.table([_row(way, turns) for way in turns if way.case.top_k == top_k], f"k = {top_k}")
-        if len(lanes) > 2:  # noqa: PLR2004 - not only what keys or NATS cost
-            rows = _ROWS[::5] if options.quick else _ROWS
-            report.table(
-                list(_by_rows(pair, rows, options.rounds)), "a step, by its rows: microseconds of processor time"
-            )
+        rows = list(_by_rows(pair, _ROWS[::5] if options.quick else _ROWS, options.rounds))
+        report.table(rows, "a step, by its rows: microseconds of processor time")
     report.write()
 
 

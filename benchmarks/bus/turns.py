@@ -52,15 +52,13 @@ def _relayed(pair: Pair, order: Order) -> Turn:
 
 _ours = partial(_between, tokenbus.send, tokenbus.receive)
 OURS = Lane("Tokenbus", _ours())
-KEYS = Lane("Tokenbus, keys", _with_keys, (TCP,))
-NATS = Lane("Tokenbus, NATS", _over_nats, (TCP,))
 STRUCT = Lane("FastDeploy SysV struct", _between(peers.send_struct, peers.receive_struct), (SYSV,))
 LANES = (
     OURS,
     Lane("Tokenbus, a task a request", _ours(ROWS)),
     Lane("Tokenbus, steps()", _ours(BY_STEP)),
-    KEYS,
-    NATS,
+    Lane("Tokenbus, keys", _with_keys, (TCP,)),
+    Lane("Tokenbus, NATS", _over_nats, (TCP,)),
     Lane("Tokenbus, remote client", _relayed, (IPC,)),
     STRUCT,
     Lane("FastDeploy pickle + ZeroMQ", _between(peers.send_pickle, peers.receive_pickle)),
