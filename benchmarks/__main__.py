@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).resolve().parent
 _DESCRIPTION = """\
 Run the benchmarks one after the other; each prints its tables. One that cannot run here, as without a GPU, says why.
 
-The status is 0 if every benchmark measured something, 1 if one did not; goals that are missed do not change it.
+The status is 0 if every benchmark measured something, 1 if one did not.
 """
 _EXAMPLES = """\
 examples:

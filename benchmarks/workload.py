@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
     @property
     def is_headline(self) -> bool:
-        """Whether this is a size that the goals are written for."""
+        """Whether this is the size that the documents show."""
         return (self.rows, self.tokens_per_row) == (HEADLINE_ROWS, HEADLINE_TOKENS)
 
 
@@ -72,7 +72,7 @@ class Step:
 
 
 def cases(*, quick: bool) -> Iterator[Case]:
-    """Yield the sizes to measure, the smallest first; a quick run has the goals' sizes alone."""
+    """Yield the sizes to measure, the smallest first; a quick run has the headline size alone."""
     for rows in (HEADLINE_ROWS,) if quick else _ROWS:
         for top_k in TOP_KS if rows == HEADLINE_ROWS else (0, _WIDEST):
             yield Case(rows, HEADLINE_TOKENS, top_k)

@@ -16,7 +16,7 @@ _OTHER_SIZES_SHARE = 4
 
 def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("codec", __doc__)
-    report.parser.add_argument("--turns", type=int, default=0, help="of the goals' sizes (100, quick 2)")
+    report.parser.add_argument("--turns", type=int, default=0, help="of the headline size (100, quick 2)")
     report.parser.add_argument("--seed", type=int, default=1, help="of the random steps (1)")
     options = report.parse(arguments)
     turns = options.turns or (2 if options.quick else 100)

@@ -10,7 +10,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 KINDS = ("random", "peaked", "ascending", "descending")
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 FLOOR_BYTES_PER_US = 4.3e6
-"""The bandwidth that the goals are counted from: what a large copy reaches on one H200."""
+"""The bandwidth that the floor is counted from: what a large copy reaches on one H200."""
 
 
 class Case(NamedTuple):
@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
     @property
     def floor_us(self) -> float:
-        """How long reading the logits once takes at the goals' bandwidth."""
+        """How long reading the logits once takes at that bandwidth."""
         return self.rows * VOCABULARY * ITEM_BYTES[self.dtype] / FLOOR_BYTES_PER_US
 
 

@@ -17,7 +17,7 @@ class Peer(NamedTuple):
     make: Callable[[Any], Run]
     """Returns the way for PyTorch, or raises a NotRunError with the reason."""
     everywhere: bool = True
-    """Whether all sizes are measured, or, because each is compiled anew, those of the goals alone."""
+    """Whether all sizes are measured, or, because each is compiled anew, two alone."""
 
 
 def through_torch(logits: Any, ids: Any, top_k: int) -> object:  # noqa: ANN401
