@@ -9,19 +9,17 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
+from benchmarks.processes import Child, TaskFailedError
 from benchmarks.report import Report, Row, progress
-from benchmarks.vllm import model
 from benchmarks.vllm.cells import PATHS, Cell, cells
-from benchmarks.vllm.measure import Run, made_model, run
-from benchmarks.vllm.samples import MODEL, Sample, median, ratio
-from benchmarks.vllm.systems import ROOT, TOKENBUS, VLLM, Plan
+from benchmarks.vllm.measure import MODEL, Run, Sample, median, ratio, run
+from benchmarks.vllm.model import OPTIONS, make_model
+from benchmarks.vllm.systems import TOKENBUS, VLLM, Plan
 
-_TESTED = ROOT / ".venv-vllm" / "bin" / "python"
-"""What `make test-vllm` makes."""
 _MOST_ROWS = 1024
 _TOP_K = 20
 
@@ -39,48 +37,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--model", type=Path, metavar="FOLDER", help="a model's folder (a tiny one is made)")
     add("--gateways", type=_at_least_one, default=1, metavar="N", help="of Tokenbus (1)")
     add("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM (1)")
-    add("--python", metavar="FILE", help="the interpreter that has vLLM (this one, or that of `make test-vllm`)")
     options = report.parse(given[:split])
+    if options.quick:
+        options.streams, options.k, options.tokens, options.rounds = [1, 16], [None, _TOP_K], 16, 1
+    if importlib.util.find_spec("vllm") is None:
+        report.fail(NotRunError("not run: vLLM is not installed beside Tokenbus"))
     try:
-        found = _measured(options, given[split + 1 :])
-    except (NotRunError, WrongDeliveryError) as error:
+        plan, found = _measured(options, given[split + 1 :])
+    except (NotRunError, WrongDeliveryError, TaskFailedError) as error:
         report.fail(error)
-    report.say(_about(found))
-    for title, rows in (
-        ("tokens a second", _rates(found)),
-        ("milliseconds, tokens and bytes", _times(found)),
-        ("processor time in microseconds a token; outside: of all but the process that runs the model", _costs(found)),
-    ):
-        report.table(list(rows), title)
+    report.say(_about(plan, found))
+    report.table(list(_rates(found)), "tokens a second")
+    report.table(
+        list(_figures(found)),
+        "milliseconds, tokens and bytes; processor time in microseconds a token, outside: all but the model's process",
+    )
     report.write()
 
 
-def _measured(options: argparse.Namespace, engine_options: list[str]) -> Run:
-    if options.quick:
-        options.streams, options.k, options.tokens, options.rounds = [1, 16], [None, _TOP_K], 16, 1
+def _measured(options: argparse.Namespace, engine_options: list[str]) -> tuple[Plan, Run]:
     most = max(options.streams)
-    python = options.python or _python()
     if not any(each.startswith("--max-num-seqs") for each in engine_options):
         engine_options = ["--max-num-seqs", str(max(256, min(most, _MOST_ROWS))), *engine_options]
-    chosen = list(cells(options.endpoints, options.k, options.streams))
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
-        plan = Plan(python, options.model, engine_options, most, options.gateways, options.api_servers)
-        if plan.model is None:
+        if options.model is None:
             progress("a model is made")
-            made = made_model(python, Path(folder))
-            plan = replace(plan, model=made, engine_options=[*model.OPTIONS, *engine_options])
-        return run(plan, chosen, options.rounds, options.tokens)
+            options.model = Path(folder) / "tiny"
+            engine_options = [*OPTIONS, *engine_options]
+            with Child() as maker:
+                maker.begin(make_model, options.model)
+                maker.answer()
+        plan = Plan(options.model, engine_options, most, options.gateways, options.api_servers)
+        chosen = list(cells(options.endpoints, options.k, options.streams))
+        return plan, run(plan, chosen, options.rounds, options.tokens)
 
 
-def _about(found: Run) -> str:
-    same, plan = found.answers, found.plan
-    idle = ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
+def _about(plan: Plan, found: Run) -> str:
+    same, idle = found.answers, ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
     return (
         f"vLLM {found.vllm} on {found.card or 'a CPU'}, its options for both `{' '.join(plan.engine_options)}`; "
         f"{plan.gateways} gateway(s), {plan.api_servers} API server(s). At temperature 0, {same['asked']} answers of "
         f"{same['tokens']} tokens: the same tokens in {same['same_tokens']}, texts in {same['same_texts']}, logprobs "
-        f"in {same['same_logprobs']} (apart by at most {same['worst']:.1g}). Cores that are busy while idle: "
-        f"{idle}."
+        f"in {same['same_logprobs']} (apart by at most {same['worst']:.1g}). Cores that are busy while idle: {idle}."
     )
 
 
@@ -90,49 +88,20 @@ def _rates(found: Run) -> Iterator[Row]:
         none = found.rounds.get(Cell(cell.endpoint, None, cell.streams), rounds)
         yield {
             "": cell.in_words,
-            **{name: median(of).tokens_per_second for name, of in rounds.items()},
-            "times vLLM": ratio(rounds[TOKENBUS], rounds[VLLM], _rate),
-            "vLLM, of none": ratio(rounds[VLLM], none[VLLM], _rate),
-            "Tokenbus, of none": ratio(rounds[TOKENBUS], none[TOKENBUS], _rate),
+            **{name: median(of, attrgetter("tokens_per_second")) for name, of in rounds.items()},
+            "times vLLM": ratio(rounds[TOKENBUS], rounds[VLLM]),
+            **{f"{name}, of none": ratio(of, none[name]) for name, of in rounds.items()},
         }
 
 
-def _times(found: Run) -> Iterator[Row]:
+def _figures(found: Run) -> Iterator[Row]:
+    """Yield all other figures of each system: its processor time by role, but for the model's."""
     for cell, rounds in found.rounds.items():
         for name, of in rounds.items():
-            each = median(of)
-            yield {
-                "": cell.in_words,
-                "system": name,
-                "first token": each.first_ms,
-                "its p99": each.first_p99_ms,
-                "between tokens": each.between_ms,
-                "its p99 ": each.between_p99_ms,
-                "tokens an event": each.tokens_per_event,
-                "bytes a token": each.bytes_per_token,
-            }
-
-
-def _costs(found: Run) -> Iterator[Row]:
-    for cell, rounds in found.rounds.items():
-        for name, of in rounds.items():
-            each = median(of)
-            roles = {role: us for role, us in each.cpu_us.items() if role != MODEL}
-            outside = {"outside": each.outside_us, "the client": each.client_us}
-            yield {"": cell.in_words, "system": name, **roles, **outside}
-
-
-def _rate(each: Sample) -> float:
-    return each.tokens_per_second
-
-
-def _python() -> str:
-    """Return an interpreter that has vLLM."""
-    if importlib.util.find_spec("vllm") is not None:
-        return sys.executable
-    if _TESTED.exists():
-        return str(_TESTED)
-    raise NotRunError("not run: vLLM is not installed; --python names an interpreter that has it")
+            figures = {field: median(of, attrgetter(field)) for field in Sample._fields[1:-1]}
+            roles = [role for role in dict.fromkeys(role for each in of for role in each.cpu_us) if role != MODEL]
+            cpu = {role: median(of, lambda each, role=role: each.cpu_us.get(role, 0.0)) for role in roles}  # type: ignore[misc]
+            yield {"": cell.in_words, "system": name, **figures, **cpu}
 
 
 def _counts(text: str) -> list[int]:

@@ -21,7 +21,7 @@ from benchmarks.codec.peer import Queues
 from benchmarks.errors import WrongDeliveryError
 from benchmarks.http_clients import Answer, ask_round
 from benchmarks.processes import Child, TaskFailedError
-from benchmarks.vllm.samples import ratio, sample
+from benchmarks.vllm.measure import ratio, sample
 from benchmarks.workload import Case, Step, cases, make_steps, truth
 from tests.services.cli.local import is_running
 from tests.support.waiting import wait_until
@@ -180,4 +180,4 @@ def test_samples_are_per_token_and_ratios_are_of_rounds_side_by_side() -> None:
     with pytest.raises(WrongDeliveryError, match="3 tokens, of 4"):
         sample(answers, {}, 0.06, 4)
     slower = [found._replace(tokens_per_second=rate) for rate in (1.2, 0.6, 2.4)]
-    assert ratio([found] * 3, slower, lambda each: each.tokens_per_second) == pytest.approx(2.0)
+    assert ratio([found] * 3, slower) == pytest.approx(2.0)
