@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from tokenbus_services.delivery import RequestFailedError, Step
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
-    from tokenbus_services.items import RecordingError, StreamItem
+    from tokenbus_services.items import RecordingError, StreamItem, read_recording
     from tokenbus_services.offline import LLM, Output, Outputs
     from tokenbus_services.processor import Processor
-    from tokenbus_services.recording import read_recording
     from tokenbus_services.settings import Settings, SettingsError
     from tokenbus_services.worker import (
         Engine,
@@ -130,10 +129,9 @@ _HOMES = {
     "tokenbus_services.delivery": "RequestFailedError Step",
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",
-    "tokenbus_services.items": "RecordingError StreamItem",
+    "tokenbus_services.items": "RecordingError StreamItem read_recording",
     "tokenbus_services.offline": "LLM Output Outputs",
     "tokenbus_services.processor": "Processor",
-    "tokenbus_services.recording": "read_recording",
     "tokenbus_services.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
     "RetentionFullError StepArrays StepAssembler WouldWaitError",

@@ -1,13 +1,17 @@
-"""StreamItem: one item of a worker's stream, and its encoding in recordings and in the durable log.
+"""StreamItem: one item of a worker's stream, and its encoding in recordings and in the messages of a durable log.
 
-Pure functions of bytes; docs/recording.md has the format.
+docs/recording.md has the format.
 """
 
+import os
+import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from io import SEEK_END
+from pathlib import Path
 from typing import BinaryIO, cast
 from zlib import crc32
 
@@ -21,10 +25,14 @@ from tokenbus_contracts.schema import max_bytes_of
 
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
-_LONGEST_SIZE = 3
-"""Bytes of the varint of the largest frame's size."""
 _MORE = 0x80
+"""The bit of a varint's byte that says that another byte follows."""
 _BITS = 7
+"""How many bits of a number each byte of a varint has."""
+_LONGEST_SIZE = 3 * _BITS
+"""How many bits the size of a frame may have."""
+_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,20})")
+_MOST_LIVES = 4096
 
 
 @dataclass(eq=False)
@@ -116,6 +124,35 @@ def public_hello(hello: Hello) -> Hello:
     return shown
 
 
+class Lives:
+    """How far each life of a worker was read; it counts the items that are missing before the next one."""
+
+    def __init__(self) -> None:
+        self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
+        """The last item's sequence, and how many items are missing since the last one that was given."""
+
+    def __contains__(self, life: tuple[str, int]) -> bool:
+        """Return whether items of a life were read."""
+        return life in self._lives
+
+    def count(self, item: StreamItem, *, is_given: bool = True) -> bool:
+        """Set how many items are missing before an item; return False for an item that was read before."""
+        life = item.worker_id, item.epoch
+        last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
+        if item.sequence <= last:
+            self._lives[life] = last, missing
+            return False
+        item.missing_items = missing + item.sequence - last - 1
+        self.set(life, item.sequence, 0 if is_given else item.missing_items)
+        return True
+
+    def set(self, life: tuple[str, int], last: int, missing: int = 0) -> None:
+        """Set how far a life was read."""
+        self._lives[life] = last, missing
+        if len(self._lives) > _MOST_LIVES:
+            self._lives.popitem(last=False)
+
+
 def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
     """Return the first entry of a recording that starts at a sequence."""
     begun = public_hello(hello)
@@ -135,34 +172,6 @@ def gap_entry(epoch: int, first: int, last: int) -> bytes:
     return _framed(WorkerFrame(epoch=epoch, gap=gap))
 
 
-def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None = None) -> Iterator[StreamItem]:
-    """Yield the items of a recording, holding one at a time; an item's position is `END.SEQUENCE`, END in bytes.
-
-    `name` is the file's in errors, and `after` the position to go on behind. Raises RecordingError at the first fault.
-    """
-    entries = _Entries(file, name)
-    begin = entries.hello()
-    expected, missing = begin.hello.next_sequence, 0
-    if after is not None:
-        entries.seek(after[0])
-        expected = after[1] + 1
-    while (frame := entries.next()) is not None:
-        if frame.epoch != begin.epoch:
-            raise entries.error(f"epoch {begin.epoch}, as in the hello, got {frame.epoch}")
-        if (body := frame.WhichOneof("body")) is None:  # a newer minor version's
-            continue
-        last = entries.last_sequence(frame, expected)
-        if body == "gap":
-            missing += last - expected + 1
-        else:
-            payload, kind = entries.payload(frame.item), frame.item.payload_kind
-            yield StreamItem(begin.hello, begin.epoch, last, kind, payload, missing, f"{entries.end}.{last}")
-            missing = 0
-        expected = last + 1
-    if missing:
-        raise entries.error("an item behind the gap, got the file's end")
-
-
 def _framed(frame: WorkerFrame) -> bytes:
     data = write_frame(frame)
     size, head = len(data), bytearray()
@@ -170,6 +179,107 @@ def _framed(frame: WorkerFrame) -> bytes:
         head.append(size % _MORE | _MORE)
         size >>= _BITS
     return bytes([*head, size]) + data
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Encodes the items of one life of a worker as a recording."""
+
+    epoch: int
+    hello: Hello
+    first_sequence: int = 0
+    """Where the recording begins; 0: with the first item. Items that are missing from there on are a gap."""
+    last_sequence: int = 0
+    items: int = 0
+    payload_bytes: int = 0
+    gaps: int = 0
+    repeated_items: int = 0
+
+    @property
+    def missing_items(self) -> int:
+        """How many items are missing up to the last one."""
+        return self.last_sequence - self.first_sequence + 1 - self.items if self.items else 0
+
+    def add(self, item: StreamItem) -> bytes:
+        """Return the bytes to write for an item; none for an item that was added before."""
+        data = b""
+        if not self.items:
+            self.first_sequence = self.first_sequence or item.sequence
+            self.last_sequence = self.first_sequence - 1
+            data = hello_entry(self.epoch, self.hello, self.first_sequence)
+        elif item.sequence <= self.last_sequence:
+            self.repeated_items += 1  # its worker sent it again, to a processor that was started again
+            return data
+        if item.sequence > self.last_sequence + 1:
+            self.gaps += 1
+            data += gap_entry(self.epoch, self.last_sequence + 1, item.sequence - 1)
+        self.last_sequence = item.sequence
+        self.items += 1
+        self.payload_bytes += len(item.payload)
+        return data + item_entry(self.epoch, item.sequence, item.kind, item.payload)
+
+
+def read_recording(path: str | os.PathLike[str], *, after: str | None = None) -> Iterator[StreamItem]:
+    """Iterate over the items of a recording that `tokenbus record` wrote. It holds one item at a time.
+
+    Args:
+        path: the file.
+        after: the `position` of the last item that was taken, to go on behind it; default: the beginning.
+
+    Returns:
+        an iterator of each item as a `StreamItem`.
+
+    Raises:
+        OSError: the file cannot be read.
+        RecordingError: the recording is broken; the items before the fault were given.
+        ValueError: `after` is not a position.
+
+    Example:
+        def tokens_of(path: str) -> int:
+            return sum(item.batch.token_ids.size for item in tokenbus.read_recording(path) if item.batch is not None)
+    """
+    place = None
+    if after is not None:
+        if (match := _POSITION.fullmatch(after)) is None:
+            raise ValueError(f"after: the position of an item of a recording, got {after[:80]!r}")
+        place = int(match[1]), int(match[2])
+    return _read_file(Path(path), place)
+
+
+def _read_file(path: Path, place: tuple[int, int] | None) -> Iterator[StreamItem]:
+    with path.open("rb") as file:
+        yield from read_items(file, name=str(path), after=place)
+
+
+def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None = None) -> Iterator[StreamItem]:
+    """Yield the items of a recording, holding one at a time; an item's position is `END.SEQUENCE`, END in bytes.
+
+    `name` is the file's in errors, and `after` the position to go on behind. Raises RecordingError at the first fault.
+    """
+    entries = _Entries(file, name)
+    begin = entries.next()
+    if begin is None or begin.WhichOneof("body") != "hello":
+        got = "an empty file" if begin is None else f"the frame {begin.WhichOneof('body')}"
+        raise entries.error(f"a recording begins with a hello, got {got}")
+    expected, missing = begin.hello.next_sequence, 0
+    if after is not None:
+        entries.seek(after[0])
+        expected = after[1] + 1
+    while (frame := entries.next()) is not None:
+        if frame.epoch != begin.epoch:
+            raise entries.error(f"epoch {begin.epoch}, as in the hello, got {frame.epoch}")
+        if frame.WhichOneof("body") is None:  # a newer minor version's
+            continue
+        last = entries.last_sequence(frame, expected)
+        if frame.HasField("gap"):
+            missing += last + 1 - expected
+        else:
+            payload, kind = entries.payload(frame.item), frame.item.payload_kind
+            yield StreamItem(begin.hello, begin.epoch, last, kind, payload, missing, f"{entries.end}.{last}")
+            missing = 0
+        expected = last + 1
+    if missing:
+        raise entries.error("an item behind the gap, got the file's end")
 
 
 class _Entries:
@@ -199,19 +309,18 @@ class _Entries:
         if not (byte := self._file.read(1)):
             return None
         self._begin, self.end = self.end, self.end + 1
-        data = self._take(self._size(byte[0]), "its frame")
+        size, bits = byte[0] % _MORE, _BITS
+        while byte[0] >= _MORE and bits < _LONGEST_SIZE:
+            byte = self._take(1, "its size")
+            size |= byte[0] % _MORE << bits
+            bits += _BITS
+        if size > _LARGEST_FRAME or byte[0] >= _MORE:
+            raise self.error(f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
+        data = self._take(size, "its frame")
         try:
             return read_frame(WorkerFrame, data)
         except ContractError as error:
             raise self.error(str(error)) from None
-
-    def hello(self) -> WorkerFrame:
-        """Return the first frame."""
-        frame = self.next()
-        if frame is None or frame.WhichOneof("body") != "hello":
-            got = "an empty file" if frame is None else _named(frame)
-            raise self.error(f"a recording begins with a hello, got {got}")
-        return frame
 
     def last_sequence(self, frame: WorkerFrame, expected: int) -> int:
         """Return the sequence of the item, or the last one of the gap, that a frame has; it begins with `expected`."""
@@ -220,8 +329,8 @@ class _Entries:
                 first = last = frame.item.sequence
             case "gap":
                 first, last = frame.gap.first_sequence, frame.gap.last_sequence
-            case _:
-                raise self.error(f"an item or a gap, got {_named(frame)}")
+            case body:
+                raise self.error(f"an item or a gap, got the frame {body}")
         if first != expected:
             raise self.error(f"sequence {expected}, got {first}")
         if last < first:
@@ -236,27 +345,9 @@ class _Entries:
             raise self.error(f"{limit}, got {found:#010x}")
         return payload
 
-    def _size(self, byte: int) -> int:
-        """Return the size of a frame, of which the first byte was read."""
-        size, place = byte % _MORE, 1
-        while byte >= _MORE:
-            if place == _LONGEST_SIZE:
-                raise self.error(f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
-            (byte,) = self._take(1, "its size")
-            size |= (byte % _MORE) << (_BITS * place)
-            place += 1
-        if size > _LARGEST_FRAME:
-            raise self.error(f"a frame of at most {_LARGEST_FRAME} bytes, got {size}")
-        return size
-
     def _take(self, size: int, what: str) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
             raise self.error(f"the file ends within the entry: {what} needs {size} bytes, got {len(data)}")
         self.end += size
         return data
-
-
-def _named(frame: WorkerFrame) -> str:
-    body = frame.WhichOneof("body")
-    return "a frame that a newer minor version brought" if body is None else f"the frame {body}"

@@ -67,10 +67,10 @@ async def test_processor_that_comes_gets_workers_and_one_that_leaves_gives_them_
 async def test_watching_goes_on_at_a_processor_that_comes(deployment: Deployment, server: NatsServer) -> None:
     """A client that watches sees the workers of a processor that it finds later."""
     del server
-    async with Client(deployment.settings()) as client, client.watch() as watched, workers(deployment, 1):
-        async with Processor(deployment.settings()):
-            announced = await anext(watched)
-        assert announced.hello.worker_id == "w0"  # type: ignore[union-attr]
+    chosen = deployment.settings()
+    async with Client(chosen) as client, client.watch() as watched, workers(deployment, 1), Processor(chosen):
+        ask(client, 1, 4)
+        assert (await anext(watched)).worker_id == "w0"
 
 
 async def test_status_waits_for_a_processor_to_be_found(deployment: Deployment, server: NatsServer) -> None:

@@ -14,8 +14,7 @@ from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.items import RecordingError, StreamItem, gap_entry, hello_entry, item_entry, read_items
-from tokenbus_services.recording import Recorder
+from tokenbus_services.items import Recorder, RecordingError, StreamItem, gap_entry, hello_entry, item_entry, read_items
 
 ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)

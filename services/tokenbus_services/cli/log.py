@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from tokenbus_services.bus import Transport, require_nats
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import watching, widened
+from tokenbus_services.cli.watching import watched, widened
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
@@ -93,7 +94,7 @@ async def log(
     writer = LogWriter(stream, settings, wait_seconds=wait, drain_seconds=drain)
     progress, seen = Progress(), 0
     try:
-        async with writer, watching(settings, worker_id, stop, transport) as items:
+        async with writer, aclosing(watched(settings, worker_id, stop, transport)) as items:
             _log.info("writing", log=stream.address)
             async for item in items:
                 await writer.write(item, stop=stop)

@@ -3,22 +3,19 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import watching, widened
-from tokenbus_services.items import StreamItem
+from tokenbus_services.cli.watching import watched, widened
+from tokenbus_services.items import Recorder, StreamItem
 from tokenbus_services.logs import logger
 from tokenbus_services.printable import printable
-from tokenbus_services.recording import Recorder
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
@@ -39,19 +36,11 @@ examples:
   tokenbus record steps.tokenbus --count 1000 --json          a summary for machines
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames (how
-much may be on its way to this client, here at least 512 frames).
+much may be on its way to this client, here at least 1024 frames).
 """
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""
 _log = logger("record")
-
-
-@dataclass(slots=True)
-class _Recording:
-    path: Path
-    recorder: Recorder
-    worker_id: str
-    file: BinaryIO
 
 
 class Files:
@@ -60,9 +49,9 @@ class Files:
     def __init__(self, pattern: str) -> None:
         """Check the pattern of the files' names; raises a CommandError for a file that exists or has no directory."""
         self._pattern = pattern
-        self._open: dict[str, _Recording] = {}
-        """By worker: the recording of its latest life."""
-        self.recordings: list[_Recording] = []
+        self._open: dict[str, tuple[Path, BinaryIO]] = {}
+        """By worker: the file of its latest life."""
+        self.recorders: dict[Path, Recorder] = {}
         if "{worker}" not in pattern and "{epoch}" not in pattern:
             self._refuse_existing(Path(pattern))
         if "{" not in str(Path(pattern).parent) and not Path(pattern).parent.is_dir():
@@ -70,20 +59,26 @@ class Files:
 
     def total(self, count: str) -> int:
         """Return one of `_COUNTS` of all streams together."""
-        return sum(int(getattr(each.recorder, count)) for each in self.recordings)
+        return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:
         """Write an item to its stream's file."""
-        recording = self._recording_of(item)
-        gaps = recording.recorder.gaps
-        data = recording.recorder.add(item)
-        if recording.recorder.gaps > gaps:
+        path, file = self._open.get(item.worker_id, (None, None))
+        if path is None or file is None or self.recorders[path].epoch != item.epoch:
+            self._close(item.worker_id)
+            path = self._path_of(item.worker_id, item.epoch)
+            with _writing(path):
+                file = path.open("xb")
+            self._open[item.worker_id] = path, file
+            self.recorders[path] = Recorder(item.epoch, item.hello)
+        recorder = self.recorders[path]
+        gaps = recorder.gaps
+        data = recorder.add(item)
+        if recorder.gaps > gaps:
             _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
-        if not data:  # it was seen before
-            return
-        with _writing(recording.path):
-            recording.file.write(data)
-            recording.file.flush()  # so that the file has each item, however this process ends
+        with _writing(path):
+            file.write(data)
+            file.flush()  # so that the file has each item, however this process ends
 
     def close(self) -> None:
         """Close every file."""
@@ -96,41 +91,29 @@ class Files:
             **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
             "files": [
                 {
-                    "file": str(each.path),
-                    "worker_id": each.worker_id,
-                    "epoch": str(each.recorder.epoch),
-                    "first_sequence": str(each.recorder.first_sequence),
-                    "last_sequence": str(each.recorder.last_sequence),
-                    **{count: getattr(each.recorder, count) for count in _COUNTS},
+                    "file": str(path),
+                    "worker_id": each.hello.worker_id,
+                    "epoch": str(each.epoch),
+                    "first_sequence": str(each.first_sequence),
+                    "last_sequence": str(each.last_sequence),
+                    **{count: getattr(each, count) for count in _COUNTS},
                 }
-                for each in self.recordings
+                for path, each in self.recorders.items()
             ],
         }
 
-    def _recording_of(self, item: StreamItem) -> _Recording:
-        worker_id = item.worker_id
-        known = self._open.get(worker_id)
-        if known is not None and known.recorder.epoch == item.epoch:
-            return known
-        self._close(worker_id)
-        path = self._path_of(worker_id, item.epoch)
-        with _writing(path):
-            recording = _Recording(path, Recorder(item.epoch, item.hello), worker_id, path.open("xb"))
-        self._open[worker_id] = recording
-        self.recordings.append(recording)
-        return recording
-
     def _close(self, worker_id: str) -> None:
         """Close the file of a worker's latest life, if it has one."""
-        if (recording := self._open.pop(worker_id, None)) is not None:
-            with _writing(recording.path):
-                recording.file.close()
+        if worker_id in self._open:
+            path, file = self._open.pop(worker_id)
+            with _writing(path):
+                file.close()
 
     def _path_of(self, worker_id: str, epoch: int) -> Path:
         # A worker's name comes from outside, and may look like a path.
         safe = quote(worker_id, safe="").replace(".", "%2E")
         path = Path(self._pattern.replace("{worker}", safe).replace("{epoch}", str(epoch)))
-        if any(each.path == path for each in self.recordings):
+        if path in self.recorders:
             path = path.with_name(f"{path.name}.{safe}.{epoch}")
         self._refuse_existing(path)
         return path
@@ -167,22 +150,14 @@ def run(options: argparse.Namespace) -> int:
 
 async def _run(settings: Settings, options: argparse.Namespace, files: Files) -> None:
     with stop_on_signals() as stop:
-        await record(settings, files, stop, worker_id=options.worker, count=options.count)
+        await record(watched(settings, options.worker, stop), files, options.count)
 
 
-async def record(  # noqa: PLR0913 - each is given by name
-    settings: Settings,
-    files: Files,
-    stop: asyncio.Event,
-    *,
-    worker_id: str = "",
-    count: int = 0,
-    transport: Transport | None = None,
-) -> None:
-    """Write each item that is seen to its stream's file, until `stop` is set or `count` items were written."""
+async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: int = 0) -> None:
+    """Write each item to its stream's file, until `count` items were written; 0: until there are no more."""
     progress = Progress()
     try:
-        async with watching(settings, worker_id, stop, transport) as items:
+        async with aclosing(items):
             async for item in items:
                 files.write(item)
                 progress.show(lambda: f"{files.total('items')} items, {files.total('payload_bytes')} bytes recorded")
@@ -198,7 +173,7 @@ def _tell(files: Files) -> None:
         which = f"{each['worker_id']}/{each['epoch']}, {each['first_sequence']} to {each['last_sequence']}"
         missing = f", {each['missing_items']} MISSING in {each['gaps']} gaps" if each["gaps"] else ""
         print(printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}"))
-    if not files.recordings:
+    if not files.recorders:
         print("nothing was seen")
 
 

@@ -12,9 +12,8 @@ from tempfile import TemporaryDirectory
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import logged
-from tokenbus_services.items import RecordingError
+from tokenbus_services.items import Recorder, RecordingError, read_recording
 from tokenbus_services.printable import printable
-from tokenbus_services.recording import Recorder, read_recording
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress

@@ -4,18 +4,17 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import logged, watching
+from tokenbus_services.cli.watching import logged, watched
 from tokenbus_services.items import StreamItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
@@ -80,51 +79,33 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
     show = _print_json if options.json else _print_lines
     with reporting_faults():
-        asyncio.run(_watch(settings, options, show) if options.log is None else _read(settings, options, show))
+        asyncio.run(_run(settings, options, show))
     return 0
 
 
-async def _watch(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
+async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
+    if options.log is not None:
+        await tap(logged(options.log, options.worker, settings), options, show)
+        return
     with stop_on_signals() as stop:
-        await tap(settings, options, show, stop)
+        await tap(watched(settings, options.worker, stop), options, show)
 
 
 async def tap(
-    settings: Settings,
-    options: argparse.Namespace,
-    show: Callable[[Values], None],
-    stop: asyncio.Event,
-    transport: Transport | None = None,
+    items: AsyncGenerator[StreamItem, None], options: argparse.Namespace, show: Callable[[Values], None]
 ) -> None:
-    """Show each item that passes a processor, and each run of items that was left out, until `stop` is set."""
-    async with watching(settings, options.worker, stop, transport) as items:
-        await _show(items, options, show, stop)
-
-
-async def _read(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
-    """Show what a log has."""
-    async with aclosing(logged(options.log, options.worker, settings)) as items:
-        await _show(items, options, show, asyncio.Event())
-
-
-async def _show(
-    items: AsyncIterator[StreamItem],
-    options: argparse.Namespace,
-    show: Callable[[Values], None],
-    stop: asyncio.Event,
-) -> None:
+    """Show each item, and each run of items that was left out."""
     shown = 0
-    async for item in items:
-        if stop.is_set():
-            return
-        if item.missing_items:
-            show(left_out_values(item))
-        if options.request is not None and not item.has_request(options.request):
-            continue
-        show(item_values(item, time.time_ns(), rows=options.rows, request_id=options.request))
-        shown += 1
-        if shown == options.count:
-            return
+    async with aclosing(items):
+        async for item in items:
+            if item.missing_items:
+                show(left_out_values(item))
+            if options.request is not None and not item.has_request(options.request):
+                continue
+            show(item_values(item, time.time_ns(), rows=options.rows, request_id=options.request))
+            shown += 1
+            if shown == options.count:
+                return
 
 
 def _print_json(values: Values) -> None:

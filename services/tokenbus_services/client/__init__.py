@@ -1,6 +1,6 @@
 """The client: sends requests to a processor and takes their tokens."""
 
-from tokenbus_services.client.client import Client, WatchedItem, connect
+from tokenbus_services.client.client import Client, connect
 from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
 from tokenbus_services.client.stream import RequestEnd, StepRows, Stream
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
@@ -17,6 +17,5 @@ __all__ = [
     "Stream",
     "StructuredOutput",
     "Token",
-    "WatchedItem",
     "connect",
 ]

@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 from weakref import ref
 
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, ServerFrame, WatchedStream
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
@@ -18,22 +18,16 @@ from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.session import ClientSession, TakeItem
 from tokenbus_services.client.stream import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.tokens import Generation
+from tokenbus_services.items import Lives, StreamItem
 from tokenbus_services.link import PROOF_BYTES, SessionState
 from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings
-
-
-class WatchedItem(NamedTuple):
-    """An item of a watched stream, as its worker published it."""
-
-    item: Item
-    payload: bytes
 
 
 def connect(
@@ -114,7 +108,7 @@ class Client:
         )
         """The open requests."""
         self._clock = clock or SystemClock()
-        self._watched: tuple[str, Callable[[ServerFrame, bytes], None]] | None = None
+        self._watched: tuple[str, TakeItem] | None = None
         self._connections = ProcessorConnections(processors, self._begin, self.requests, self._clock)
         self.sessions = self._connections.sessions
         """The state of the connection to each processor; of a fixed list in its order."""
@@ -333,30 +327,32 @@ class Client:
         queue: StreamQueue[StepRows | RequestEnd] = StreamQueue(_bound)
         return self._steps.fill(queue, lambda: self.requests.open_stream(queue.put), self._close_steps)
 
-    def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[WatchedStream | WatchedItem]:
-        """Return an async iterator over a worker's stream as the worker publishes it.
+    def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[StreamItem]:
+        """Return an async iterator over the items of a worker's stream as the worker publishes them.
 
         Args:
             worker_id: the worker; empty: every worker.
             most: while so many items wait to be taken, further ones are left out.
 
         Returns:
-            a `Stream` that has a worker's `WatchedStream` first, and then each of its items.
+            a `Stream` of each item as a `StreamItem`; its `missing_items` counts those that were left out before it.
 
         Raises:
             RuntimeError: another one is open.
 
         Example:
             async with tokenbus.connect(address) as client, client.watch() as watched:
-                announced = await anext(watched)
-            print(announced.hello.worker_id)
+                tokens = [token async for token in client.generate([1, 2, 3], max_tokens=4)]
+                item = await anext(watched)
+            print(tokens, item.worker_id, item.sequence)
         """
-        queue: StreamQueue[WatchedStream | WatchedItem] = StreamQueue()
+        queue, lives = StreamQueue[StreamItem](), Lives()
 
-        def _take(frame: ServerFrame, payload: bytes) -> None:
+        def _take(stream: WatchedStream, item: Item, payload: bytes) -> None:
             if len(queue) < most:
-                is_item = frame.WhichOneof("body") == "watched_item"
-                queue.put(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
+                taken = StreamItem(stream.hello, stream.epoch, item.sequence, item.payload_kind, payload)
+                lives.count(taken)
+                queue.put(taken)
 
         def _begin() -> None:
             if self._watched is not None:

@@ -21,11 +21,15 @@ from tokenbus_contracts.generated.client_pb2 import (
     ServerFrame,
     StatusRequest,
     Watch,
+    WatchedStream,
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Refusal
+from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.link import PROOF_BYTES, RECONNECT_SHARE, ReconnectingSession, SessionState
+
+TakeItem = Callable[[WatchedStream, Item, bytes], None]
+"""Takes an item of a watched stream, with its payload."""
 
 
 class ClientSession(ReconnectingSession):
@@ -43,7 +47,9 @@ class ClientSession(ReconnectingSession):
         self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._acked = 0
-        self._watched: tuple[str, Callable[[ServerFrame, bytes], None]] | None = None
+        self._watched: tuple[str, TakeItem] | None = None
+        self._watched_stream: WatchedStream | None = None
+        """The stream that the processor announced last: the items that follow are its."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
         self.workers: frozenset[int] = frozenset()
@@ -117,7 +123,7 @@ class ClientSession(ReconnectingSession):
 
     # Calls of the application.
 
-    def watch(self, worker_id: str, take: Callable[[ServerFrame, bytes], None]) -> None:
+    def watch(self, worker_id: str, take: TakeItem) -> None:
         """Ask to be shown a worker's streams, or every worker's."""
         self.say(ClientFrame(watch=Watch(worker_id=worker_id)))
         self._watched = worker_id, take
@@ -178,9 +184,11 @@ class ClientSession(ReconnectingSession):
                 asked, self._status = self._status, None
                 if asked is not None and not asked.done():
                     asked.set_result(frame.status)
-            case "watched_item" | "watched_stream":
-                if self._watched is not None:
-                    self._watched[1](frame, parts[0] if parts else b"")
+            case "watched_stream":
+                self._watched_stream = frame.watched_stream
+            case "watched_item":
+                if self._watched is not None and self._watched_stream is not None:
+                    self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
 
     def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:

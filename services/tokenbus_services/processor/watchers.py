@@ -8,16 +8,21 @@ from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_services.items import public_hello
 from tokenbus_services.processor.client_frames import Frame
 from tokenbus_services.processor.session import Session
-from tokenbus_services.processor.stream import Arrived
+from tokenbus_services.processor.stream import Arrived, Stream
 from tokenbus_services.processor.workers import Worker
 
 
 class Watchers:
-    """The sessions that watch streams as they are, and what each of them watches."""
+    """The sessions that watch streams, and what each of them watches.
+
+    An item's frame has its sequence and not its stream: the item is one of the stream that the session was shown last.
+    """
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self._workers = workers
         self._watched: dict[Session, str] = {}
+        self._shown: dict[Session, Stream] = {}
+        """The stream that each session was shown last."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
@@ -25,7 +30,7 @@ class Watchers:
         return len(self._watched)
 
     def __contains__(self, session: Session) -> bool:
-        """Tell whether a session watches."""
+        """Return whether a session watches."""
         return session in self._watched
 
     def add(self, session: Session, worker_id: str) -> None:
@@ -35,19 +40,20 @@ class Watchers:
         self._watched[session] = worker_id
         for worker in self._workers.values():
             if worker_id in ("", worker.stream.worker_id):
-                _announce(session, worker)
+                self._announce(session, worker.stream)
 
     def remove(self, session: Session) -> None:
         """Show a session nothing any more."""
         self._watched.pop(session, None)
+        self._shown.pop(session, None)
 
     def show_stream(self, worker: Worker) -> None:
-        """Tell the watchers of a stream that it begins, or goes on after its worker was away."""
+        """Show the watchers of a stream that it begins, or goes on after its worker was away."""
         for session in self._watching(worker):
-            _announce(session, worker)
+            self._announce(session, worker.stream)
 
     def show_item(self, worker: Worker, entry: Arrived) -> None:
-        """Show an item to the watchers of its stream; what does not fit into a client's window is left out."""
+        """Show an item to the watchers of its stream; an item that does not fit into a client's window is left out."""
         if not self._watched:
             return
         item = Item(
@@ -57,15 +63,17 @@ class Watchers:
             payload_crc32=crc32(entry.payload),
         )
         for session in self._watching(worker):
-            if session.send_queue.has_room_in_window:
-                session.put(Frame(ServerFrame(watched_item=item), [entry.payload]))
-            else:
+            if not session.send_queue.has_room_in_window:
                 self.skipped_items += 1
+                continue
+            if self._shown.get(session) is not worker.stream:
+                self._announce(session, worker.stream)
+            session.put(Frame(ServerFrame(watched_item=item), [entry.payload]))
 
     def _watching(self, worker: Worker) -> list[Session]:
         return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
 
-
-def _announce(session: Session, worker: Worker) -> None:
-    watched = WatchedStream(epoch=worker.stream.epoch, hello=public_hello(worker.stream.hello))
-    session.put(Frame(ServerFrame(watched_stream=watched)))
+    def _announce(self, session: Session, stream: Stream) -> None:
+        self._shown[session] = stream
+        watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
+        session.put(Frame(ServerFrame(watched_stream=watched)))

@@ -27,9 +27,9 @@ from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.record import Files, record
-from tokenbus_services.items import RecordingError, StreamItem, read_items
+from tokenbus_services.cli.watching import watched
+from tokenbus_services.items import RecordingError, StreamItem, read_items, read_recording
 from tokenbus_services.processor import Processor
-from tokenbus_services.recording import read_recording
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
@@ -67,9 +67,7 @@ async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Pat
     count = len(list(read_items(BytesIO(data))))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        recorded = asyncio.create_task(
-            record(settings, files, stop, worker_id=WORKER, count=count, transport=transport)
-        )
+        recorded = asyncio.create_task(record(watched(settings, WORKER, stop, transport), files, count))
         await until(lambda: len(processor.clients.watchers))
         done = await replayed(data, settings, transport)
         await asyncio.wait_for(recorded, MOST)
@@ -181,7 +179,7 @@ def test_each_life_has_a_file(tmp_path: Path) -> None:
 def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "steps"))
     for worker_id, epoch in (("a", 1), ("b", 1), ("a", 1), ("a", 2)):
-        files.write(seen(worker_id, epoch, sequence=len(files.recordings) + 1))
+        files.write(seen(worker_id, epoch, sequence=len(files.recorders) + 1))
     files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps", "steps.a.2", "steps.b.1"]
 
@@ -208,9 +206,10 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
     """A file that takes nothing more is named with the reason, and so is one whose folder is not there."""
     files = Files(str(tmp_path / "{worker}"))
     files.write(seen("a", 1))
-    files.recordings[0].file.close()
+    path, file = files._open["a"]
+    file.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        files.recordings[0].file = full
+        files._open["a"] = path, full
         with pytest.raises(CommandError, match=r"/a: no space left on device"):
             files.write(seen("a", 1, sequence=2))
     with pytest.raises(CommandError, match=r"/1/a: no such file or directory"):
@@ -224,21 +223,16 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "{worker}"))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        recorded = asyncio.create_task(record(settings, files, stop, transport=transport))
+        recorded = asyncio.create_task(record(watched(settings, "", stop, transport), files))
         await until(lambda: len(processor.clients.watchers) == 1)
-        # The first life makes a worker known; what its second one publishes is then seen from the beginning.
-        for worker_id in ("a", "b"):
-            await replayed(recording(), settings, transport, renamed_to=(worker_id, 1))
-        await until(lambda: len(processor.clients.watchers) == 3)
         for worker_id in ("a", "b"):
             await replayed(recording(), settings, transport, renamed_to=(worker_id, 2))
-        total = 2 * len(list(payloads()))
-        await until(lambda: sum(each.recorder.items for each in files.recordings if each.recorder.epoch == 2) == total)
+        await until(lambda: files.total("items") == 2 * len(list(payloads())))
         stop.set()
         await asyncio.wait_for(recorded, MOST)
         steps.cancel()
-    assert {each.worker_id for each in files.recordings} == {"a", "b"}
-    assert all(not each.recorder.missing_items for each in files.recordings if each.recorder.epoch == 2)
+    assert sorted(path.name for path in files.recorders) == ["a", "b"]
+    assert files.total("missing_items") == 0
 
 
 # The commands.

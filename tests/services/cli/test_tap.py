@@ -28,6 +28,7 @@ from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
+from tokenbus_services.cli.watching import watched
 from tokenbus_services.items import StreamItem, read_items
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker.replay import Replay
@@ -100,11 +101,11 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
     settings = memory_settings(**overrides)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     shown: list[Values] = []
-    options = argparse.Namespace(worker=WORKER, rows=False, count=count, request=None)
+    options = argparse.Namespace(rows=False, count=count, request=None)
     data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        tapping = asyncio.create_task(tap(settings, options, shown.append, stop, transport))
+        tapping = asyncio.create_task(tap(watched(settings, WORKER, stop, transport), options, shown.append))
         await until(lambda: len(processor.clients.watchers))
         replay = Replay(read_items(BytesIO(data)), settings, speed=0, transport=transport)
         await asyncio.wait_for(replay.run(asyncio.Event()), MOST)

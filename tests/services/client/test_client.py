@@ -23,7 +23,6 @@ from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.bus import AddressError, Listener
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
-from tokenbus_services.client.client import WatchedItem
 from tokenbus_services.delivery import RequestFailedError, Token
 
 ADDRESS = "memory://clients"
@@ -233,14 +232,16 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
         watched = client.watch("w", most=2)
         first = asyncio.ensure_future(anext(watched))
         assert (await processor.body("watch")).watch.worker_id == "w"
-        processor.say(ServerFrame(watched_stream=WatchedStream(epoch=1, hello=hello_of())))
-        assert isinstance(await soon(first), WatchedStream)
-        for sequence in range(1, 5):
-            processor.say(ServerFrame(watched_item=item_of(b"abc", sequence)), b"abc")
-        await turns()
-        found = [await soon(anext(watched)) for _ in range(2)]
-        assert [item.item.sequence for item in found if isinstance(item, WatchedItem)] == [1, 2]
-        assert found[0] == WatchedItem(item_of(b"abc", 1), b"abc")
+        processor.say(ServerFrame(watched_stream=WatchedStream(epoch=7, hello=hello_of())))
+        processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
+        item = await soon(first)
+        assert (item.worker_id, item.epoch, item.sequence, item.payload) == ("worker-0", 7, 1, b"abc")
+        for sequences in (range(2, 6), range(6, 7)):
+            for sequence in sequences:
+                processor.say(ServerFrame(watched_item=item_of(b"abc", sequence)), b"abc")
+            await turns()
+            found = [await soon(anext(watched)) for _ in range(min(2, len(sequences)))]
+        assert [(item.sequence, item.missing_items) for item in found] == [(6, 2)]
         await watched.aclose()
         processor.say(ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
         await turns()

@@ -524,9 +524,10 @@ async def test_second_watch_is_refused_until_the_first_is_closed_or_dropped() ->
         with pytest.raises(RuntimeError, match=r"watch\(\) is being iterated over already"):
             client.watch("w")
         processor.say(ServerFrame(watched_stream=WatchedStream(epoch=1, hello=hello_of())))
-        assert isinstance(await soon(anext(first)), WatchedStream)
+        processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
+        assert (await soon(anext(first))).sequence == 1
         del first
         second = client.watch("v")
         await turns()
-        processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
-        assert (await soon(anext(second))) is not None
+        processor.say(ServerFrame(watched_item=item_of(b"abc", 2)), b"abc")
+        assert (await soon(anext(second))).sequence == 2

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of, ids
+from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
 from tokenbus_contracts import ContractError, RowStatus, encode
-from tokenbus_contracts.generated.client_pb2 import Outputs
+from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.client import RequestEnd, StepRows
@@ -19,7 +19,7 @@ def test_nothing_is_asked_before_the_handshake() -> None:
     peer = Peer()
     peer.requests.open(generate_of(5))
     peer.requests.resume(6, 3, include_drafts=True)
-    peer.session.watch("w", lambda _frame, _payload: None)
+    peer.session.watch("w", lambda *_: None)
     assert peer.bodies() == ["hello"]
     peer.welcome()
     first, second, third = peer.says_all()
@@ -234,6 +234,17 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     assert seen[1].token_ids.tolist() == ids(5, 2, 3)
 
 
+def test_watched_items_are_shown() -> None:
+    """An item goes to the watcher with its payload, and with the stream that was announced last."""
+    peer = opened()
+    seen: list[tuple[int, int, bytes]] = []
+    peer.session.watch("w", lambda stream, item, payload: seen.append((stream.epoch, item.sequence, payload)))
+    for epoch in (1, 2):
+        peer.numbered(watched_stream=WatchedStream(epoch=epoch, hello=hello_of()))
+        peer.numbered(b"abc", watched_item=item_of(b"abc", 4))
+    assert seen == [(1, 4, b"abc"), (2, 4, b"abc")]
+
+
 # What is known after the connection broke.
 
 
@@ -260,7 +271,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
     list(peer.says_all())
     peer.rows(Wanted(5, 0, 2))
     peer.requests.abort(6)
-    peer.session.watch("w", lambda _frame, _payload: None)
+    peer.session.watch("w", lambda *_: None)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
     peer.welcome(resumed=resumed, processor_id="other")

@@ -57,7 +57,7 @@ def test_streams_are_announced_without_secrets() -> None:
 
 
 def test_only_what_is_watched_is_shown() -> None:
-    """A client that watches one worker is shown that one alone; one that watches all is shown all, also later ones."""
+    """A client that watches all workers is shown later ones too, and before an item the stream that has it."""
     bench = Bench()
     first = bench.worker("a")
     one, every = watching(bench, "a"), watching(bench, session=7)
@@ -65,7 +65,7 @@ def test_only_what_is_watched_is_shown() -> None:
     for worker in (second, first):
         worker.publish(rows([1]))
     assert seen(one) == ["a/7", "1"]
-    assert seen(every) == ["a/7", "b/7", "1", "1"]
+    assert seen(every) == ["a/7", "b/7", "1", "a/7", "1"]
     first.say_hello(next_sequence=2)
     assert seen(one) == ["a/7"]
     assert seen(watching(bench, "b", session=8)) == ["b/7"]
