@@ -14,7 +14,16 @@ from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.items import Recorder, RecordingError, StreamItem, gap_entry, hello_entry, item_entry, read_items
+from tokenbus_services.items import (
+    Lives,
+    Recorder,
+    RecordingError,
+    StreamItem,
+    gap_entry,
+    hello_entry,
+    item_entry,
+    read_items,
+)
 
 ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)
@@ -217,6 +226,23 @@ def test_no_more_is_read_than_one_entry() -> None:
     for _ in range(10):
         next(found)
     assert read == list(range(1, 11))
+
+
+def test_what_is_missing_is_counted_once() -> None:
+    """An item that comes again changes no count, and what is missing before an item that is left out is not lost."""
+    lives = Lives()
+
+    def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
+        found = item(sequence)
+        found.missing_items = missing_items
+        return found.missing_items if lives.count(found, is_given=is_given) else None
+
+    assert count(3, missing_items=2) == 2
+    assert count(8, missing_items=4, is_given=False) == 4
+    assert count(8, missing_items=4) is None
+    assert count(9) == 4
+    assert count(10, missing_items=9) == 0
+    assert count(13) == 2
 
 
 # Through the public name.

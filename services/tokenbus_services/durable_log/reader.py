@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -13,9 +12,16 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError
-from tokenbus_services.durable_log.messages import is_writers, read_message, sequence_before
-from tokenbus_services.durable_log.stream import ASK_SECONDS, FAILURES, LogError, LogStream, reason_of, unless_lost
-from tokenbus_services.items import RecordingError, StreamItem
+from tokenbus_services.durable_log.stream import (
+    ASK_SECONDS,
+    FAILURES,
+    LogError,
+    LogStream,
+    is_writers,
+    reason_of,
+    unless_lost,
+)
+from tokenbus_services.items import Lives, RecordingError, StreamItem
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 
@@ -30,7 +36,6 @@ _STORED = "$JS.ACK."
 """How the reply subject of a message of the stream begins; the server's own status messages have another one."""
 _ROUNDING = timedelta(microseconds=1)
 """How far `logged_at` may be behind the server's own time, which has nanoseconds."""
-_MOST_LIVES = 4096
 _log = logger("log")
 
 
@@ -100,31 +105,20 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     """
     settings = settings or Settings.load()
     place = _Place(0, 0) if after is None else _Place.read(after)
-    stream = LogStream(settings, address)
-    reader = _Reader(stream, settings, stream.subject(worker_id))
-    lives = _Lives(from_beginning=after is None and since is None)
+    reader = _Reader(LogStream(settings, address), settings, worker_id, place, since)
     end: int | None = None
-    is_first = True
     while True:
-        server = await stream.connect(2 * settings.bus.heartbeat_timeout_ms / 1000 if is_first else None)
+        server = await reader.connect()
         try:
-            info = await (stream.info(server, make=False) if is_first else stream.look(server))
-            reader.begins(place, info.state, is_again=not is_first)
-            is_first = False
+            state = await reader.begin(server)
             if not follow and end is None:
-                end = info.state.last_seq
-            async with aclosing(reader.messages(server, place, since, end)) as messages:
+                end = state.last_seq
+            async with aclosing(reader.messages(server, end)) as messages:
                 async for message in messages:
-                    await reader.learn_life(server, message, lives)
-                    for at, item in reader.items(message, place, lives):
-                        is_new = at[:2] > place[:2]
-                        is_wanted = is_new and (request_id is None or item.has_request(request_id))
-                        is_first_time = lives.count(item, is_given=is_wanted or not is_new)
-                        place = at if is_new else place
-                        if is_wanted and is_first_time:
-                            yield item
+                    for item in await reader.new_items(server, message, request_id):
+                        yield item
         except FAILURES as error:
-            reader.failed(error, place)
+            reader.failed(error)
             await asyncio.sleep(_RETRY_SECONDS)
         else:
             return
@@ -132,113 +126,102 @@ async def read_log(  # noqa: PLR0913 - each is given by name
             await server.close(0)
 
 
-class _Lives:
-    """How far each life of a worker was read, to count the items that are missing before the next one."""
-
-    def __init__(self, *, from_beginning: bool) -> None:
-        """Note whether the log is read from its beginning: then nothing was read before an unknown life's items."""
-        self._from_beginning = from_beginning
-        self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
-        """The last item's sequence, and how many are missing since the last item that the caller was given."""
-
-    def count(self, item: StreamItem, *, is_given: bool) -> bool:
-        """Set how many items are missing before an item; return False for an item that was read before."""
-        life = item.worker_id, item.epoch
-        last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
-        if item.sequence <= last:  # it was appended twice
-            self._lives[life] = last, missing
-            return False
-        item.missing_items = missing + item.sequence - last - 1
-        self._set(life, item.sequence, 0 if is_given else item.missing_items)
-        return True
-
-    def knows(self, life: tuple[str, int]) -> bool:
-        """Return whether items of a life were read."""
-        return life in self._lives
-
-    def learn(self, life: tuple[str, int], last: int) -> None:
-        """Note how far the log had a life before the first message that is read."""
-        self._set(life, last, 0)
-
-    def pass_over(self, life: tuple[str, int]) -> None:
-        """Note that a message of a life cannot be read, so that its items count as missing even if they come first."""
-        if self._from_beginning and life not in self._lives:
-            self._set(life, 0, 0)
-
-    def _set(self, life: tuple[str, int], last: int, missing: int) -> None:
-        self._lives[life] = last, missing
-        if len(self._lives) > _MOST_LIVES:
-            self._lives.popitem(last=False)
-
-
 class _Reader:
     """Fetches messages in order, through a consumer that the server keeps in memory and removes later."""
 
-    def __init__(self, stream: LogStream, settings: Settings, subject: str) -> None:
+    def __init__(
+        self, stream: LogStream, settings: Settings, worker_id: str, place: _Place, since: datetime | None
+    ) -> None:
         self._stream = stream
         self._settings = settings
-        self._subject = subject
+        self._subject = stream.subject(worker_id)
+        self._place = place
+        self._since = since
+        self._from_beginning = not place.message and since is None
+        self._lives = Lives()
+        self._has_begun = False
         self._repeated_log = DeduplicatedLog()
 
-    def begins(self, place: _Place, state: StreamState, *, is_again: bool) -> None:
-        """Log if retention removed messages behind a place; raises a LogError for a place beyond the log's end."""
+    async def connect(self) -> ServerConnection:
+        """Return a connection to a server; raises an AddressError if none answers the first time."""
+        return await self._stream.connect(
+            None if self._has_begun else 2 * self._settings.bus.heartbeat_timeout_ms / 1000
+        )
+
+    async def begin(self, server: ServerConnection) -> StreamState:
+        """Return the stream's state, before its messages are asked for.
+
+        Logs if retention removed messages behind the place; raises a LogError for a place beyond the log's end.
+        """
+        stream, place = self._stream, self._place
+        state = (await (stream.look(server) if self._has_begun else stream.info(server, make=False))).state
         if place.message > state.last_seq:
-            raise LogError(self._stream.address, f"position {place} is beyond the log's end, message {state.last_seq}")
-        first = state.first_seq
-        if place.message and first > place.message + 1 and not is_again:
-            _log.warning("log was not read in time: retention removed items", after=str(place), first=f"{first}.1")
+            raise LogError(stream.address, f"position {place} is beyond the log's end, message {state.last_seq}")
+        if place.message and state.first_seq > place.message + 1 and not self._has_begun:
+            first = f"{state.first_seq}.1"
+            _log.warning("log was not read in time: retention removed items", after=str(place), first=first)
+        self._has_begun = True
+        return state
 
-    def failed(self, error: BaseException, place: _Place) -> None:
-        """Log that the reader begins again behind a place."""
+    def failed(self, error: BaseException) -> None:
+        """Log that the reader begins again behind its place."""
         reason = reason_of(error)
-        self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(place))
+        self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(self._place))
 
-    async def learn_life(self, server: ServerConnection, message: Msg, lives: _Lives) -> None:
-        """Ask how far the log has a message's life, if another program wrote the message and its life is unknown."""
-        life = self._stream.life(message.subject)
-        if life is None or lives.knows(life) or is_writers(message.headers):
-            return
-        last = await sequence_before(self._stream, server, message.subject, message.metadata.sequence.stream)
-        if last:
-            lives.learn(life, last)
+    async def new_items(self, server: ServerConnection, message: Msg, request_id: int | None) -> list[StreamItem]:
+        """Return the items of a message that are behind the place, new, and of a request if one is given.
 
-    def items(self, message: Msg, place: _Place, lives: _Lives) -> list[tuple[_Place, StreamItem]]:
-        """Return the items of a message with their places; a damaged message is logged, and has none.
-
-        Raises a LogError for a position in another message of this number, or behind the message's last item.
+        Raises a LogError for a place in another message of this number, or behind the message's last item.
         """
         number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
         taken_at = int(logged_at.timestamp() * 1e6)
-        if place.message == number and place.taken_at not in {0, taken_at}:
-            reason = f"position {place}: the log was made anew, and its message {number} is another one"
+        is_at_place = self._place.message == number
+        if is_at_place and self._place.taken_at not in {0, taken_at}:
+            reason = f"position {self._place}: the log was made anew, and its message {number} is another one"
             raise LogError(self._stream.address, reason)
+        items = await self._read(server, message)
+        if items and is_at_place and self._place.item > len(items):
+            limit = f"position {self._place} is beyond the end of message {number}, which has {len(items)} items"
+            raise LogError(self._stream.address, limit)
+        given = []
+        for index, item in enumerate(items, start=1):
+            place = _Place(number, index, taken_at)
+            item.position, item.logged_at = str(place), logged_at
+            is_new = place[:2] > self._place[:2]
+            is_wanted = is_new and (request_id is None or item.has_request(request_id))
+            if self._lives.count(item, is_given=is_wanted or not is_new) and is_wanted:
+                given.append(item)
+            if is_new:
+                self._place = place
+        return given
+
+    async def _read(self, server: ServerConnection, message: Msg) -> list[StreamItem]:
+        """Return all items of a message; a damaged one is logged, and has none."""
+        number, subject = message.metadata.sequence.stream, message.subject
+        life = self._stream.life(subject)
+        is_unknown = life is not None and life not in self._lives
+        if life is not None and is_unknown and not is_writers(message.headers):
+            before = await self._stream.message_before(server, subject, number)
+            if last := await self._stream.last_sequence(server, subject, before):
+                self._lives.set(life, last)
         try:
-            found = read_message(self._stream, message.subject, message.data)
+            return self._stream.items(subject, message.data)
         except RecordingError as error:
-            reason, subject = str(error), message.subject
+            reason = str(error)
             self._repeated_log.begin(
                 number, _log.error, "damaged message", message=number, subject=subject, reason=reason
             )
-            if (life := self._stream.life(message.subject)) is not None:
-                lives.pass_over(life)
+            if life is not None and life not in self._lives and self._from_beginning:
+                self._lives.set(life, 0)  # its items count as missing even if they come first
             return []
-        if place.message == number and place.item > len(found):
-            limit = f"position {place} is beyond the end of message {number}, which has {len(found)} items"
-            raise LogError(self._stream.address, limit)
-        placed = [(_Place(number, index, taken_at), item) for index, item in enumerate(found, start=1)]
-        for at, item in placed:
-            item.position, item.logged_at = str(at), logged_at
-        return placed
 
-    async def messages(
-        self, server: ServerConnection, place: _Place, since: datetime | None, last: int | None
-    ) -> AsyncGenerator[Msg, None]:
-        """Yield the messages from a place on; end after number `last`, if it is given.
+    async def messages(self, server: ServerConnection, last: int | None) -> AsyncGenerator[Msg, None]:
+        """Yield the messages from the place on; end after number `last`, if it is given.
 
         Raises one of FAILURES if the caller must connect and begin again.
         """
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
-        adding = jetstream.add_consumer(self._stream.name, self._config(place, since))
+        adding = jetstream.add_consumer(self._stream.name, self._config())
         consumer = await unless_lost(server, adding)
         if last is not None and not consumer.num_pending:
             return
@@ -270,7 +253,7 @@ class _Reader:
             if last is not None and (found.sequence.stream >= last or not found.num_pending):
                 return
 
-    def _config(self, place: _Place, since: datetime | None) -> ConsumerConfig:
+    def _config(self) -> ConsumerConfig:
         config = ConsumerConfig(
             deliver_policy=DeliverPolicy.ALL,
             ack_policy=AckPolicy.NONE,
@@ -279,10 +262,10 @@ class _Reader:
             mem_storage=True,
             num_replicas=1,
         )
-        if place.message:
-            config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, place.message
-        elif since is not None:
-            config.deliver_policy, config.opt_start_time = DeliverPolicy.BY_START_TIME, since - _ROUNDING
+        if self._place.message:
+            config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, self._place.message
+        elif self._since is not None:
+            config.deliver_policy, config.opt_start_time = DeliverPolicy.BY_START_TIME, self._since - _ROUNDING
         return config
 
     async def _is_over(self, server: ServerConnection, consumer: ConsumerInfo, delivered: int) -> bool:

@@ -1,20 +1,23 @@
-"""LogStream: the JetStream stream that holds a log, its address, limits and state; docs/log.md has the format."""
+"""LogStream: the JetStream stream that holds a log, its limits, state and messages; docs/log.md has the format."""
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from io import BytesIO
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import nats.errors
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
 
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.addresses import is_nats, parse_nats
 from tokenbus_services.bus.nats import NatsTransport
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError, Servers
+from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings, Settings, listed_addresses
 
@@ -101,38 +104,29 @@ class LogStream:
         Waits for a cluster that elects a leader, and with `make` for a quorum; calls `tell` with the reason to wait.
         Raises LogError, also if `make` finds a stream that keeps less than the settings of a durable log say.
         """
-        reason = ""
+        jetstream, reason = server.client.jetstream(timeout=ASK_SECONDS), reason_of(TimeoutError())
         try:
             async with asyncio.timeout(_ELECTION_SECONDS):
-                while not isinstance(info := await self._info_or_error(server, make=make), StreamInfo):
-                    reason = reason_of(info)
+                while True:
+                    try:
+                        info = await unless_lost(server, self._info(jetstream, make=make))
+                        if make:
+                            self.check_quorum(info)
+                            self._check(info)
+                        return info  # noqa: TRY300 - the loop goes on after the errors of a while
+                    except (nats.errors.TimeoutError, APIError, LogError) as error:
+                        if not _is_for_a_while(error):
+                            raise
+                        reason = reason_of(error)
                     tell(AddressError(self.address, reason))
                     await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError:
-            raise LogError(self.address, reason or reason_of(TimeoutError())) from None
+            raise LogError(self.address, reason) from None
         except NotFoundError:
             raise LogError(self.address, f"there is no log: no stream {self.name}") from None
         except FAILURES as found:
             kind = PromiseError if getattr(found, "err_code", 0) == _NOT_CLUSTERED else LogError
             raise kind(self.address, reason_of(found)) from None
-        if make:
-            self._check(info)
-        return info
-
-    async def _info_or_error(self, server: ServerConnection, *, make: bool) -> StreamInfo | Exception:
-        """Return the stream's state, or the error after which to ask again."""
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
-        try:
-            info = await unless_lost(server, self._info(jetstream, make=make))
-            if make:
-                self.check_quorum(info)
-        except APIError as error:
-            if error.err_code not in _NOT_READY:
-                raise
-            return error
-        except (nats.errors.TimeoutError, LogError) as error:
-            return error
-        return info
 
     def check_quorum(self, info: StreamInfo) -> None:
         """Raise a LogError for a stream without a quorum of replicas, which takes no message."""
@@ -186,8 +180,53 @@ class LogStream:
 
     def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
         """Return the most bytes that a message may have."""
-        most = info.config.max_msg_size or -1
-        return min(server.max_payload, most if most > 0 else server.max_payload) - _HEADER_BYTES
+        return int(min(server.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
+
+    # Its messages: each is a recording of a run of one life's items, under the subject of that life.
+
+    def items(self, subject: str, data: bytes) -> list[StreamItem]:
+        """Return the items of a message, at least one.
+
+        Raises a RecordingError for a message that is damaged, or whose subject is not that of the life in its hello.
+        """
+        items = list(read_items(BytesIO(data)))
+        if not items:
+            raise RecordingError(0, "at least one item, got none")
+        own = self.subject(items[0].worker_id, items[0].epoch)
+        if subject != own:
+            raise RecordingError(0, f"a hello of the life that its subject names, {subject}, got that of {own}")
+        return items
+
+    async def last_sequence(self, server: ServerConnection, subject: str, message: RawStreamMsg | None) -> int:
+        """Return how far the log has a life at a message of its subject; 0 if no message has an item of it.
+
+        Messages that other programs appended may be damaged, or repeat items; so go back to one that a LogWriter wrote.
+        """
+        farthest = 0
+        while message is not None:
+            with suppress(RecordingError):
+                farthest = max(farthest, self.items(subject, message.data or b"")[-1].sequence)
+                if is_writers(message.headers):
+                    break
+            message = await self.message_before(server, subject, message.seq or 0)
+        return farthest
+
+    async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
+        """Return the last message of a subject before a number, by bisection: the server only finds the next one."""
+        jetstream, found, low, high = server.client.jetstream(timeout=ASK_SECONDS), None, 1, number
+        while low < high:
+            middle = (low + high) // 2
+            message = await unless_lost(server, jetstream.get_msg(self.name, seq=middle, subject=subject, next=True))
+            if message.seq is None or message.seq >= number:
+                high = middle
+            else:
+                found, low = message, message.seq + 1
+        return found
+
+
+def is_writers(headers: Mapping[str, str] | None) -> bool:
+    """Return whether a LogWriter wrote a message: the server then checked the one before, so it repeats no item."""
+    return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 def missing_replicas(info: StreamInfo) -> int:
@@ -202,6 +241,13 @@ def missing_replicas(info: StreamInfo) -> int:
         return replicas
     heard = sum(0 < (each.active or 0) < _SILENT_NS for each in info.cluster.replicas or ())
     return max(0, replicas - 1 - heard)
+
+
+def _is_for_a_while(error: Exception) -> bool:
+    """Return whether an error ends by itself, once the cluster has a leader and a quorum."""
+    if isinstance(error, APIError):
+        return error.err_code in _NOT_READY
+    return not isinstance(error, PromiseError)
 
 
 def _names_on_the_bus(settings: BusSettings) -> set[str]:

@@ -6,17 +6,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from math import inf
 from types import TracebackType
 from typing import Self
 
 from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
-from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.nats_server import ServerConnection, end_tasks, first_of
-from tokenbus_services.durable_log.messages import is_writers, read_message, sequence_before
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
     LogError,
@@ -25,18 +22,16 @@ from tokenbus_services.durable_log.stream import (
     reason_of,
     unless_lost,
 )
-from tokenbus_services.items import RecordingError, StreamItem, gap_entry, hello_entry, item_entry
+from tokenbus_services.items import Recorder, StreamItem
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 
 _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
 _RETRY_SECONDS = 0.1
 _MOST_LANES = 4096
+_ENTRY_BYTES = 64
+"""The most that an item has in a message beside its payload."""
 _log = logger("log")
-
-
-async def _check_nothing() -> None:
-    """Find nothing against writing."""
 
 
 @dataclass(slots=True)
@@ -59,15 +54,16 @@ class LogCounts:
 
 
 @dataclass(slots=True)
-class _Item:
-    sequence: int
-    data: bytes
-    """As the log has it."""
-    payload_bytes: int
+class _Waiting:
+    item: StreamItem
     left_out: int
     """How many items directly before it this writer has left out."""
     logged: Callable[[], None]
     taken_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def size(self) -> int:
+        return len(self.item.payload) + _ENTRY_BYTES
 
 
 @dataclass(slots=True)
@@ -75,9 +71,7 @@ class _Lane:
     """The items of one life of a worker that wait to be written."""
 
     subject: str
-    epoch: int
-    hello: Hello
-    items: deque[_Item] = field(default_factory=deque)
+    items: deque[_Waiting] = field(default_factory=deque)
     last: int = 0
     """The sequence of the last item that is known to be in the log."""
     revision: int | None = None
@@ -87,14 +81,6 @@ class _Lane:
     hole_since: tuple[int, float] | None = None
     """`last` when the writer began to wait for items that another writer may have, and the time of that."""
     task: asyncio.Task[None] | None = None
-
-
-def _oldest(lane: _Lane) -> float:
-    """Return when the first item of a lane was taken; another thread, of the metrics, asks while the lane empties."""
-    try:
-        return lane.items[0].taken_at
-    except IndexError:
-        return inf
 
 
 class LogWriter:
@@ -117,7 +103,7 @@ class LogWriter:
         *,
         wait_seconds: float = 0,
         drain_seconds: float = 0,
-        check: Callable[[], Awaitable[None]] = _check_nothing,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Create a writer, which waits `wait_seconds` for another one to write items that it lacks, then names a gap.
 
@@ -165,20 +151,17 @@ class LogWriter:
         self.start()
         try:
             async with asyncio.timeout(seconds):
-                await self._until_connected(fatal)
+                while not self.is_connected:
+                    await self._news.wait()
+                    self._news.clear()
+                    if isinstance(self._error, fatal):
+                        raise self._error  # noqa: TRY301 - it closes the writer, as any other error does
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
                 reason = f"no server answers within {seconds:g} s: {self.problem}"
                 raise AddressError(self._stream.address, reason) from None
             raise
-
-    async def _until_connected(self, fatal: type[AddressError]) -> None:
-        while not self.is_connected:
-            await self._news.wait()
-            self._news.clear()
-            if isinstance(self._error, fatal):
-                raise self._error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -216,8 +199,10 @@ class LogWriter:
     @property
     def lag_seconds(self) -> float:
         """How long the oldest waiting item has waited."""
+        # Another thread, of the metrics, asks while the lanes change.
+        firsts = [waiting for lane in tuple(self._lanes.values()) for waiting in tuple(lane.items)[:1]]
         now = time.monotonic()
-        return max(0.0, now - min((_oldest(lane) for lane in tuple(self._lanes.values())), default=now))
+        return max((now - each.taken_at for each in firsts), default=0.0)
 
     @property
     def buffered_bytes(self) -> int:
@@ -239,11 +224,11 @@ class LogWriter:
 
     def take(self, item: StreamItem, logged: Callable[[], None] = lambda: None) -> None:
         """Take an item without regard to room; `logged` is called once it is in the log, or refused for its size."""
-        lane, sequence = self._lane(item), item.sequence
-        data = item_entry(item.epoch, sequence, item.kind, item.payload)
-        self._buffered += len(data)
-        left_out = len(lane.left_out) if lane.left_out.stop == sequence else 0
-        lane.items.append(_Item(sequence, data, len(item.payload), left_out, logged))
+        lane = self._lane(item)
+        left_out = len(lane.left_out) if lane.left_out.stop == item.sequence else 0
+        waiting = _Waiting(item, left_out, logged)
+        self._buffered += waiting.size
+        lane.items.append(waiting)
         if lane.task is None:
             lane.task = asyncio.create_task(self._write(lane))
 
@@ -259,7 +244,7 @@ class LogWriter:
         if lane is None:
             if len(self._lanes) >= _MOST_LANES:  # an idle lane can be read from the log again
                 self._lanes = {name: each for name, each in self._lanes.items() if each.task is not None}
-            lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, epoch), epoch, item.hello)
+            lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, epoch))
         return lane
 
     async def _run(self) -> None:
@@ -299,7 +284,8 @@ class LogWriter:
             self._created = info.created
             self.missing_replicas = missing_replicas(info)
             self._stream.check_quorum(info)
-            await self._check()
+            if self._check is not None:
+                await self._check()
             if self._server is None:
                 self._server = server
                 self._connected.set()
@@ -360,26 +346,19 @@ class LogWriter:
                 raise
             lane.revision = 0
             return
-        try:
-            lane.last = max(lane.last, read_message(self._stream, lane.subject, message.data or b"")[-1].sequence)
-        except RecordingError as error:  # readers log it too; they skip items that they have
-            reason = str(error)
-            self._repeated_log.begin(reason, _log.warning, "damaged message", message=message.seq, reason=reason)
-        if not is_writers(message.headers):
-            before = await sequence_before(self._stream, server, lane.subject, message.seq or 0)
-            lane.last = max(lane.last, before)
+        lane.last = max(lane.last, await self._stream.last_sequence(server, lane.subject, message))
         lane.revision = message.seq
 
     def _drop_known(self, lane: _Lane) -> None:
         """Drop items that the log has."""
-        while lane.items and lane.items[0].sequence <= lane.last:
+        while lane.items and lane.items[0].item.sequence <= lane.last:
             self.counts.already_there += 1
             self._forget_first(lane)
 
     async def _is_waiting(self, lane: _Lane) -> bool:
         """Return whether to wait on for another writer's items that are missing before the first; pauses if so."""
         first, loop = lane.items[0], asyncio.get_running_loop()
-        if first.sequence - first.left_out <= lane.last + 1:
+        if first.item.sequence - first.left_out <= lane.last + 1:
             lane.hole_since = None
             return False
         if lane.hole_since is None or lane.hole_since[0] != lane.last:
@@ -392,19 +371,17 @@ class LogWriter:
 
     async def _write_next(self, lane: _Lane, server: ServerConnection) -> None:
         """Write the next run of a lane's items as one message."""
-        first, begin = lane.items[0], lane.last + 1
-        missing = first.sequence - begin
-        parts = [hello_entry(lane.epoch, lane.hello, begin)]
-        if missing:
-            parts.append(gap_entry(lane.epoch, begin, first.sequence - 1))
+        first = lane.items[0].item
+        recorder = Recorder(first.epoch, first.hello, first_sequence=lane.last + 1)
         most = min(self._settings.durable_log.message_bytes, self.largest_message)
-        size, run = sum(map(len, parts)), 0
-        for item in lane.items:
-            if item.sequence != first.sequence + run or (run and size + len(item.data) > most):
+        parts: list[bytes] = []
+        size = 0
+        for waiting in lane.items:
+            is_next = waiting.item.sequence == recorder.last_sequence + 1
+            if parts and not (is_next and size + waiting.size <= most):
                 break
-            parts.append(item.data)
-            size += len(item.data)
-            run += 1
+            parts.append(recorder.add(waiting.item))
+            size += len(parts[-1])
         if size > self.largest_message:
             self._refuse_first(lane, size)
             return
@@ -413,39 +390,31 @@ class LogWriter:
             Header.EXPECTED_STREAM.value: self._stream.name,
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(lane.revision),
         }
-        publishing = jetstream.publish(lane.subject, b"".join(parts), headers=headers)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        ack = await unless_lost(server, publishing)
-        self.counts.write_seconds += loop.time() - began
+        began = time.monotonic()
+        ack = await unless_lost(server, jetstream.publish(lane.subject, b"".join(parts), headers=headers))
+        self.counts.write_seconds += time.monotonic() - began
         self._recovered()
         lane.revision = ack.seq
-        lane.last = lane.items[run - 1].sequence
+        lane.last = recorder.last_sequence
         self.counts.messages += 1
-        if missing:
-            self.counts.missing_items += missing
-            worker_id = lane.hello.worker_id
-            _log.warning("items are missing", stream=worker_id, epoch=lane.epoch, before=first.sequence)
-        for _ in range(run):
-            self.counts.items += 1
-            self.counts.payload_bytes += lane.items[0].payload_bytes
+        self.counts.items += recorder.items
+        self.counts.payload_bytes += recorder.payload_bytes
+        if recorder.missing_items:
+            self.counts.missing_items += recorder.missing_items
+            _log.warning("items are missing", stream=first.worker_id, epoch=first.epoch, before=first.sequence)
+        for _ in range(recorder.items):
             self._forget_first(lane)
 
     def _refuse_first(self, lane: _Lane, size: int) -> None:
         """Drop the first item, which is too large for the server."""
-        item = lane.items[0]
+        item = lane.items[0].item
         self.counts.refused_items += 1
-        _log.error(
-            "item is too large for the log",
-            stream=lane.hello.worker_id,
-            sequence=item.sequence,
-            bytes=size,
-            most=self.largest_message,
-        )
+        event, most = "item is too large for the log", self.largest_message
+        _log.error(event, stream=item.worker_id, sequence=item.sequence, bytes=size, most=most)
         self._forget_first(lane)
 
     def _forget_first(self, lane: _Lane) -> None:
-        item = lane.items.popleft()
-        self._buffered -= len(item.data)
+        waiting = lane.items.popleft()
+        self._buffered -= waiting.size
         self._room.set()
-        item.logged()
+        waiting.logged()

@@ -1,16 +1,23 @@
 """ItemLog: keeps the durable log of a processor's items, and with it their acks."""
 
+import asyncio
+import http.client
+import json
+import re
+from contextlib import closing
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from tokenbus_services.delivery import PendingAck
-from tokenbus_services.durable_log.monitors import Monitors
-from tokenbus_services.durable_log.stream import LogError, LogStream, PromiseError
+from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
 from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.items import StreamItem
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.workers import Worker
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import Settings, SettingsError
+
+_MOST_ANSWER_BYTES = 2**20
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class ItemLog:
@@ -100,3 +107,41 @@ class ItemLog:
 def _logged(pending_ack: PendingAck) -> None:
     pending_ack.unlogged -= 1
     pending_ack.release()
+
+
+class Monitors:
+    """The servers at `durable_log.monitors`, as they last answered.
+
+    Their monitoring over HTTP shows settings that NATS does not show its clients.
+    """
+
+    def __init__(self, addresses: str) -> None:
+        """Take the setting; raises SettingsError."""
+        self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
+        if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
+            raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
+        self.syncs: dict[str, str] = {}
+        """By address: the server's `sync_interval`, or why it is not known."""
+        self.storage_ratios: dict[str, float] = {}
+        """By address: the used share of JetStream's storage, from 0 to 1."""
+
+    async def ask(self) -> None:
+        """Ask all of them at once."""
+        await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))
+
+    def _ask(self, address: str) -> None:
+        try:
+            found = _answer(address)
+            config = found["config"]
+            self.syncs[address] = "always" if config.get("sync_always") else f"{config['sync_interval'] / 1e9:g} s"
+            self.storage_ratios[address] = found["storage"] / config["max_storage"] if config["max_storage"] else 0.0
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            self.syncs[address] = f"unknown ({type(error).__name__}: {error})"
+            self.storage_ratios.pop(address, None)
+
+
+def _answer(address: str) -> Any:  # noqa: ANN401 - JSON
+    host, _, port = address.rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=ASK_SECONDS)) as connection:
+        connection.request("GET", "/jsz")
+        return json.loads(connection.getresponse().read(_MOST_ANSWER_BYTES))

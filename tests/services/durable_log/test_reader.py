@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.pages import blocks
-from tests.services.cli.helpers import BATCH, hello, payloads
+from tests.services.cli.helpers import hello, payloads
 from tests.services.durable_log.using import STREAM, Life, log_settings, read, sequences, write, writer_of
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_contracts import ContractError
-from tokenbus_services.durable_log.reader import _Lives, read_log
+from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
@@ -121,23 +121,6 @@ async def test_what_is_missing_is_told_to_who_reads_one_request(server: NatsServ
     assert (first.sequence, first.missing_items) == (8, 4)
     assert others
     assert not any(item.missing_items for item in others)
-
-
-def test_what_is_missing_is_counted_once() -> None:
-    """An item that comes again after a broken connection changes no count, and items that were read are not missing."""
-    lives = _Lives(from_beginning=False)
-
-    def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
-        """Return how many are missing before an item; None for one that is not given again."""
-        item = StreamItem(hello(), 7, sequence, BATCH, b"", missing_items)
-        return item.missing_items if lives.count(item, is_given=is_given) else None
-
-    assert count(3, missing_items=2) == 2
-    assert count(8, missing_items=4, is_given=False) == 4
-    assert count(8, missing_items=4) is None
-    assert count(9) == 4
-    assert count(10, missing_items=9) == 0
-    assert count(13) == 2
 
 
 async def collected(items: AsyncIterator[StreamItem]) -> list[StreamItem]:
