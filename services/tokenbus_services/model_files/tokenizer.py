@@ -9,8 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from tokenbus_services.model_files.chat_template import ChatTemplate, templates_in
-from tokenbus_services.model_files.errors import ModelFilesError
+from tokenbus_services.model_files.chat_template import ChatTemplate, ModelFilesError, templates_in
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
