@@ -10,10 +10,9 @@ from typing import Any, Self, Unpack, cast
 from tokenbus_contracts import ContractError
 from tokenbus_services.client import RequestParameters
 from tokenbus_services.client.parameters import Prompt
-from tokenbus_services.offline.outputs import Outputs
+from tokenbus_services.offline.outputs import Outputs, Texts, model_tokenizer
 from tokenbus_services.offline.requests import EngineLimits, Parameters, Requests
 from tokenbus_services.offline.system import EmbeddedSystem
-from tokenbus_services.offline.texts import Texts, model_tokenizer
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import engine_kind, make_engine
 from tokenbus_services.worker.engine import DescribesModel

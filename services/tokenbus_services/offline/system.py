@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.client import Client
-from tokenbus_services.offline.call import Call
-from tokenbus_services.offline.collector import Collector
+from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows, Stream
+from tokenbus_services.delivery.errors import request_error
+from tokenbus_services.offline.outputs import Collector
 from tokenbus_services.offline.requests import Requests
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings, SettingsError
@@ -19,9 +22,88 @@ from tokenbus_services.worker import Engine, EngineBrokenError
 from tokenbus_services.worker.run import serve_engine
 
 _STALL_MS, _DAY_MS = 60_000, 86_400_000
+_FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _CLOSE_SECONDS = 30.0
 _ERRORS_SECONDS = 1.0
 """How long the errors of requests whose engine broke may be on their way."""
+
+
+class Call:
+    """Sends requests by a client, and collects their rows."""
+
+    def __init__(self, client: Client, requests: Requests, window: int, progress: Progress | None) -> None:
+        self._client = client
+        self._requests = requests
+        self._window = window
+        self._progress = progress
+        self._begin = time.monotonic()
+        self._sent = 0
+        self._open: set[int] = set()
+        """The ids of the requests in flight."""
+        self._collector = Collector(requests.first_id, len(requests))
+        self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End it, or do not let it begin."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> Collector:
+        """Return the rows once all requests have ended; raises RequestFailedError for the first that fails.
+
+        Requests in flight are aborted when it raises, and when it is cancelled; it ends once they have ended.
+        """
+        self._task = asyncio.current_task()
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        async with self._client.steps() as steps:
+            try:
+                while self._sent < len(self._requests) or self._open:
+                    while self._sent < len(self._requests) and len(self._open) < self._window:
+                        self._open.add(self._client.submit(self._requests.make(self._sent)))
+                        self._sent += 1
+                    self._take(await anext(steps))
+                    if self._progress is not None:
+                        self._progress.show(self._shown)
+            finally:
+                if self._progress is not None:
+                    self._progress.clear()
+                await self._abort(steps)
+        return self._collector
+
+    def _take(self, item: StepRows | RequestEnd) -> None:
+        if isinstance(item, StepRows):
+            self._collector.add(item.target)
+            return
+        self._open.remove(item.request_id)
+        if item.error is not None:
+            raise self._requests.failure(item.error)
+        if item.status not in _FINISHED:
+            why = f"its engine ended it: {item.status.name if item.status else 'no status'}"
+            error = request_error(item.request_id, ErrorCode.ERROR_CODE_ENGINE, why)
+            raise self._requests.failure(RequestFailedError(error))
+        self._collector.end(item.request_id, item.status, item.stop)
+
+    async def _abort(self, steps: Stream[StepRows | RequestEnd]) -> None:
+        """Abort the requests in flight, and wait for their ends: until then they count as the worker's."""
+        for request_id in self._open:
+            self._client.abort(request_id)
+        # The processor itself ends a request whose worker does not, after the first of the two.
+        settings = self._client.settings
+        most = (settings.processor.abort_timeout_ms + settings.bus.heartbeat_interval_ms) / 1000
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(most):
+                while self._open:
+                    item = await anext(steps)
+                    if isinstance(item, RequestEnd):
+                        self._open.discard(item.request_id)
+
+    def _shown(self) -> str:
+        ended, tokens = self._sent - len(self._open), self._collector.tokens
+        seconds = max(time.monotonic() - self._begin, 1e-3)
+        return f"{ended:,} of {len(self._requests):,} requests, {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s"
 
 
 class EmbeddedSystem:
@@ -47,6 +129,7 @@ class EmbeddedSystem:
         self._stopping = asyncio.Event()
         self._one_call = asyncio.Lock()
         self._call: asyncio.Task[Collector] | None = None
+        """The call that is being answered; others wait for its end."""
         self._door = threading.Lock()
         self._is_over = False
         """Whether no further call can be made; changed with the lock held."""
@@ -65,34 +148,35 @@ class EmbeddedSystem:
         When a request fails, or this thread is interrupted, the others are aborted.
         """
         # Made first: wherever in here this thread is interrupted, the call is known.
-        ended: Future[Collector] = Future()
+        call = Call(self._client, requests, self._window, Progress() if shows_progress else None)
         try:
-            self._hand_over(requests, shows_progress, ended)
-            return ended.result()
+            return self._begin(call).result()
+        except CancelledError:
+            raise self._end() from None
         except BaseException:
-            ended.cancel()
+            self._call_on_loop(call.cancel)
             raise
 
     def stop(self) -> None:
         """Begin to end it; any thread may call this."""
         self._is_stopped = True  # seen by a thread that has no loop yet
-        with contextlib.suppress(RuntimeError):  # it has ended
-            self._call_on_loop(self._stopping.set)
+        self._call_on_loop(self._stopping.set)
 
     def close(self) -> None:
         """End it: abort what runs, and close the engine."""
         self.stop()
         self._thread.join(_CLOSE_SECONDS)
 
-    def _hand_over(self, requests: Requests, shows_progress: bool, ended: Future[Collector]) -> None:  # noqa: FBT001
+    def _begin(self, call: Call) -> Future[Collector]:
         with self._door:
-            if self._is_over:
+            if self._is_over or self._loop is None:
                 raise self._end()
-            self._call_on_loop(self._begin, requests, shows_progress, ended)
+            return asyncio.run_coroutine_threadsafe(self._answer(call), self._loop)
 
-    def _call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
+    def _call_on_loop(self, function: Callable[[], object]) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(function)
 
     def _end(self) -> Exception:
         """Return why no call can be made."""
@@ -110,14 +194,11 @@ class EmbeddedSystem:
             await self._serve()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._failure = error
-        self._take_no_more()
+        with self._door:
+            self._is_over = True
         await asyncio.sleep(0)  # a call that was made before begins, and ends
         if not self._ready.done():
             self._ready.set_exception(self._failure or self._end())
-
-    def _take_no_more(self) -> None:
-        with self._door:
-            self._is_over = True
 
     async def _serve(self) -> None:
         transport, stop_worker, started = MemoryTransport(self._settings.bus), asyncio.Event(), asyncio.Event()
@@ -130,10 +211,7 @@ class EmbeddedSystem:
         async with Processor(self._settings, transport=transport):
             working = asyncio.create_task(
                 serve_engine(
-                    *(make, self._settings, stop_worker),
-                    name=self._name,
-                    transport=transport,
-                    started=started.set,
+                    make, self._settings, stop_worker, name=self._name, transport=transport, started=started.set
                 )
             )
             starting, stopping = asyncio.create_task(started.wait()), asyncio.create_task(self._stopping.wait())
@@ -156,36 +234,21 @@ class EmbeddedSystem:
         """Let no further call be made, and end the one that is; where the engine broke, its requests fail first."""
         if working.done():
             self._failure = working.exception()
-        self._take_no_more()
+        with self._door:
+            self._is_over = True
         if (call := self._call) is not None:
             if working.done():
                 await asyncio.wait({call}, timeout=_ERRORS_SECONDS)
             call.cancel()
             await asyncio.wait({call})
 
-    def _begin(self, requests: Requests, shows_progress: bool, ended: Future[Collector]) -> None:  # noqa: FBT001
-        """Begin a call, whose end a future gets; it is cancelled with the future."""
-        call = asyncio.create_task(self._generate(requests, Progress() if shows_progress else None))
-
-        def end(_: object) -> None:
-            if not ended.set_running_or_notify_cancel():
-                return
-            error = self._end() if call.cancelled() else call.exception()
-            if error is not None:
-                ended.set_exception(error)
-            else:
-                ended.set_result(call.result())
-
-        call.add_done_callback(end)
-        ended.add_done_callback(lambda _: self._call_on_loop(call.cancel))
-
-    async def _generate(self, requests: Requests, progress: Progress | None) -> Collector:
+    async def _answer(self, call: Call) -> Collector:
         async with self._one_call:
             if self._is_over:
                 raise self._end()
             self._call = asyncio.current_task()
             try:
-                return await Call(self._client, requests, self._window, progress).run()
+                return await call.run()
             finally:
                 self._call = None
 
