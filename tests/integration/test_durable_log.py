@@ -40,7 +40,6 @@ def check_order(items: list[StreamItem]) -> None:
 
 
 def tokens_of(items: list[StreamItem]) -> Counter[int]:
-    """Return how many tokens of each request are in the log."""
     tokens: Counter[int] = Counter()
     for item in items:
         for row in item.batch.rows() if item.batch is not None else ():
@@ -49,7 +48,6 @@ def tokens_of(items: list[StreamItem]) -> Counter[int]:
 
 
 async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deployment, nodes: list[NatsServer]) -> None:
-    """Whether a server of the log or the processor is killed: every item is in the log once, in order."""
     await until_ready(deployment.settings())
     processor = deployment.start_processor()
     deployment.start_worker()
@@ -66,7 +64,6 @@ async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deploym
     settings = deployment.settings()
 
     async def has_all() -> bool:
-        """Tell whether all was read."""
         return wanted.items() <= tokens_of(await read(settings)).items()
 
     await until(has_all, every=0.2)
@@ -76,7 +73,6 @@ async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deploym
 
 
 async def test_two_commands_write_one_log(deployment: Deployment) -> None:
-    """Two `tokenbus log`, one of which is killed and started again, and a server that is: nothing is there twice."""
     server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
     with ExitStack() as stack:
         stack.callback(server.kill)

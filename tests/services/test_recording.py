@@ -33,26 +33,22 @@ class Pieces(RawIOBase):
     """A file that gives its bytes in pieces, as a pipe does."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        """Take the pieces; each must be smaller than a buffer."""
         self._pieces = pieces
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - any buffer
-        """Read the next piece."""
         piece = next(self._pieces, b"")
         buffer[: len(piece)] = piece
         return len(piece)
 
 
 def read(data: bytes) -> list[StreamItem]:
-    """Return the items of a recording."""
     return list(read_items(BytesIO(data)))
 
 
 def recorded(items: Iterable[StreamItem]) -> bytes:
-    """Return the recording of some items of one life."""
     (first, *rest) = items
     recorder = Recorder(first.epoch, first.hello)
     return b"".join(recorder.add(item) for item in (first, *rest))
@@ -63,12 +59,10 @@ def item(sequence: int, payload: bytes = b"x", kind: PayloadKind = EVENT) -> Str
 
 
 def end_of(item: StreamItem) -> int:
-    """Return where an item ends in its recording."""
     return int(item.position.split(".")[0])
 
 
 def fault(data: bytes) -> RecordingError:
-    """Return why a recording is refused."""
     with pytest.raises(RecordingError) as caught:
         read(data)
     return caught.value
@@ -93,7 +87,6 @@ ITEMS = st.lists(
 def test_what_is_read_and_recorded_again_is_the_same_file(
     steps: list[tuple[int, PayloadKind, bytes]], first: int, piece: int
 ) -> None:
-    """Any items, with any gaps, are read back, and recording them again gives the same bytes."""
     recorder, data, sequence = Recorder(EPOCH, hello()), b"", first - 1
     for distance, kind, payload in steps:
         sequence += distance
@@ -108,7 +101,6 @@ def test_what_is_read_and_recorded_again_is_the_same_file(
 
 
 def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
-    """A recording's hello says where it begins, and neither the worker's proof and ticket nor its requests of then."""
     told = hello()
     told.proof = told.handoff_ticket = b"hush"
     told.request_keys.append(5)
@@ -120,7 +112,6 @@ def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
 
 
 def test_what_was_not_seen_is_a_gap() -> None:
-    """Items that were not seen are one gap in their place, and are counted."""
     recorder = Recorder(EPOCH, hello())
     data = recorder.add(item(1)) + recorder.add(item(5))
     assert data == hello_entry(EPOCH, hello(), 1) + b"".join(
@@ -131,7 +122,6 @@ def test_what_was_not_seen_is_a_gap() -> None:
 
 
 def test_what_was_seen_before_is_not_recorded_again() -> None:
-    """An item that its worker sent again, as to a processor that was started again, is recorded once."""
     recorder = Recorder(EPOCH, hello())
     assert recorder.add(item(1))
     assert recorder.add(item(2))
@@ -140,7 +130,6 @@ def test_what_was_seen_before_is_not_recorded_again() -> None:
 
 
 def test_recording_that_ends_anywhere() -> None:
-    """A recording that was cut off gives the items before the cut, then the place of the entry that is not whole."""
     data = recording(payloads(requests=1, tokens=3))
     ends = [0, len(BEGIN), *(end_of(each) for each in read(data))]
     for cut in range(1, len(data)):
@@ -151,7 +140,6 @@ def test_recording_that_ends_anywhere() -> None:
 
 
 def test_damaged_payload_is_refused_by_its_checksum() -> None:
-    """A payload of which any byte was changed is refused, with the item and both checksums."""
     for place in range(len(ITEM) - len(b"payload"), len(ITEM)):
         damaged = bytearray(ITEM)
         damaged[place] ^= 1
@@ -161,7 +149,6 @@ def test_damaged_payload_is_refused_by_its_checksum() -> None:
 
 
 def test_damage_is_never_another_error() -> None:
-    """Whichever byte of a recording is changed, it is read or refused, and nothing else happens."""
     data = recording(payloads(requests=1, tokens=3), without=range(2, 3))
     for place in range(len(data)):
         for change in (0x01, 0x80, 0xFF):
@@ -195,7 +182,6 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
     ],
 )
 def test_what_is_no_recording(data: bytes, offset: int, reason: str) -> None:
-    """A frame in the wrong place is refused, with the offset and the frame that is expected there."""
     error = fault(data)
     assert error.offset == offset
     assert error.reason.startswith(reason)
@@ -207,13 +193,11 @@ def test_gap_that_ends_before_it_begins() -> None:
 
 
 def test_frame_of_a_newer_minor_is_passed_over() -> None:
-    """A frame whose body only a newer minor version knows is no fault, and nothing is said of it."""
     newer = WorkerFrame(epoch=EPOCH).SerializeToString() + b"\xfa\x01\x00"  # field 31, empty
     assert len(read(BEGIN + bytes([len(newer)]) + newer + ITEM)) == 1
 
 
 def test_no_more_is_read_than_one_entry() -> None:
-    """A reader that takes one item has read no further than its entry, however long the recording is."""
     read: list[int] = []
 
     def endless() -> Iterator[bytes]:
@@ -229,7 +213,6 @@ def test_no_more_is_read_than_one_entry() -> None:
 
 
 def test_what_is_missing_is_counted_once() -> None:
-    """An item that comes again changes no count, and what is missing before an item that is left out is not lost."""
     lives = Lives()
 
     def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
@@ -249,7 +232,6 @@ def test_what_is_missing_is_counted_once() -> None:
 
 
 def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
-    """Whichever item was taken last, `after` goes on with the next one, and counts the items missing before it."""
     path = tmp_path / "steps"
     path.write_bytes(recording(without=range(4, 6)))
     found = [(each.sequence, each.missing_items) for each in tokenbus.read_recording(path)]
@@ -260,7 +242,6 @@ def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
 
 
 def test_page_reads_a_recording(tmp_path: Path) -> None:
-    """The example on docs/recording.md counts a recording's tokens, from the beginning or behind a position."""
     (block,) = (each for each in blocks("python") if each.page == "docs/recording.md")
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - it is on a page of ours
@@ -272,7 +253,6 @@ def test_page_reads_a_recording(tmp_path: Path) -> None:
 
 
 def test_position_that_cannot_be(tmp_path: Path) -> None:
-    """A text that is no position, and one beyond the file's end, are errors: nothing is skipped in silence."""
     path = tmp_path / "steps"
     path.write_bytes(recording())
     with pytest.raises(ValueError, match="after: the position of an item of a recording, got '1'"):
@@ -284,7 +264,6 @@ def test_position_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_fault_names_the_file(tmp_path: Path) -> None:
-    """A broken recording gives the items before the fault, then one line with the file and the place."""
     path = tmp_path / "steps"
     path.write_bytes(recording()[:-1])
     items, last = tokenbus.read_recording(path), read(recording())[-2]

@@ -42,7 +42,6 @@ async def replayed(
     renamed_to: tuple[str, int] | None = None,
     stop: asyncio.Event | None = None,
 ) -> Replayed:
-    """Publish a recording as fast as it is taken."""
     replay = Replay(read_items(BytesIO(data)), settings, speed=0, renamed_to=renamed_to, transport=transport)
     return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
 
@@ -58,7 +57,6 @@ async def replayed(
     ],
 )
 async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Path) -> None:
-    """Recording a replay gives the replayed file, byte for byte behind the hello."""
     if data == recording(payloads(first=2**40, tokens=30)):
         data = recording(payloads(first=2**40, tokens=30), first=2**40)
     settings = memory_settings(client__window_frames=1000, processor__credit_items=64)
@@ -78,7 +76,6 @@ async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Pat
 
 
 async def test_replay_as_another_worker_has_the_same_tokens() -> None:
-    """Under another worker's name and in a new epoch, a replayed stream's requests have the same tokens."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording(payloads(requests=2, tokens=30, drafts=True, parts=2))
@@ -92,7 +89,6 @@ async def test_replay_as_another_worker_has_the_same_tokens() -> None:
 
 
 async def test_replay_takes_no_requests() -> None:
-    """A processor hands no new request to a stream that is only replayed."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -106,7 +102,6 @@ async def test_replay_takes_no_requests() -> None:
 
 
 async def test_outdated_epoch_is_one_clear_line() -> None:
-    """A processor that has seen the stream refuses it, and the error says so."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     async with Processor(settings, transport=transport) as processor:
@@ -127,7 +122,6 @@ async def test_replay_without_a_processor_ends() -> None:
 
 
 async def test_replay_stops_when_told() -> None:
-    """A replay that is stopped publishes no further item, and waits for the acks of those that it published."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -143,7 +137,6 @@ async def test_replay_stops_when_told() -> None:
 
 
 async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
-    """The items before the fault are published, then the error has the place of the fault."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording()
@@ -162,12 +155,10 @@ async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
 
 
 def seen(worker_id: str, epoch: int, sequence: int = 1) -> StreamItem:
-    """Return an item of some stream."""
     return StreamItem(hello(worker_id), epoch, sequence, EVENT, b"payload")
 
 
 def test_each_life_has_a_file(tmp_path: Path) -> None:
-    """The pattern says which file a stream has, and a worker's name is no path."""
     files = Files(str(tmp_path / "{worker}-{epoch}"))
     for worker_id, epoch in (("a", 1), ("../b", 1), ("a", 2), (".", 3)):
         files.write(seen(worker_id, epoch))
@@ -185,7 +176,6 @@ def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
 
 
 def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
-    """A file that exists stays as it is, whether that shows at once or later."""
     (tmp_path / "a").write_text("mine")
     with pytest.raises(CommandError, match="a: exists already") as caught:
         Files(str(tmp_path / "a"))
@@ -197,13 +187,11 @@ def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    """A folder that does not exist is an error before anything is recorded."""
     with pytest.raises(CommandError, match="nowhere: no directory"):
         Files(str(tmp_path / "nowhere" / "steps"))
 
 
 def test_disk_that_is_full(tmp_path: Path) -> None:
-    """A file that takes nothing more is named with the reason, and so is one whose folder is not there."""
     files = Files(str(tmp_path / "{worker}"))
     files.write(seen("a", 1))
     path, file = files._open["a"]
@@ -217,7 +205,6 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
 
 
 async def test_every_worker_is_recorded(tmp_path: Path) -> None:
-    """Without a worker's name all workers are watched, also those that come later, each into its own file."""
     settings = memory_settings(client__window_frames=1000)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     files = Files(str(tmp_path / "{worker}"))
@@ -239,7 +226,6 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
 
 
 def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
-    """A process records the replay of another; the status is 1 after a gap, and for an epoch that was seen."""
     source = tmp_path / "source"
     data = recording(without=range(5, 6))
     source.write_bytes(data)
@@ -281,7 +267,6 @@ def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
 def test_file_that_cannot_be_replayed(
     contents: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that is missing or broken is one line with the place, and status 1."""
     file = tmp_path / "steps"
     if contents is not None:
         file.write_bytes(contents)
@@ -292,13 +277,11 @@ def test_file_that_cannot_be_replayed(
 
 @pytest.mark.parametrize("speed", ["0", "-1", "nan", "inf", "fast"])
 def test_speed_that_cannot_be(speed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A speed is a number above zero, or max."""
     assert main(["replay", "steps", "--speed", speed]) == 2
     assert f"argument --speed: a number above 0, or max, got {speed!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("worker_id", ["", "w" * 65])
 def test_worker_that_cannot_be(worker_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stream cannot be published as a worker whose name no worker can have."""
     assert main(["replay", "steps", "--as", worker_id, "--log-level", "error"]) == 2
     assert capsys.readouterr().err == f"tokenbus: --as: text of 1 to 64 bytes, got {worker_id!r}\n"

@@ -37,25 +37,21 @@ NOW = 10**18 + 10**7 + 2_500_000
 
 
 def values_of(payload: bytes, kind: PayloadKind = BATCH, *, rows: bool = False) -> Values:
-    """Return the values of an item, as they come out of JSON."""
     item = StreamItem(hello(), EPOCH, 4, kind, payload)
     values: Values = json.loads(json.dumps(item_values(item, NOW, rows=rows), allow_nan=False))
     return values
 
 
 def first_batch() -> bytes:
-    """Return the first batch of three requests."""
     return next(payload for _, kind, payload in payloads() if kind == BATCH)
 
 
 def test_batch_in_a_line() -> None:
-    """A batch's line has its stream, sequence, step, kind, part, rows, tokens, statuses and age."""
     (line,) = lines_of(values_of(first_batch()))
     assert line == "worker-0/7 #4 TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens, 2.500 ms ago"
 
 
 def test_rows_with_their_tokens() -> None:
-    """With rows, each row's tokens follow with their logprobs, the true ones."""
     values = values_of(first_batch(), rows=True)
     (row,) = [row for row in values["rows"] if row["request_key"] == "2"]
     true = true_tokens(2, 0, 3)
@@ -67,7 +63,6 @@ def test_rows_with_their_tokens() -> None:
 
 
 def test_integers_of_64_bits_are_strings() -> None:
-    """For machines every integer of 64 bits is a string: a reader that has only doubles would round it."""
     values = values_of(first_batch(), rows=True)
     assert values["stream"] == {"worker_id": WORKER, "epoch": "7"}
     keys = {row["request_key"] for row in values["rows"]}
@@ -75,7 +70,6 @@ def test_integers_of_64_bits_are_strings() -> None:
 
 
 def test_events_in_a_line() -> None:
-    """An event's line says which request was taken, or how it ended and why."""
     _, _, taken = next(payloads())
     assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED key 1, prompt of 1 tokens"]
     error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
@@ -84,14 +78,12 @@ def test_events_in_a_line() -> None:
 
 
 def test_what_cannot_be_read_is_said() -> None:
-    """A payload that breaks the contract, and one of a kind that a newer minor brought, each have a line."""
     assert lines_of(values_of(first_batch()[:-1]))[0].startswith("worker-0/7 #4 REFUSED ")
     newer: Any = 99
     assert lines_of(values_of(b"xyz", newer)) == ["worker-0/7 #4 UNKNOWN payload kind 99, 3 bytes"]
 
 
 def test_worker_id_is_printed_escaped() -> None:
-    """A worker's name cannot forge a line of its own, nor send a terminal a command."""
     (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
     assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
@@ -118,14 +110,12 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
 
 
 async def test_count_ends_it() -> None:
-    """After as many items as were asked for it ends."""
     shown = await tapped(5, len)
     assert len([values for values in shown if values["what"] != "left_out"]) == 5
 
 
 @pytest.mark.parametrize("window", [2, 1000])
 async def test_nothing_is_missing_without_being_said(window: int) -> None:
-    """Every sequence is either shown or among those left out, in the order of the stream, however narrow the window."""
     sequences: list[int] = []
     last = 1 if window == 2 else 100
     shown = await tapped(

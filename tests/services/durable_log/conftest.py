@@ -10,7 +10,6 @@ from tests.support.nats import NatsServer
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    """Return a server that a test may kill."""
     made = NatsServer(tmp_path, f"jetstream {{ store_dir: '{tmp_path}/js' }}\nhttp: '127.0.0.1:-1'\n")
     yield made
     made.kill()

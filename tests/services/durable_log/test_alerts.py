@@ -37,7 +37,6 @@ _COMPARE = {">": operator.gt, "==": operator.eq}
 
 
 def samples(found: Scrape, name: str) -> dict[frozenset[tuple[str, str]], float]:
-    """Return a metric's samples, by their labels."""
     family = found.families[name.removesuffix("_total")]
     return {frozenset(each.labels.items()): each.value for each in family.samples if each.name == name}
 
@@ -53,7 +52,6 @@ def fires(expression: str, before: Scrape, now: Scrape) -> bool:
 
 
 def firing(before: Scrape, now: Scrape) -> set[str]:
-    """Return the alerts that fire."""
     return {name for name, expression in RULES.items() if fires(expression, before, now)}
 
 
@@ -62,7 +60,6 @@ def test_every_alert_about_the_log_fires_here() -> None:
 
 
 async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JetStream is full: it refuses writes, items wait, the ratio is near 1; with room the log names missing items."""
     restarted(
         server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }") + "http: '127.0.0.1:-1'"
     )
@@ -94,7 +91,6 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
 
 
 async def test_lost_quorum_fires(tmp_path: Path) -> None:
-    """One of three servers goes: a replica is missing; two: nothing is written; all are back: nothing fires."""
     with cluster(tmp_path) as nodes:
         chosen = settings(
             durable_log__address=f"nats://{','.join(node.server for node in nodes)}",

@@ -17,7 +17,6 @@ NAME = "tokenbus-log"
 
 
 async def api(client: Client, what: str, **asked: object) -> dict[str, Any]:
-    """Ask JetStream for something, as `nats` does."""
     answer = await client.request(f"$JS.API.STREAM.{what}.{NAME}", json.dumps(asked).encode() if asked else b"")
     found: dict[str, Any] = json.loads(answer.data)
     assert "error" not in found, found
@@ -40,7 +39,6 @@ async def backup(client: Client) -> tuple[dict[str, Any], list[bytes]]:
 
 
 async def restore(client: Client, found: dict[str, Any], chunks: list[bytes]) -> None:
-    """Restore a backup, as `nats stream restore` does."""
     begun = await api(client, "RESTORE", config=found["config"], state=found["state"])
     for chunk in (*chunks, b""):
         answer = await client.request(begun["deliver_subject"], chunk)
@@ -48,7 +46,6 @@ async def restore(client: Client, found: dict[str, Any], chunks: list[bytes]) ->
 
 
 async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServer) -> None:
-    """A position, also that of a reader that follows, does not go on in other messages that have its numbers."""
     settings = log_settings(server)
     connection = await LogStream(settings).connect()
     async with writer_of(settings) as writer:
@@ -78,7 +75,6 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
 
 
 async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
-    """Items after the backup are missing and named, or come again from a writer that has them; nothing is twice."""
     settings = log_settings(server)
     connection = await LogStream(settings).connect()
     async with writer_of(settings) as writer:

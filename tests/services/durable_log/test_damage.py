@@ -21,14 +21,12 @@ OTHER = Life(EPOCH, hello("worker-1"))
 
 
 def message(first: int, last: int, epoch: int = EPOCH, worker_id: str = "worker-0") -> bytes:
-    """Return a message as a writer makes it, with some items."""
     parts = [item_entry(epoch, sequence, BATCH, b"x" * 100) for sequence in range(first, last + 1)]
     return hello_entry(epoch, hello(worker_id), first) + b"".join(parts)
 
 
 @asynccontextmanager
 async def stream_of(settings: Settings) -> AsyncIterator[tuple[ServerConnection, JetStreamContext]]:
-    """Connect beside the log's writers, and to its stream."""
     connection = await LogStream(settings).connect()
     yield connection, connection.client.jetstream()
     await connection.close(0)
@@ -42,7 +40,6 @@ async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers
 
 
 async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> None:
-    """Messages that come again, whole, in part or overlapping, add only their new items, also behind a position."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
@@ -59,7 +56,6 @@ async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> 
 
 
 async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: NatsServer) -> None:
-    """Also of lives of which a reader that comes back has read nothing yet: behind a position, and from a time on."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         for number in range(1, 11):
@@ -77,7 +73,6 @@ async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: 
 
 @pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
 async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServer, between: bytes) -> None:
-    """The highest sequence counts, not the last message: for a reader that comes back, and for a writer."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
@@ -99,37 +94,30 @@ async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServ
 
 
 def cut(data: bytes) -> bytes:
-    """Leave half of a message."""
     return data[: len(data) // 2]
 
 
 def flipped(data: bytes) -> bytes:
-    """Flip a bit of the last item's payload."""
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def nothing(_: bytes) -> bytes:
-    """Leave nothing, as of a message of the server's own."""
     return b""
 
 
 def noise(_: bytes) -> bytes:
-    """Put something else in its place."""
     return bytes(range(256))
 
 
 def backwards(_: bytes) -> bytes:
-    """Let a gap end before it begins."""
     return hello_entry(EPOCH, hello(), 4) + gap_entry(EPOCH, 4, 2)
 
 
 def of_another_epoch(_: bytes) -> bytes:
-    """Put another life's items in its place."""
     return message(4, 6, epoch=EPOCH + 1)
 
 
 def of_another_worker(_: bytes) -> bytes:
-    """Put another worker's items in its place."""
     return message(4, 6, worker_id="worker-1")
 
 
@@ -140,7 +128,6 @@ DAMAGE = [cut, flipped, nothing, noise, backwards, of_another_epoch, of_another_
 async def test_damaged_message_is_named_and_passed_over(
     server: NatsServer, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    """Its number and its fault are logged; the next item of the life says how many are missing, and all others come."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))
@@ -158,7 +145,6 @@ async def test_damaged_message_is_named_and_passed_over(
 
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_damage_at_the_beginning_and_at_the_end(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
-    """A life whose first message is damaged begins with a gap; one at the very end ends the reading as any other."""
     settings = log_settings(server)
     async with writer_of(settings):
         pass
@@ -170,7 +156,6 @@ async def test_damage_at_the_beginning_and_at_the_end(server: NatsServer, damage
 
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
-    """A writer that finds a damaged message where its own last one should be goes on behind it, in the same life."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))
@@ -188,7 +173,6 @@ async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[byte
     "headers", [b"NATS/1.0\r\nbroken\r\n\r\n", b"?", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\n\xff: \0"]
 )
 async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) -> None:
-    """Headers that no client can read, which the server does not check, change nothing for readers and writers."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))
@@ -208,7 +192,6 @@ async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) ->
 
 
 async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
-    """Behind the last message, or behind the last item of one: one line with both; the last position is none."""
     settings = log_settings(server)
     await filled(server, STREAM)
     *_, last = await read(settings)
@@ -223,7 +206,6 @@ async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
 
 
 async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:
-    """A reader whose place is beyond the end after a break gets an error, instead of waiting for ever."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))
@@ -241,7 +223,6 @@ async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServe
 
 
 async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: NatsServer) -> None:
-    """Something else fetches messages in the reader's place: the reader notices each hole, and misses nothing."""
     settings = log_settings(server, durable_log__message_bytes=200)
     stolen = 0
     async with writer_of(settings) as writer, stream_of(settings) as (connection, jetstream):

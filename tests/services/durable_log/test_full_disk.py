@@ -22,7 +22,6 @@ from tests.support.waiting import MOST, until
 
 
 def liveness() -> str:
-    """Return the path of the liveness probe of the log's servers in Kubernetes."""
     for document in YAML(typ="safe").load_all((ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()):
         if document["kind"] == "StatefulSet":
             (container,) = document["spec"]["template"]["spec"]["containers"]
@@ -36,7 +35,6 @@ async def supervised(nodes: list[NatsServer]) -> AsyncIterator[None]:
     path = liveness()
 
     def supervise(node: NatsServer) -> None:
-        """Look after a server once."""
         if node.process.poll() is None and _answers(node.monitor, path):
             return
         node.kill()
@@ -65,7 +63,6 @@ def _answers(monitor: str, path: str) -> bool:
 
 
 async def test_jetstream_that_is_full_takes_items_again_once_it_has_room(server: NatsServer) -> None:
-    """Another stream has all of `max_file_store`: the writes that are refused are written once that stream is gone."""
     restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }"))
     chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__max_bytes=500_000, **QUICK)
     bus = Bus(chosen)

@@ -25,14 +25,12 @@ QUICK = {"bus__reconnect_ms": 10, "bus__reconnect_max_ms": 50, "bus__heartbeat_t
 
 
 async def refusal(chosen: Settings) -> str:
-    """Return why a processor does not start with some settings."""
     with pytest.raises(LogError) as refused:
         await soon(Bus(chosen).processor.__aenter__())
     return str(refused.value)
 
 
 def test_promise_without_replicas_is_refused() -> None:
-    """Fewer than three replicas cannot keep the promise; the setting, the limit and the value are named."""
     with pytest.raises(SettingsError, match=r"durable_log\.replicas: .*at least 3 with durable_log\.durable.*1"):
         settings(durable_log__address="nats://127.0.0.1:1/log", durable_log__durable=True, durable_log__replicas=1)
     with pytest.raises(SettingsError, match=r"durable_log\.address .*needed with durable_log\.durable"):
@@ -40,7 +38,6 @@ def test_promise_without_replicas_is_refused() -> None:
 
 
 async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
-    """One server is no cluster; a message may not fit; a server may not sync: each is one line that says which."""
     single = {"durable_log__address": f"nats://{server.server}", "durable_log__durable": True} | QUICK
     reason = await refusal(settings(**single, durable_log__replicas=3))
     assert "replicas > 1 not supported in non-clustered mode" in reason
@@ -73,7 +70,6 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
 
 
 async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
-    """While two of three servers are gone nothing is acked; all goes on, and all is there, when one comes back."""
     with cluster(tmp_path) as nodes:
         chosen = settings(
             durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
@@ -104,7 +100,6 @@ async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None
 
 
 async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:
-    """Without `durable` a paused log stops no worker; items that found no room are counted, and named in the log."""
     chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__buffer_bytes=4096, **SMALL)
     bus = Bus(chosen)
     async with bus.running():
@@ -135,7 +130,6 @@ async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer)
 
 
 async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:
-    """A worker moves while its processor holds items of it: the next one waits until they are in the log."""
     beats = {"bus__heartbeat_interval_ms": 60_000, "bus__heartbeat_timeout_ms": 120_000}
     chosen = settings(durable_log__address=f"nats://{server.server}", **SMALL | beats)
     first, second = [await ItemLog(chosen).open() for _ in range(2)]
@@ -153,7 +147,6 @@ async def test_item_that_another_processor_still_holds_is_not_missing(server: Na
 
 
 async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
-    """Beside a durable processor a writer with fewer replicas changes nothing; a log that has fewer is refused."""
     with cluster(tmp_path) as nodes:
         address = f"nats://{','.join(node.server for node in nodes)}"
         common: dict[str, object] = {"limits__max_message_bytes": 500_000, **QUICK}

@@ -14,7 +14,6 @@ from tokenbus_services.worker.replay import Replay
 
 
 async def test_it_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:
-    """After a signal it takes the items that it has seen, tries for its drain time, and counts the unwritten ones."""
     settings = memory_settings(
         durable_log__address=f"nats://{server.server}",
         durable_log__buffer_bytes=4096,

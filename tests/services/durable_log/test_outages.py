@@ -35,12 +35,10 @@ def told(processor: Processor) -> Scrape:
 
 
 def health(processor: Processor) -> Health:
-    """Return a processor's health."""
     return processor_health(processor, LoopWatch(lambda: None, processor.clock.now))
 
 
 def says_that_it_does_not_log(processor: Processor) -> bool:
-    """Tell whether a processor's health and metrics say that it writes no log."""
     found = health(processor)
     return told(processor)("log_writable_servers") == 0 and any(
         "durable log is not written" in each for each in found.outside
@@ -48,7 +46,6 @@ def says_that_it_does_not_log(processor: Processor) -> bool:
 
 
 def no_server(server: NatsServer) -> Callable[[], None]:
-    """Kill the server; return a function that starts it again."""
     server.kill()
     return server.start
 
@@ -72,7 +69,6 @@ def no_jetstream(server: NatsServer) -> Callable[[], None]:
 
 
 def other_credentials(server: NatsServer) -> Callable[[], None]:
-    """Refuse users without a password."""
     return restarted(server, f"{server._config}authorization: {{ user: other, password: other }}\n")
 
 
@@ -84,7 +80,6 @@ def no_room(server: NatsServer) -> Callable[[], None]:
 async def test_processor_starts_without_its_log(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It carries tokens, says why it does not log, and logs once it can; the log names items that found no room."""
     mend = fault(server)
     small = {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
     chosen = settings(durable_log__address=f"nats://{server.server}", **(QUICK | small))
@@ -115,7 +110,6 @@ async def test_processor_starts_without_its_log(
 async def test_processor_notices_that_its_log_is_gone(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:
-    """While it runs, and even when it has nothing to write, it says so; nothing is missing that found room."""
     chosen = settings(durable_log__address=f"nats://{server.server}", **QUICK)
     bus = Bus(chosen)
     async with bus.running():
@@ -132,7 +126,6 @@ async def test_processor_notices_that_its_log_is_gone(
 
 
 async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
-    """With two of three servers gone a processor starts and says that it does not log; with `durable` it waits."""
     with cluster(tmp_path) as nodes:
         common = QUICK | {
             "durable_log__address": f"nats://{','.join(node.server for node in nodes)}",
@@ -166,7 +159,6 @@ async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
 
 
 async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
-    """A writer that comes with the servers waits for their leaders, makes the stream, and writes at once."""
     with cluster(tmp_path) as nodes:
         at = f"nats://{','.join(node.server for node in nodes)}"
         chosen = settings(**QUICK, durable_log__address=at, durable_log__replicas=3)
@@ -181,7 +173,6 @@ async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
 
 
 async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A server changes its user: once the file has the new one the log goes on; until then the last good one stays."""
     file = tmp_path / "credentials"
 
     def use(user: str) -> None:
@@ -189,7 +180,6 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
         file.chmod(0o600)
 
     def serve(user: str) -> None:
-        """Start the server with one user."""
         name, _, password = user.partition(":")
         server.kill()
         server._config = JETSTREAM.format(folder=tmp_path) + (
@@ -222,7 +212,6 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     ],
 )
 async def test_mistake_in_the_settings_fails_at_once(wrong: dict[str, object], limit: str) -> None:
-    """A mistake that no server can mend ends the start with one line, with `durable` or without."""
     chosen = settings(**({"durable_log__address": "nats://127.0.0.1:4222"} | wrong))
     with pytest.raises((AddressError, SettingsError), match=limit) as refused:
         await Bus(chosen).processor.__aenter__()

@@ -22,7 +22,6 @@ from tokenbus_services.settings import Settings
 
 
 async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
-    """Whichever item was taken last, `after` goes on with the next one, also within a message."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 41))
@@ -34,7 +33,6 @@ async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
 
 
 async def test_reader_begins_at_a_time(server: NatsServer) -> None:
-    """`since` gives the items that the server took from then on."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 5))
@@ -46,7 +44,6 @@ async def test_reader_begins_at_a_time(server: NatsServer) -> None:
 
 
 async def test_reader_finds_a_request(server: NatsServer) -> None:
-    """With a request id come the items that have its rows and events, and no others."""
     settings, given = log_settings(server), list(payloads(requests=3, tokens=9))
     async with writer_of(settings) as writer:
         for sequence, kind, payload in given:
@@ -62,7 +59,6 @@ async def test_reader_finds_a_request(server: NatsServer) -> None:
 
 
 async def test_reader_takes_one_worker(server: NatsServer) -> None:
-    """A worker's name may have characters that a subject cannot have."""
     settings, odd = log_settings(server), "a.b *>% é"
     async with writer_of(settings) as writer:
         await write(writer, [1, 2])
@@ -72,7 +68,6 @@ async def test_reader_takes_one_worker(server: NatsServer) -> None:
 
 
 async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> None:
-    """A reader does not wait for items that retention or a purge removed in front of it."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 2001))
@@ -88,7 +83,6 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
 
 
 async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    """The item behind those that were removed before they were read has their number; one that comes back, a line."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 2001))
@@ -111,7 +105,6 @@ async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplo
 
 
 async def test_what_is_missing_is_told_to_who_reads_one_request(server: NatsServer) -> None:
-    """Items that are missing before one of other requests count before the next item that is given."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [1, 5, 7])
@@ -128,7 +121,6 @@ async def collected(items: AsyncIterator[StreamItem]) -> list[StreamItem]:
 
 
 async def followed(settings: Settings, most: int) -> list[int]:
-    """Return the sequences of so many items, some of which are not there yet."""
     found: list[int] = []
     async with aclosing(read_log(settings=settings, follow=True)) as items:
         async for item in items:
@@ -139,7 +131,6 @@ async def followed(settings: Settings, most: int) -> list[int]:
 
 
 async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server: NatsServer) -> None:
-    """Readers that wait at the end get each later item once, also when the server was away meanwhile."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
@@ -153,7 +144,6 @@ async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server:
 
 
 async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(server: NatsServer) -> None:
-    """The errors of a stopped reader's open questions are retrieved, so that asyncio logs no traceback."""
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     settings = log_settings(server)
@@ -176,7 +166,6 @@ async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_be
 
 
 async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
-    """A server without such a log says so, and an item that breaks the contract is refused when it is looked into."""
     settings = log_settings(server)
     with pytest.raises(LogError, match="there is no log: no stream tokenbus-log"):
         await read(settings)
@@ -188,7 +177,6 @@ async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
 
 
 async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example on docs/log.md reads a log while it is written."""
     (block,) = (each for each in blocks("python") if each.page == "docs/log.md")
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - it is on a page of ours
@@ -199,7 +187,6 @@ async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixtur
     printed = ""
 
     def has_come() -> bool:
-        """Tell whether the last item was printed."""
         nonlocal printed
         printed += capsys.readouterr().out
         return "worker-0 7" in printed

@@ -20,7 +20,6 @@ from tokenbus_services.processor import Processor
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a folder with a short path, for sockets."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as made:
         yield Path(made)
 
@@ -62,7 +61,6 @@ async def _taken(processor: Processor, found: dict[int, list[int]]) -> None:
 
 
 async def test_what_cannot_be_replayed_is_one_line(server: NatsServer, folder: Path) -> None:
-    """No log, a worker that it does not have, several workers, and two sources each end it with a line."""
     ran = await asyncio.to_thread(replay, server, folder)
     assert (ran.returncode, "there is no log: no stream tokenbus-log" in ran.stderr) == (2, True), ran.stderr
     await soon(filled(server, Life(EPOCH, hello()), Life(EPOCH, hello("other"))))

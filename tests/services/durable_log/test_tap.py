@@ -18,14 +18,12 @@ def tap(*arguments: str) -> CompletedProcess[str]:
 
 
 async def shown(server: NatsServer, *more: str) -> list[dict[str, Any]]:
-    """Return the JSON lines that it prints of a server's log."""
     ran = await asyncio.to_thread(tap, "--from", f"nats://{server.server}", "--json", *more)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
-    """Each row of a request comes once and in order, with its true tokens and logprobs, and no other request's."""
     await filled(server, STREAM)
     values = await shown(server, "--request", "0x2", "--rows")
     rows = [row for value in values for row in value.get("rows", ()) if value["kind"] == "TARGET"]
@@ -38,7 +36,6 @@ async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
 
 
 async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
-    """Its items come in the log's order, with a line for missing ones, and no other worker's; --count ends it."""
     await filled(server, STREAM, Life(EPOCH, hello("other")), without=range(4, 6))
     values = await shown(server, "--worker", WORKER)
     assert {value["stream"]["worker_id"] for value in values} == {WORKER}
@@ -53,7 +50,6 @@ async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
 
 
 async def test_what_cannot_be_shown_is_one_line(server: NatsServer) -> None:
-    """No log, a request without a log, and an id that is none each end it with a line."""
     at = f"nats://{server.server}"
     for arguments, line in (
         (["--from", at], "there is no log: no stream tokenbus-log"),

@@ -16,7 +16,6 @@ from tokenbus_services.settings import Settings
 
 
 async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:
-    """A reader gets the items that were written, with their worker, epoch and schema version."""
     settings, given = log_settings(server), list(payloads())
     async with writer_of(settings) as writer:
         for sequence, kind, payload in given:
@@ -28,7 +27,6 @@ async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None
 
 
 async def test_two_writers_write_nothing_twice(server: NatsServer) -> None:
-    """Two writers that have the same items at once leave each of them once in the log, in order."""
     settings = log_settings(server, durable_log__message_bytes=2000)
     async with writer_of(settings) as one, writer_of(settings) as other:
         for sequence in range(1, 501):
@@ -41,7 +39,6 @@ async def test_two_writers_write_nothing_twice(server: NatsServer) -> None:
 
 
 async def test_restarted_writer_goes_on_where_the_log_ends(server: NatsServer) -> None:
-    """A writer that ended in the middle, with some items in the log, is followed by one that has all of them."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     writer = writer_of(settings)
     with suppress(ZeroDivisionError):
@@ -57,7 +54,6 @@ async def test_restarted_writer_goes_on_where_the_log_ends(server: NatsServer) -
 
 
 async def test_server_killed_and_restarted_loses_and_repeats_nothing(server: NatsServer) -> None:
-    """While the server is away the writer keeps its items; one whose write was in doubt is written once."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         for begin in range(1, 901, 300):
@@ -69,7 +65,6 @@ async def test_server_killed_and_restarted_loses_and_repeats_nothing(server: Nat
 
 
 async def test_missing_items_are_named(server: NatsServer) -> None:
-    """Items that no writer has are named in front of the next one of the same life of their worker."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [3, 4, 9])
@@ -81,7 +76,6 @@ async def test_missing_items_are_named(server: NatsServer) -> None:
 
 
 async def test_late_items_of_an_earlier_life_are_written(server: NatsServer) -> None:
-    """A writer's late items of a worker that died are written behind those of its next life from another writer."""
     settings = log_settings(server)
     async with writer_of(settings) as one, writer_of(settings) as other:
         await write(one, [1, 2])
@@ -98,7 +92,6 @@ async def test_late_items_of_an_earlier_life_are_written(server: NatsServer) -> 
 
 
 async def test_what_one_writer_has_not_another_may_bring(server: NatsServer) -> None:
-    """A writer waits before it names items as missing, and then finds that another one has written them."""
     settings = log_settings(server)
     async with writer_of(settings, wait_seconds=60) as late, writer_of(settings) as other:
         await write(late, [5, 6])
@@ -109,7 +102,6 @@ async def test_what_one_writer_has_not_another_may_bring(server: NatsServer) -> 
 
 
 async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
-    """A writer does not wait for others to bring items that it left out itself, unless more are missing."""
     settings = log_settings(server)
     async with writer_of(settings, wait_seconds=3600) as writer:
         await write(writer, [1])
@@ -121,7 +113,6 @@ async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
 
 
 async def test_retention_is_by_bytes(server: NatsServer) -> None:
-    """The oldest items make room for new ones."""
     small = log_settings(
         server, limits__max_message_bytes=50_000, durable_log__max_bytes=50_000, durable_log__message_bytes=1000
     )
@@ -133,7 +124,6 @@ async def test_retention_is_by_bytes(server: NatsServer) -> None:
 
 
 async def test_log_that_exists_stays_as_it_was_made(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    """A writer with other settings changes nothing; where they ask for more than there is, it says so, once."""
     large = log_settings(server, durable_log__max_bytes=3_000_000_000, durable_log__max_age_hours=300)
     less = "log keeps less than the settings say"
     async with writer_of(large), writer_of(log_settings(server)) as other:
@@ -151,7 +141,6 @@ async def test_log_that_exists_stays_as_it_was_made(server: NatsServer, caplog: 
 
 
 async def test_writers_that_make_a_log_at_once_share_it(server: NatsServer) -> None:
-    """Of several writers with different settings that begin together one makes the log, and all write to it."""
     chosen = [log_settings(server, durable_log__max_age_hours=hours) for hours in range(1, 9)]
     async with AsyncExitStack() as stack:
         entering = [stack.enter_async_context(writer_of(settings)) for settings in chosen]
@@ -163,7 +152,6 @@ async def test_writers_that_make_a_log_at_once_share_it(server: NatsServer) -> N
 async def test_item_that_is_too_large_is_refused_and_named(
     server: NatsServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An item above the server's limit is left out with a line that has both numbers; the log names it."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [1])
@@ -175,7 +163,6 @@ async def test_item_that_is_too_large_is_refused_and_named(
 
 
 async def test_write_waits_while_there_is_no_room(server: NatsServer) -> None:
-    """A writer that holds `buffer_bytes` takes nothing more until the log has some of it."""
     settings = log_settings(
         server, limits__max_message_bytes=1000, durable_log__buffer_bytes=1000, durable_log__max_bytes=10**6
     )
@@ -193,11 +180,9 @@ async def test_write_waits_while_there_is_no_room(server: NatsServer) -> None:
 
 @pytest.mark.parametrize("answer", [b"INFO 5\r\n", b"x" * 300_000])
 async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: NatsServer, answer: bytes) -> None:
-    """Whatever has the server's port for a while, the log is written once the server is back."""
     asked = asyncio.Event()
 
     async def misanswer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer as no NATS server does."""
         asked.set()
         writer.write(answer)
         writer.close()
@@ -219,7 +204,6 @@ async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: Nats
 async def test_log_that_was_deleted_is_made_again_once_it_can_be(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While something keeps a deleted log from being made again its items wait; then it names those that it lost."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [1])
@@ -238,13 +222,11 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(
 
 
 async def entered(settings: Settings) -> LogWriter:
-    """Return a writer that was entered and left."""
     async with writer_of(settings) as writer:
         return writer
 
 
 async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServer) -> None:
-    """No server, a server without a cluster for so many replicas, and a bad address each end it with a reason."""
     with pytest.raises(LogError, match=r"nats://.*/log: jetstream: replicas > 1 not supported in non-clustered mode"):
         await entered(log_settings(server, durable_log__replicas=3))
     with pytest.raises(AddressError, match=r"x://y/log: expected nats://HOST:PORT/NAME"):
@@ -259,7 +241,6 @@ async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServe
 
 @pytest.mark.parametrize("name", ["workers", "clients", "p0-clients"])
 def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) -> None:
-    """Its stream would take the bus's messages, and answer them."""
     at = server.address(name)
     chosen = log_settings(server, durable_log__address=at, bus__clients_address=server.address("p0-clients"))
     with pytest.raises(AddressError) as refused:

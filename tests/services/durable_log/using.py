@@ -41,12 +41,10 @@ def log_settings(server: NatsServer, **overrides: object) -> Settings:
 
 
 def writer_of(settings: Settings, wait_seconds: float = 0) -> LogWriter:
-    """Return a writer that writes all its items before it ends."""
     return LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds, drain_seconds=MOST)
 
 
 async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM, payload: bytes = b"x" * 100) -> None:
-    """Write items of some sequences."""
     for sequence in numbers:
         await writer.write(stream.item(sequence, payload=payload))
 
@@ -61,13 +59,11 @@ async def filled(server: NatsServer, *lives: Life, without: range = range(0)) ->
 
 
 async def read(settings: Settings, **how: object) -> list[StreamItem]:
-    """Return the items of the log."""
     return await soon(_read(settings, **how))
 
 
 @asynccontextmanager
 async def full(settings: Settings) -> AsyncIterator[None]:
-    """Fill the server of a log with another stream, which is deleted at the end."""
     connection = await LogStream(settings).connect()
     jetstream = connection.client.jetstream()
     await jetstream.add_stream(name="other", subjects=["other"])

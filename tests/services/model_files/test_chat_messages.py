@@ -27,7 +27,6 @@ def given(source: str, *messages: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
 
 @pytest.mark.parametrize("source", LOOPS)
 def test_template_that_goes_through_parts_is_given_parts(source: str) -> None:
-    """Where a template has a loop over a content, each content is a list, a plain text too; a tool's is a text."""
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "x"},
         {"role": "user", "content": PARTS},
@@ -43,14 +42,12 @@ def test_template_that_goes_through_parts_is_given_parts(source: str) -> None:
 
 
 def test_other_templates_are_given_texts() -> None:
-    """A template that writes a content as it is has the parts' texts, one a line; nothing is an empty text."""
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     messages: list[dict[str, Any]] = [{"role": "user", "content": PARTS}, {"role": "assistant"}]
     assert [each["content"] for each in given(source, *messages)] == ["a\nb", ""]
 
 
 def test_calls_and_their_results() -> None:
-    """Arguments are objects, also where a model wrote none; what is null is left out."""
     calls = [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
         {"id": None, "type": None, "function": {"name": "g", "arguments": "{'a'"}},
@@ -80,7 +77,6 @@ def test_calls_and_their_results() -> None:
 
 
 def test_developer_is_the_system_of_templates_that_do_not_know_it() -> None:
-    """A developer's messages become one message of the system, before all others."""
     user, said = {"role": "user", "content": "u"}, {"role": "developer", "content": "d"}
     assert given("", said, user) == [{"role": "system", "content": "d"}, user]
     mixed: list[dict[str, Any]] = [{"role": "system", "content": PARTS}, user, said]
@@ -98,7 +94,6 @@ def test_developer_is_the_system_of_templates_that_do_not_know_it() -> None:
     ],
 )
 def test_last_message_is_continued(source: str, content: Any, text: str) -> None:  # noqa: ANN401 - JSON
-    """The text ends where the last message's content does, without what the template would write behind it."""
     template = ChatTemplate({"default": source}, {})
     assert template.render([{"role": "assistant", "content": content}], continues_last=True) == text
 
@@ -111,6 +106,5 @@ def test_last_message_is_continued(source: str, content: Any, text: str) -> None
     ],
 )
 def test_last_message_that_cannot_be_continued(source: str, content: str | None, line: str) -> None:
-    """A message that the template leaves out, or that has no text, is refused in one line."""
     with pytest.raises(ChatTemplateError, match=line):
         ChatTemplate({"default": source}, {}).render([{"role": "assistant", "content": content}], continues_last=True)

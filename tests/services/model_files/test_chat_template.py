@@ -13,12 +13,10 @@ CHAT = [{"role": "user", "content": "a < b"}]
 
 
 def rendered(source: str) -> str:
-    """Return what a template makes of a chat."""
     return ChatTemplate({"default": source}, {}).render(CHAT)
 
 
 def test_chat_as_the_model_was_trained(tmp_path: Path) -> None:
-    """Messages are written as the folder's template says, with its special tokens, up to the assistant's."""
     template = ModelTokenizer(write_model(tmp_path / "model", byte_level())).chat_template
     assert template is not None
     assert template.render(CHAT) == f"<user>a < b{END}<assistant>"
@@ -37,18 +35,15 @@ def test_chat_as_the_model_was_trained(tmp_path: Path) -> None:
     ],
 )
 def test_what_templates_use(source: str, text: str) -> None:
-    """Templates have what published ones use: plain JSON, `generation`, `break`, blocks without their own lines."""
     assert rendered(source) == text
 
 
 def test_template_that_shows_the_time() -> None:
-    """`strftime_now` is the time of the clock."""
     template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}"}, {}, lambda: datetime(2026, 1, 5))  # noqa: DTZ001
     assert template.render(CHAT) == "05 Jan 2026"
 
 
 def test_template_for_tools() -> None:
-    """A chat with tools has the model's template for those, where it has one."""
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
     assert template.render(CHAT) == "plain"
     assert template.render(CHAT, [{"name": "search"}]) == "search"
@@ -66,7 +61,6 @@ def test_template_for_tools() -> None:
     ],
 )
 def test_template_that_refuses_or_fails(source: str, line: str) -> None:
-    """A template that refuses a chat, fails, or reaches out of its sandbox, ends in one line."""
     with pytest.raises(ChatTemplateError, match=line) as raised:
         rendered(source)
     assert "\n" not in str(raised.value)
@@ -86,7 +80,6 @@ def test_template_that_refuses_or_fails(source: str, line: str) -> None:
 def test_template_that_cannot_be_used(
     template: object, file: tuple[str, str | bytes] | None, line: str, tmp_path: Path
 ) -> None:
-    """A folder whose template cannot be read or compiled is refused when it is loaded, in one line."""
     folder = write_model(tmp_path / "model", byte_level(), template)
     if file is not None:
         name, content = file
@@ -101,7 +94,6 @@ def test_template_that_cannot_be_used(
     [("chat_template.jinja", "of the file"), ("chat_template.json", json.dumps({"chat_template": "of the file"}))],
 )
 def test_template_in_a_file_of_its_own(name: str, content: str, tmp_path: Path) -> None:
-    """A template in a file of its own comes before that in tokenizer_config.json."""
     folder = write_model(tmp_path / "model", byte_level())
     (folder / name).write_text(content)
     template = ModelTokenizer(folder).chat_template

@@ -19,7 +19,6 @@ EVERY_TEXT = [byte_level, with_byte_fallback]
 
 @pytest.fixture(params=EVERY_TEXT, ids=lambda make: make.__name__)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return a model's folder."""
     make: Make = request.param
     return write_model(tmp_path / "model", make())
 
@@ -36,7 +35,6 @@ _LOADED: dict[Path, ModelTokenizer] = {}
 
 
 def loaded(folder: Path) -> ModelTokenizer:
-    """Return a folder's tokenizer, which is loaded once for all examples."""
     if folder not in _LOADED:
         _LOADED.clear()
         _LOADED[folder] = ModelTokenizer(folder)
@@ -45,7 +43,6 @@ def loaded(folder: Path) -> ModelTokenizer:
 
 @pytest.mark.parametrize("make", [*EVERY_TEXT, metaspace])
 def test_tokens_are_decoded_as_by_the_library(make: Make, tmp_path: Path) -> None:
-    """A text's tokens give the text that the library gives, but for the space before a SentencePiece text."""
     library = make()
     tokenizer = ModelTokenizer(write_model(tmp_path / "model", library))
     text = "hello the fox, hello"
@@ -56,7 +53,6 @@ def test_tokens_are_decoded_as_by_the_library(make: Make, tmp_path: Path) -> Non
 
 
 def test_character_that_is_split_over_tokens(folder: Path) -> None:
-    """An emoji of several tokens is whole once its last byte is there."""
     tokenizer = ModelTokenizer(folder)
     pieces = [tokenizer.token_bytes(each) for each in tokenizer.encode("🦊")]
     assert len([piece for piece in pieces if piece.strip()]) > 1
@@ -64,7 +60,6 @@ def test_character_that_is_split_over_tokens(folder: Path) -> None:
 
 
 def test_special_tokens_have_no_text(folder: Path) -> None:
-    """A special token is recognized in a prompt and has no text; one that is added, but not special, has its own."""
     tokenizer = ModelTokenizer(folder)
     ids = tokenizer.encode(f"a{END}{TOOL}")
     pieces = [tokenizer.token_bytes(each) for each in ids]
@@ -72,27 +67,23 @@ def test_special_tokens_have_no_text(folder: Path) -> None:
 
 
 def test_chat_is_encoded_without_what_texts_begin_with(tmp_path: Path) -> None:
-    """A chat template writes the tokens that a text begins with itself; a plain text gets them from the tokenizer."""
     tokenizer = ModelTokenizer(write_model(tmp_path / "model", with_byte_fallback()))
     plain, chat = tokenizer.encode("hello"), tokenizer.encode_chat("hello")
     assert plain == [1, *chat]
 
 
 def test_folder_without_a_template(tmp_path: Path) -> None:
-    """A model that has no chat template, or no tokenizer_config.json, has none here."""
     assert ModelTokenizer(write_model(tmp_path / "model", byte_level(), None)).chat_template is None
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     assert ModelTokenizer(tmp_path / "model").chat_template is None
 
 
 def test_tokenizer_whose_tokens_have_no_bytes_of_their_own(tmp_path: Path) -> None:
-    """A tokenizer of which a token's text depends on its neighbours is refused, with its decoder's name."""
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json: decoder: .*, got WordPiece$"):
         ModelTokenizer(write_model(tmp_path / "model", word_piece()))
 
 
 def test_decoder_that_gives_other_texts_than_expected(tmp_path: Path) -> None:
-    """A decoder that changes a token's text in another way is noticed, and the token named."""
     folder = write_model(tmp_path / "model", with_byte_fallback())
     described = json.loads((folder / "tokenizer.json").read_text())
     described["decoder"]["decoders"][0]["content"] = "_"
@@ -111,7 +102,6 @@ def test_decoder_that_gives_other_texts_than_expected(tmp_path: Path) -> None:
     ],
 )
 def test_tokenizer_that_cannot_be_read(content: str | None, line: str, tmp_path: Path) -> None:
-    """A tokenizer.json that is missing or damaged is refused in one line with its path."""
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelFilesError, match=line) as raised:
@@ -121,7 +111,6 @@ def test_tokenizer_that_cannot_be_read(content: str | None, line: str, tmp_path:
 
 
 def test_folder_with_sentencepieces_file_alone(tmp_path: Path) -> None:
-    """A folder that has only a tokenizer.model is refused in one line that says what makes it a tokenizer.json."""
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a")
     line = "no such file; of its tokenizer.model transformers makes one: AutoTokenizer.from_pretrained"
     with pytest.raises(ModelFilesError, match=line) as raised:

@@ -72,7 +72,6 @@ def test_template_reads_the_keywords_of_a_call(llm: LLM, folder: Path) -> None:
     "name", ["messages", "tools", "eos_token", "bos_token", "image_token", "extra_tokens", "range", "raise_exception"]
 )
 def test_keyword_that_replaces_what_the_template_relies_on_is_refused(llm: LLM, name: str) -> None:
-    """A name of a chat's own, a special token's or a function's is one line with the keyword; nothing is generated."""
     ENGINE.prompts.clear()
     with pytest.raises(ContractError) as refused:
         llm.chat(CHAT, max_tokens=1, chat_template_kwargs={"enable_thinking": True, name: "x"})

@@ -37,7 +37,6 @@ MODES: list[int | None] = [None, 0, 5, 20]
 
 
 def settings(**overrides: object) -> Settings:
-    """Return settings with a window of few requests; the client refuses more."""
     values = {"worker.max_requests": WINDOW, "client.max_requests": WINDOW, "dead_letters.max_bytes": 1}
     addresses = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
     return settings_of({**values, **addresses, **overrides})
@@ -45,7 +44,6 @@ def settings(**overrides: object) -> Settings:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """Return an LLM with the ngram engine."""
     with LLM(engine="ngram", settings=settings(), context=2 * ENDLESS) as made:
         yield made
 
@@ -66,7 +64,6 @@ async def by_client(asked: Sequence[tuple[Any, RequestParameters]]) -> list[list
 
 
 def assert_same(outputs: Outputs, place: int, tokens: Sequence[Token], k: int | None) -> None:
-    """Hold an output to a client's tokens, bit by bit."""
     output = outputs[place]
     begin, end = outputs.offsets[place : place + 2].tolist()
     assert output.token_ids.tolist() == [token.id for token in tokens] == outputs.token_ids[begin:end].tolist()
@@ -89,7 +86,6 @@ def assert_same(outputs: Outputs, place: int, tokens: Sequence[Token], k: int | 
 
 @pytest.mark.parametrize("k", MODES)
 async def test_outputs_are_the_tokens_that_a_client_gets(llm: LLM, k: int | None) -> None:
-    """The same prompts, samples and seeds give the same tokens, logprobs, ranks and alternatives, in the same order."""
     wanted: RequestParameters = {"max_tokens": 12, "temperature": 0.9, "top_logprobs": k}
     outputs = llm.generate(PROMPTS, wanted, n=3, seed=7)
     asked: list[tuple[Any, RequestParameters]] = [
@@ -104,7 +100,6 @@ async def test_outputs_are_the_tokens_that_a_client_gets(llm: LLM, k: int | None
 
 
 def test_arrays_lie_in_one_piece(llm: LLM) -> None:
-    """Logprobs of all tokens are one contiguous array of float32, and an output's arrays are views of it."""
     outputs = llm.generate(PROMPTS, max_tokens=9, top_logprobs=2, seed=1)
     assert outputs.logprobs is not None
     assert outputs.logprobs.dtype == np.float32
@@ -120,7 +115,6 @@ def test_arrays_lie_in_one_piece(llm: LLM) -> None:
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
-    """Parameters of a prompt win over those of all; where a prompt asks for no logprobs, the arrays say so."""
     wanted: list[RequestParameters] = [{"top_logprobs": 3, "max_tokens": 2}, {}, {"top_logprobs": 1}, {"seed": 9}]
     outputs = llm.generate(PROMPTS, wanted, max_tokens=4, seed=3, ignore_end_token=True)
     assert np.diff(outputs.offsets).tolist() == [2, 4, 4, 4]
@@ -137,7 +131,6 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
 
 
 def test_more_prompts_than_may_be_in_flight(llm: LLM) -> None:
-    """Any number of prompts is taken: no more are in flight than the worker and the client take, and none is lost."""
     prompts = [[1 + place % 50, 3] for place in range(20 * WINDOW)]
     outputs = llm.generate(prompts, max_tokens=3, temperature=0.0, ignore_end_token=True)
     assert np.diff(outputs.offsets).tolist() == [3] * len(prompts)
@@ -146,14 +139,12 @@ def test_more_prompts_than_may_be_in_flight(llm: LLM) -> None:
 
 
 def test_no_prompts_are_no_outputs(llm: LLM) -> None:
-    """An empty list gives an empty sequence, and an empty table."""
     outputs = llm.generate([], top_logprobs=2)
     assert (len(outputs), outputs.token_ids.size, outputs.offsets.tolist()) == (0, 0, [0])
     assert outputs.to_arrow().num_rows == 0
 
 
 def test_table_has_what_the_arrays_have(llm: LLM) -> None:
-    """The table has a row for each token; what a request did not ask for is null, or an empty list."""
     wanted: list[RequestParameters] = [{"top_logprobs": 3}, {}, {"top_logprobs": 0}, {"top_logprobs": 1}]
     outputs = llm.generate(PROMPTS, wanted, n=2, max_tokens=3, seed=3, ignore_end_token=True)
     table = outputs.to_arrow()
@@ -175,7 +166,6 @@ def test_table_has_what_the_arrays_have(llm: LLM) -> None:
 
 
 def test_texts_end_where_their_stops_begin(llm: LLM) -> None:
-    """An output's text is that of its tokens, up to the stop that ended it, or with it where that was asked for."""
     (whole,) = llm.generate(PROMPTS[:1], max_tokens=12, temperature=0.0)
     stop = whole.text[8:12]
     stopped, included = llm.generate(
@@ -189,7 +179,6 @@ def test_texts_end_where_their_stops_begin(llm: LLM) -> None:
 
 
 def test_output_names_the_stop_that_ended_it(llm: LLM) -> None:
-    """The text of a stop or the id of a stop token comes back; neither does for the length and the model's own end."""
     (whole,) = llm.generate(PROMPTS[:1], max_tokens=12, temperature=0.0)
     ids, stop = whole.token_ids.tolist(), whole.text[8:12]
     place = next(place for place, each in enumerate(ids) if place and each not in ids[:place])
@@ -215,7 +204,6 @@ def test_output_names_the_stop_that_ended_it(llm: LLM) -> None:
 
 
 def test_durable_log_of_the_settings_is_not_written() -> None:
-    """Settings that processors share name a log; an LLM that read them too does not even connect to its server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         address = f"nats://127.0.0.1:{server.getsockname()[1]}/log"
@@ -226,7 +214,6 @@ def test_durable_log_of_the_settings_is_not_written() -> None:
 
 
 def test_engine_without_text_has_none() -> None:
-    """Text of an engine without a tokenizer is an error of one line."""
     with LLM(engine="synthetic", settings=settings(), tokens_per_step=2) as llm:
         (output,) = llm.generate([[1]], max_tokens=4)
         assert output.token_ids.size == 4
@@ -235,7 +222,6 @@ def test_engine_without_text_has_none() -> None:
 
 
 def test_examples_of_the_page() -> None:
-    """The blocks of docs/offline.md run one after the other as they are written, but for their model."""
     names: dict[str, Any] = {}
     for block in blocks("python", of="docs/offline.md"):
         code = block.text.replace('"/models/qwen", max_num_seqs=128', 'engine="ngram"')
@@ -254,7 +240,6 @@ class Terminal(io.StringIO):
 
 
 def test_terminal_shows_how_far_a_call_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal has a line of progress, which is gone at the end; what is no terminal has none, as if told so."""
     monkeypatch.setenv("TERM", "xterm")
     for is_terminal, progress in ((True, True), (True, False), (False, True)):
         monkeypatch.setattr(sys, "stderr", shown := Terminal() if is_terminal else io.StringIO())
@@ -296,7 +281,6 @@ def test_terminal_shows_how_far_a_call_is(llm: LLM, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(llm: LLM, call: Callable[[LLM], object], fault: str) -> None:
-    """A call with a fault is one line with the prompt, the limit and the value."""
     with pytest.raises(ContractError) as raised:
         call(llm)
     assert str(raised.value) == fault
@@ -320,7 +304,6 @@ def test_what_is_wrong_is_said_before_anything_is_sent(llm: LLM, call: Callable[
     ],
 )
 def test_engine_that_cannot_be_made_is_said(make: Callable[[], LLM], fault: str) -> None:
-    """What keeps the engine from being made is a ValueError of one line, and nothing is left running."""
     before = set(threading.enumerate())
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}$"):
         make()
@@ -328,7 +311,6 @@ def test_engine_that_cannot_be_made_is_said(make: Callable[[], LLM], fault: str)
 
 
 def test_request_that_fails_ends_the_call(llm: LLM) -> None:
-    """The error names the prompt; the other requests are aborted, and the next call finds nothing of them."""
     endless: RequestParameters = {"max_tokens": ENDLESS, "ignore_end_token": True}
     with pytest.raises(RequestFailedError) as raised:
         llm.generate(["a", "b", "c"], [endless, endless, {"min_p": 0.5}], n=2)
@@ -341,20 +323,15 @@ def test_request_that_fails_ends_the_call(llm: LLM) -> None:
 
 
 def endless(llm: LLM) -> Outputs:
-    """Ask for more than a test waits for."""
     return llm.generate([[1, 2]] * 3 * WINDOW, max_tokens=ENDLESS, ignore_end_token=True)
 
 
 def call_of(llm: LLM) -> object:
-    """Return the call that is being answered."""
     return llm._system._call
 
 
 def test_interrupted_call_ends(llm: LLM) -> None:
-    """A KeyboardInterrupt ends the call at once; its requests are aborted, and the LLM can be used again."""
-
     def interrupt() -> None:
-        """Interrupt the main thread while it waits."""
         wait_until(lambda: call_of(llm))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -368,17 +345,14 @@ def test_interrupted_call_ends(llm: LLM) -> None:
 
 
 async def test_call_within_a_running_event_loop(llm: LLM) -> None:
-    """A notebook's cell runs on an event loop: the LLM has its own."""
     assert asyncio.get_running_loop().is_running()
     assert llm.generate("At sea", max_tokens=2)[0].token_ids.size == 2
 
 
 def test_calls_of_threads_take_turns(llm: LLM) -> None:
-    """A call waits for the one before, and each has its own outputs."""
     found: dict[int, Outputs] = {}
 
     def call(size: int) -> None:
-        """Generate so many outputs."""
         found[size] = llm.generate([[1, 2]] * size, max_tokens=size, ignore_end_token=True)
 
     threads = [threading.Thread(target=call, args=[size]) for size in (1, 2, 3, 4)]
@@ -392,12 +366,10 @@ def test_calls_of_threads_take_turns(llm: LLM) -> None:
 
 
 def test_closed_llm_takes_no_calls() -> None:
-    """Closing ends a call that another thread waits for, and the engine; it may be repeated."""
     llm = LLM(engine="ngram", settings=settings(), context=2 * ENDLESS)
     thread = llm._system._thread
 
     def close() -> None:
-        """Close it while the main thread waits."""
         wait_until(lambda: call_of(llm))
         llm.close()
 
@@ -413,7 +385,6 @@ def test_closed_llm_takes_no_calls() -> None:
 
 
 def test_dropped_llm_ends() -> None:
-    """An LLM to which nothing refers any more ends, without being closed."""
     llm = LLM(engine="ngram", settings=settings())
     dropped, thread = weakref.ref(llm), llm._system._thread
     del llm
@@ -431,7 +402,6 @@ print(llm.generate("At sea", max_tokens=3, top_logprobs=0)[0].logprobs.size)
 
 @pytest.mark.process
 def test_process_ends_without_closing_it() -> None:
-    """A program that does not close its LLM ends, with status 0 and nothing on standard error."""
     command = [sys.executable, "-c", ENDS_WITH_THE_PROCESS]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MOST)
     assert (run.returncode, run.stdout, run.stderr) == (0, "3\n", "")

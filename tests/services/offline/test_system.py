@@ -38,12 +38,10 @@ class Breaking(SyntheticEngine):
 
 
 def requests(*prompts: int) -> Requests:
-    """Return requests with prompts of one token."""
     return Requests([[prompt] for prompt in prompts], None, {"max_tokens": 3}, 1)
 
 
 def test_broken_engine_ends_the_call_and_the_system() -> None:
-    """A call in which the engine breaks fails with the engine's reason, and later ones with an EngineBrokenError."""
     engine = Breaking()
     system = EmbeddedSystem(lambda _settings: engine, SETTINGS, "breaking")
     assert system.generate(requests(1, 2), shows_progress=False).tokens == 6
@@ -57,12 +55,10 @@ def test_broken_engine_ends_the_call_and_the_system() -> None:
 
 
 def refuse(_settings: Settings) -> Engine:
-    """Fail as an engine whose weights are missing."""
     raise LookupError("no weights")
 
 
 def test_what_making_the_engine_raises_is_raised() -> None:
-    """Without an engine there is no system, and no thread of it is left."""
     before = set(threading.enumerate())
     with pytest.raises(LookupError, match="no weights"):
         EmbeddedSystem(refuse, SETTINGS, "refused")
@@ -71,14 +67,12 @@ def test_what_making_the_engine_raises_is_raised() -> None:
 
 @pytest.fixture
 def go() -> Iterator[threading.Event]:
-    """Return an event that is set at the end of the test at the latest."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
-    """An interrupt while the engine is being made is raised at once; the engine is closed as soon as it is made."""
     engine, begun = Breaking(), threading.Event()
 
     def make(_settings: Settings) -> Engine:
@@ -87,7 +81,6 @@ def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
         return engine
 
     def interrupt() -> None:
-        """Interrupt the main thread once the engine is being made."""
         begun.wait(MOST)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -102,7 +95,6 @@ def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
 
 
 def test_interrupt_as_the_thread_starts_ends_it(go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt before this thread waits for the engine ends the system's thread too, and closes the engine."""
     engine, begun = Breaking(), threading.Event()
 
     def make(_settings: Settings) -> Engine:

@@ -29,7 +29,6 @@ NOON = 1_767_355_200.25  # 2026-01-02T12:00:00.25Z
 
 @pytest.fixture
 def lines() -> Callable[[], list[dict[str, Any]]]:
-    """Return what tells the lines that were logged so far."""
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -38,12 +37,10 @@ def lines() -> Callable[[], list[dict[str, Any]]]:
 def settings(
     directory: Path, *, max_files: int = 1000, max_bytes: int = 2**28, per_second: int = 1000
 ) -> DeadLetterSettings:
-    """Return settings with bounds that most tests do not reach."""
     return DeadLetterSettings(str(directory), max_files=max_files, max_bytes=max_bytes, per_second=per_second)
 
 
 def opened(chosen: DeadLetterSettings, *, wall: float = NOON) -> DeadLetters:
-    """Return dead letters whose clocks stand."""
     return DeadLetters(chosen, wall=ManualClock(wall).now, now=ManualClock().now)
 
 
@@ -53,19 +50,16 @@ def payloads(directory: Path) -> list[bytes]:
 
 
 def size(directory: Path) -> int:
-    """Return how many bytes all files of a directory have."""
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def refusal(data: bytes) -> ContractError:
-    """Return what a message is refused for."""
     with pytest.raises(ContractError) as refused:
         decode(data)
     return refused.value
 
 
 def test_letter_is_a_message_and_a_note(tmp_path: Path) -> None:
-    """A dead letter is the message's bytes, and beside them a note with the time, the source and the reason."""
     letters = opened(settings(tmp_path / "deep" / "letters"))
     letters.keep(b"\x00\xffraw", ERROR, "worker-0/7", 2**63)
     name = "20260102T120000.250000Z-00000001-finite"
@@ -86,14 +80,12 @@ def test_letter_is_a_message_and_a_note(tmp_path: Path) -> None:
 
 
 def test_no_letter_no_directory(tmp_path: Path) -> None:
-    """A processor that refuses nothing leaves nothing on the disk."""
     letters = opened(settings(tmp_path / "letters"))
     assert (letters.kept, letters.dropped, letters.by_rule) == (0, 0, {})
     assert not (tmp_path / "letters").exists()
 
 
 def test_letters_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Only their owner can read dead letters, because they may hold users' text or a secret."""
     opened(settings(tmp_path / "letters")).keep(b"x", ERROR, "w/1")
     assert (tmp_path / "letters").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "letters").iterdir()} == {0o600}
@@ -112,7 +104,6 @@ def test_every_refusal_is_counted_by_its_rule(tmp_path: Path) -> None:
     "text", ["../../x", "/etc/passwd", "a\nb\x1b[2J", "\0", "\udcff\u202e", "x" * 10_000], ids=range(6)
 )
 def test_nothing_from_outside_reaches_a_name(tmp_path: Path, text: str) -> None:
-    """Whatever a peer calls itself or sends, names are made of time, number and rule, and notes stay short."""
     letters = opened(settings(tmp_path / "letters"))
     letters.keep(text.encode(errors="replace"), ContractError(text, text, text), text)
     assert all(NAME.fullmatch(path.name) for path in (tmp_path / "letters").iterdir())
@@ -123,7 +114,6 @@ def test_nothing_from_outside_reaches_a_name(tmp_path: Path, text: str) -> None:
 
 
 def test_number_that_cannot_be_printed(tmp_path: Path) -> None:
-    """A refusal for an integer of thousands of digits is noted too."""
     letters = opened(settings(tmp_path))
     letters.keep(b"x", ContractError("x", 10**5000, 10**5000, rule=Rule.MAX), "w/1")
     (note,) = tmp_path.glob("*.json")
@@ -131,7 +121,6 @@ def test_number_that_cannot_be_printed(tmp_path: Path) -> None:
 
 
 def test_oldest_go_first_by_number(tmp_path: Path) -> None:
-    """There are never more dead letters than the limit, and the newest stay."""
     letters = opened(settings(tmp_path, max_files=3))
     for number in range(8):
         letters.keep(b"%d" % number, ERROR, "w/1")
@@ -141,7 +130,6 @@ def test_oldest_go_first_by_number(tmp_path: Path) -> None:
 
 
 def test_oldest_go_first_by_size(tmp_path: Path) -> None:
-    """All files together, notes too, never exceed the size limit; a large dead letter displaces several."""
     letters = opened(settings(tmp_path, max_bytes=5000))
     for number in range(20):
         letters.keep(b"%d" % number * 100, ERROR, "w/1")
@@ -156,7 +144,6 @@ def test_oldest_go_first_by_size(tmp_path: Path) -> None:
 
 
 def test_letter_that_fits_nowhere_displaces_nothing(tmp_path: Path) -> None:
-    """A message that could not be kept even alone, with its note, is only counted."""
     letters = opened(settings(tmp_path, max_bytes=1000))
     letters.keep(b"first", ERROR, "w/1")
     for payload in (bytes(1001), bytes(1000)):
@@ -166,7 +153,6 @@ def test_letter_that_fits_nowhere_displaces_nothing(tmp_path: Path) -> None:
 
 
 def test_letters_of_earlier_runs_count(tmp_path: Path) -> None:
-    """What earlier runs left goes before anything newer, even where the clock was set back in between."""
     before = opened(settings(tmp_path, max_files=4))
     for payload in (b"a", b"b", b"c"):
         before.keep(payload, ERROR, "w/1")
@@ -183,7 +169,6 @@ def test_letters_of_earlier_runs_count(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    """Files and folders that are not dead letters are neither counted nor removed, however alike their names."""
     foreign = ["notes.json", "step-41.binpb", "20260102T120000.250000Z-00000001-finite.txt", "1-1-finite.binpb"]
     for name in foreign:
         (tmp_path / name).write_bytes(bytes(5000))
@@ -199,7 +184,6 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffixes", [[".json.part"], [".json"], [".json", ".binpb.part"]], ids=str)
 def test_half_letter_of_a_run_that_died_counts(tmp_path: Path, suffixes: list[str]) -> None:
-    """What a process left that died while it wrote counts, and goes in its turn."""
     name = "20250102T120000.250000Z-00000041-finite"
     for suffix in suffixes:
         (tmp_path / f"{name}{suffix}").write_bytes(bytes(300))
@@ -213,7 +197,6 @@ def test_half_letter_of_a_run_that_died_counts(tmp_path: Path, suffixes: list[st
 
 
 def test_no_reader_sees_half_a_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file gets its name when it is whole, and a message only after its note."""
     steps = []
     rename = Path.rename
 
@@ -228,7 +211,6 @@ def test_no_reader_sees_half_a_letter(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_flood_does_not_reach_the_disk(tmp_path: Path) -> None:
-    """No more dead letters than the limit are written a second; the others are counted, and writing resumes later."""
     now = ManualClock(100.0)
     letters = DeadLetters(settings(tmp_path, per_second=3), wall=ManualClock(NOON).now, now=now.now)
     kept = []
@@ -245,7 +227,6 @@ def test_flood_does_not_reach_the_disk(tmp_path: Path) -> None:
 
 
 def test_failed_tries_are_part_of_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses is not asked more often than one that takes."""
     tries = []
     (tmp_path / "file").touch()
     mkdir = Path.mkdir
@@ -262,7 +243,6 @@ def test_failed_tries_are_part_of_the_rate(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """A directory that cannot be written is logged once, and its recovery once; messages are counted, no call fails."""
     (tmp_path / "taken").touch()
     now = ManualClock(0.0)
     letters = DeadLetters(settings(tmp_path / "taken" / "letters"), wall=ManualClock(NOON).now, now=now.now)
@@ -284,7 +264,6 @@ def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], li
 
 
 def test_directory_that_is_no_name(tmp_path: Path, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """A path that no file system accepts is logged like any other directory that cannot be written."""
     letters = opened(settings(tmp_path / "a\0b"))
     letters.keep(b"x", ERROR, "w/1")
     assert (letters.dropped, len(lines())) == (1, 1)
@@ -293,7 +272,6 @@ def test_directory_that_is_no_name(tmp_path: Path, lines: Callable[[], list[dict
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("suffix", [".json", ".binpb"])
 def test_disk_that_fills_leaves_no_half_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    """A dead letter that cannot be written completely leaves no file, and the next one that can be is kept."""
     letters = opened(settings(tmp_path, max_files=2))
     letters.keep(b"a", ERROR, "w/1")
     rename = Path.rename
@@ -314,8 +292,6 @@ def test_disk_that_fills_leaves_no_half_letter(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("lines")
 def test_bounds_hold_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory from which nothing can be removed, as one that is append-only, fills no further than its bound."""
-
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
@@ -334,7 +310,6 @@ def test_bounds_hold_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: p
 
 
 def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
-    """Operators may remove dead letters, and the directory too: new ones are kept as before."""
     letters = opened(settings(tmp_path / "letters", max_files=2))
     for payload in (b"a", b"b"):
         letters.keep(payload, ERROR, "w/1")
@@ -348,7 +323,6 @@ def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_check_says_why(tmp_path: Path) -> None:
-    """`tokenbus check` refuses every dead letter for the field, rule, limit and value that its note names."""
     letters = opened(settings(tmp_path))
     for path in sorted((VECTORS / "invalid").glob("*.binpb")):
         data = path.read_bytes()
@@ -377,7 +351,6 @@ def test_check_says_why(tmp_path: Path) -> None:
     ids=["byte", "garbage", "control"],
 )
 def test_what_is_no_batch_at_all(tmp_path: Path, data: bytes, rule: str) -> None:
-    """Garbage and control frames are kept as they came, and `tokenbus check` says that they are no batch."""
     with pytest.raises(ContractError) as refused:
         read_frame(WorkerFrame, data)
     opened(settings(tmp_path)).keep(data, refused.value, "unknown peer")

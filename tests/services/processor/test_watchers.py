@@ -8,7 +8,6 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
 
 
 def watching(bench: Bench, worker_id: str = "", session: int = 6, **hello: int) -> BenchClient:
-    """Return a client that watches a worker, or all of them."""
     client = bench.client(session, **hello)
     client.say(ClientFrame(watch=Watch(worker_id=worker_id)))
     return client
@@ -26,7 +25,6 @@ def seen(client: BenchClient) -> list[str]:
 
 
 def test_items_are_shown_as_they_came() -> None:
-    """A watcher gets each item with its kind, length and checksum, and the very bytes, beside whose rows they are."""
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
@@ -44,7 +42,6 @@ def test_items_are_shown_as_they_came() -> None:
 
 
 def test_streams_are_announced_without_secrets() -> None:
-    """A watched stream begins with its worker's hello, without its proof, its ticket and its requests."""
     bench = Bench()
     bench.worker(
         proof=b"p", handoff_ticket=b"t", handoff_key=b"h", handoff_server_key=b"k" * 32, request_keys=[4], model="m"
@@ -57,7 +54,6 @@ def test_streams_are_announced_without_secrets() -> None:
 
 
 def test_only_what_is_watched_is_shown() -> None:
-    """A client that watches all workers is shown later ones too, and before an item the stream that has it."""
     bench = Bench()
     first = bench.worker("a")
     one, every = watching(bench, "a"), watching(bench, session=7)
@@ -88,7 +84,6 @@ def test_what_does_not_fit_into_the_window_is_left_out() -> None:
 
 
 def test_who_is_gone_watches_no_more() -> None:
-    """A watcher that went away is shown nothing, and is not remembered."""
     bench = Bench({"clients.detached_timeout_ms": 1000})
     worker = bench.worker()
     watching(bench)
