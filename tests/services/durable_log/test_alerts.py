@@ -11,9 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.pages import ROOT
-from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
-from tests.services.durable_log.using import full
-from tests.services.metrics.running import Bus, Scrape, settings
+from tests.services.durable_log.using import JETSTREAM, SMALL, full, health, logged, logging_to, restarted, told
+from tests.services.metrics.running import Bus, Scrape
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
@@ -63,13 +62,7 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
     restarted(
         server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }") + "http: '127.0.0.1:-1'"
     )
-    common = QUICK | {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
-    chosen = settings(
-        durable_log__address=f"nats://{server.server}",
-        durable_log__monitors=server.monitor,
-        durable_log__max_bytes=500_000,
-        **common,
-    )
+    chosen = logging_to(server, durable_log__monitors=server.monitor, durable_log__max_bytes=500_000, **SMALL)
     bus = Bus(chosen)
     async with bus.running():
         await until(lambda: told(bus.processor)("log_writable_servers"))
@@ -82,9 +75,9 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
             with monkeypatch.context() as later:
                 later.setattr(writer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
                 assert firing(calm, told(bus.processor)) == OF_ONE_SERVER
-        await until(lambda: not told(bus.processor)("log_waiting_items"))
+        await logged(bus)
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: not told(bus.processor)("log_waiting_items"))
+        await logged(bus)
         await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) < 0.8)
         assert firing(calm, told(bus.processor)) == AFTERWARDS
         assert not health(bus.processor).outside
@@ -92,11 +85,7 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
 
 async def test_lost_quorum_fires(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        chosen = settings(
-            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
-            durable_log__replicas=3,
-            **QUICK,
-        )
+        chosen = logging_to(*nodes)
         await until_ready(chosen)
         bus = Bus(chosen)
         async with asyncio.timeout(2 * MOST), bus.running():

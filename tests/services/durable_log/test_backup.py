@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from tests.services.durable_log.using import log_settings, read, write, writer_of
+from tests.services.durable_log.using import log_settings, numbered, read, whole, write, writer_of, written
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_services.durable_log.reader import read_log
@@ -50,7 +50,7 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
     connection = await LogStream(settings).connect()
     async with writer_of(settings) as writer:
         await write(writer, [1])
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         await write(writer, [2])
     first, last = await read(settings)
     older = ".".join(last.position.split(".")[:2])
@@ -61,7 +61,7 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
         async with writer_of(settings) as writer:
             for sequence in range(3, 9):
                 await write(writer, [sequence])
-                await until(lambda: not writer.unwritten_items)
+                await written(writer)
         with pytest.raises(LogError, match=f"position {last.position}: the log was made anew, and its message 2 is an"):
             await soon(anext(items))
     for position in (first.position, last.position):
@@ -79,10 +79,10 @@ async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
     connection = await LogStream(settings).connect()
     async with writer_of(settings) as writer:
         await write(writer, range(1, 6))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         found, chunks = await soon(backup(connection.client))
         await write(writer, [6])
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         await write(writer, [7])
     *_, last = await read(settings)
     await api(connection.client, "DELETE")
@@ -95,4 +95,4 @@ async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
         await until(lambda: not first.unwritten_items)
         await write(second, [9])
     items = await read(settings)
-    assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, 7)] + [(9, 2)]
+    assert numbered(items) == [*whole(6), (9, 2)]

@@ -8,9 +8,21 @@ import pytest
 from nats.js import JetStreamContext
 
 from tests.services.cli.helpers import BATCH, EPOCH, hello
-from tests.services.durable_log.using import STREAM, Life, filled, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import (
+    STREAM,
+    Life,
+    filled,
+    log_settings,
+    numbered,
+    read,
+    sequences,
+    whole,
+    write,
+    writer_of,
+    written,
+)
 from tests.support.nats import NatsServer
-from tests.support.waiting import soon, until
+from tests.support.waiting import soon
 from tokenbus_services.bus.nats_server import ServerConnection
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
@@ -60,7 +72,7 @@ async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: 
     async with writer_of(settings) as writer:
         for number in range(1, 11):
             await write(writer, [number])
-            await until(lambda: not writer.unwritten_items)
+            await written(writer)
         await write(writer, range(1, 4), OTHER)
     *_, last = await read(settings)
     assert last.worker_id == "worker-1"
@@ -68,7 +80,7 @@ async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: 
         await append(settings, message(first, end))
     for found in (await read(settings, after=last.position), await read(settings, since=last.logged_at)):
         ours = [item for item in found if item.worker_id == "worker-0"]
-        assert [(item.sequence, item.missing_items) for item in ours] == [(11, 0), (12, 0), (13, 0)]
+        assert numbered(ours) == [(11, 0), (12, 0), (13, 0)]
 
 
 @pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
@@ -76,7 +88,7 @@ async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServ
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
     await append(settings, between)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4), OTHER)
@@ -87,44 +99,25 @@ async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServ
     await append(settings, between)
     async with writer_of(settings) as writer:
         await write(writer, range(8, 15))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         assert writer.counts.already_there == 5
     found = await read(settings, after=last.position, worker_id="worker-0")
-    assert [(item.sequence, item.missing_items) for item in found] == [(11, 0), (12, 0), (13, 0), (14, 0)]
+    assert numbered(found) == [(11, 0), (12, 0), (13, 0), (14, 0)]
 
 
-def cut(data: bytes) -> bytes:
-    return data[: len(data) // 2]
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "a bit flipped": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "nothing": lambda _: b"",
+    "noise": lambda _: bytes(range(256)),
+    "gap that ends before it begins": lambda _: hello_entry(EPOCH, hello(), 4) + gap_entry(EPOCH, 4, 2),
+    "of another epoch": lambda _: message(4, 6, epoch=EPOCH + 1),
+    "of another worker": lambda _: message(4, 6, worker_id="worker-1"),
+}
+damaged = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 
 
-def flipped(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
-def nothing(_: bytes) -> bytes:
-    return b""
-
-
-def noise(_: bytes) -> bytes:
-    return bytes(range(256))
-
-
-def backwards(_: bytes) -> bytes:
-    return hello_entry(EPOCH, hello(), 4) + gap_entry(EPOCH, 4, 2)
-
-
-def of_another_epoch(_: bytes) -> bytes:
-    return message(4, 6, epoch=EPOCH + 1)
-
-
-def of_another_worker(_: bytes) -> bytes:
-    return message(4, 6, worker_id="worker-1")
-
-
-DAMAGE = [cut, flipped, nothing, noise, backwards, of_another_epoch, of_another_worker]
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@damaged
 async def test_damaged_message_is_named_and_passed_over(
     server: NatsServer, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -134,7 +127,7 @@ async def test_damaged_message_is_named_and_passed_over(
     await append(settings, damage(message(4, 6)), Status="404")
     await append(settings, message(7, 9))
     found = await read(settings)
-    assert [(item.sequence, item.missing_items) for item in found] == [
+    assert numbered(found) == [
         (1, 0), (2, 0), (3, 0), (7, 3), (8, 0), (9, 0)
     ]  # fmt: skip
     assert {(item.worker_id, item.epoch) for item in found} == {("worker-0", EPOCH)}
@@ -143,7 +136,7 @@ async def test_damaged_message_is_named_and_passed_over(
     assert f"message={number} " in record.getMessage()
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@damaged
 async def test_damage_at_the_beginning_and_at_the_end(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
     settings = log_settings(server)
     async with writer_of(settings):
@@ -151,22 +144,22 @@ async def test_damage_at_the_beginning_and_at_the_end(server: NatsServer, damage
     await append(settings, damage(message(1, 3)))
     await append(settings, message(4, 5))
     await append(settings, damage(message(6, 7)))
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(4, 3), (5, 0)]
+    assert numbered(await read(settings)) == [(4, 3), (5, 0)]
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@damaged
 async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         await append(settings, damage(message(100, 200)))
         await write(writer, range(4, 6))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
     async with writer_of(settings) as writer:
         await append(settings, damage(message(100, 200)))
         await write(writer, range(1, 8))
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 8)]
+    assert numbered(await read(settings)) == whole(7)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +230,9 @@ async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: Nat
             await connection.client.flush()
             for number in range(2, 12):
                 await write(writer, [number])
-                await until(lambda: not writer.unwritten_items)
+                await written(writer)
             while stolen < 3:
                 stolen += bool((await soon(subscription.next_msg(timeout=None))).data)
             while found[-1].sequence < 11:
                 found.append(await soon(anext(items)))
-    assert [(item.sequence, item.missing_items) for item in found] == [(n, 0) for n in range(1, 12)]
+    assert numbered(found) == whole(11)

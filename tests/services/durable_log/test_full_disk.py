@@ -12,9 +12,19 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.pages import ROOT
-from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
-from tests.services.durable_log.using import full, read
-from tests.services.metrics.running import Bus, settings
+from tests.services.durable_log.using import (
+    JETSTREAM,
+    full,
+    health,
+    logged,
+    logging_to,
+    numbered,
+    read,
+    restarted,
+    told,
+    whole,
+)
+from tests.services.metrics.running import Bus
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.small_disk import why_no_small_disk
@@ -64,20 +74,18 @@ def _answers(monitor: str, path: str) -> bool:
 
 async def test_jetstream_that_is_full_takes_items_again_once_it_has_room(server: NatsServer) -> None:
     restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }"))
-    chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__max_bytes=500_000, **QUICK)
+    chosen = logging_to(server, durable_log__max_bytes=500_000)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await logged(bus)
         async with full(chosen):
             await bus.serve(requests=2, tokens=90)
             await until(lambda: "insufficient resources" in " ".join(health(bus.processor).outside))
             assert (told(bus.processor)("log_failed_messages_total") or 0) > 0
         await until(lambda: not health(bus.processor).outside)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
-        last = bus.publisher.retention.next_sequence - 1
-    items = await read(chosen)
-    assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, last + 1)]
+        last = await logged(bus)
+    assert numbered(await read(chosen)) == whole(last)
 
 
 async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
@@ -88,13 +96,7 @@ async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
     if reason := why_no_small_disk(tmp_path):
         pytest.skip(reason)
     with cluster(tmp_path, limit=", max_file_store: 1GB", disk_bytes=8_000_000) as nodes:
-        chosen = settings(
-            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
-            durable_log__durable=True,
-            durable_log__replicas=3,
-            durable_log__max_bytes=100_000_000,
-            **QUICK,
-        )
+        chosen = logging_to(*nodes, durable_log__durable=True, durable_log__max_bytes=100_000_000)
         await until_ready(chosen)
         bus = Bus(chosen)
         async with asyncio.timeout(3 * MOST), bus.running():
@@ -116,6 +118,5 @@ async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
                 await until(lambda: health(bus.processor).is_ready)
                 await bus.serve(requests=1, tokens=6)
                 await until(lambda: not bus.publisher.retention)
-                last = bus.publisher.retention.next_sequence - 1
                 items = await read(chosen)
-        assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, last + 1)]
+        assert numbered(items) == whole(bus.publisher.retention.next_sequence - 1)

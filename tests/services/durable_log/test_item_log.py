@@ -1,12 +1,25 @@
 """The durable log that a processor keeps: promises that it refuses, and its counts."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.services.durable_log.test_outages import told
-from tests.services.durable_log.using import kept, read, sequences, write, writer_of
+from tests.services.durable_log.using import (
+    SMALL,
+    kept,
+    logged,
+    logging_to,
+    numbered,
+    read,
+    sequences,
+    told,
+    whole,
+    write,
+    writer_of,
+    written,
+)
 from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
@@ -14,14 +27,6 @@ from tests.support.waiting import MOST, soon, until
 from tokenbus_services.durable_log.stream import LogError
 from tokenbus_services.processor.item_log import ItemLog
 from tokenbus_services.settings import Settings, SettingsError
-
-SMALL = {
-    "limits__max_message_bytes": 4096,
-    "bus__reconnect_ms": 10,
-    "bus__reconnect_max_ms": 50,
-    "bus__heartbeat_timeout_ms": 10_000,
-}
-QUICK = {"bus__reconnect_ms": 10, "bus__reconnect_max_ms": 50, "bus__heartbeat_timeout_ms": 10_000}
 
 
 async def refusal(chosen: Settings) -> str:
@@ -38,25 +43,16 @@ def test_promise_without_replicas_is_refused() -> None:
 
 
 async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
-    single = {"durable_log__address": f"nats://{server.server}", "durable_log__durable": True} | QUICK
-    reason = await refusal(settings(**single, durable_log__replicas=3))
+    reason = await refusal(logging_to(server, durable_log__durable=True, durable_log__replicas=3))
     assert "replicas > 1 not supported in non-clustered mode" in reason
     with cluster(tmp_path) as nodes:
-        common: dict[str, object] = {
-            "durable_log__address": f"nats://{','.join(node.server for node in nodes)}",
-            "durable_log__durable": True,
-            "durable_log__replicas": 3,
-            **QUICK,
-        }
-        await until_ready(settings(**common))
-        assert (
-            "limits.max_message_bytes, 2097152, needs a larger max_payload: what this server takes leaves 1047552"
-            in (await refusal(settings(**common)))
-        )
-        fitting = common | {"limits__max_message_bytes": 500_000}
-        reason = await refusal(settings(**fitting, durable_log__monitors=server.monitor))
+        durable = partial(logging_to, *nodes, durable_log__durable=True)
+        await until_ready(durable())
+        limit = "limits.max_message_bytes, 2097152, needs a larger max_payload: what this server takes leaves 1047552"
+        assert limit in await refusal(durable(limits__max_message_bytes=2**21))
+        reason = await refusal(durable(durable_log__monitors=server.monitor))
         assert reason.endswith(f"the server at {server.monitor} has sync_interval 120 s, needed: always")
-        waiting = Bus(settings(**fitting, durable_log__monitors="127.0.0.1:1")).processor
+        waiting = Bus(durable(durable_log__monitors="127.0.0.1:1")).processor
         starting = asyncio.create_task(waiting.__aenter__())
         unknown = "the server at 127.0.0.1:1 has sync_interval unknown (ConnectionRefusedError"
         await until(lambda: waiting.item_log and unknown in waiting.item_log.problem)
@@ -65,19 +61,13 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         server.kill()
         server._config = server._config.replace("}", ", sync_interval: always }", 1)
         server.start()
-        async with Bus(settings(**fitting, durable_log__monitors=server.monitor)).running():
+        async with Bus(durable(durable_log__monitors=server.monitor)).running():
             pass
 
 
 async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        chosen = settings(
-            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
-            durable_log__durable=True,
-            durable_log__replicas=3,
-            limits__max_message_bytes=500_000,
-            **QUICK,
-        )
+        chosen = logging_to(*nodes, durable_log__durable=True)
         await until_ready(chosen)
         bus = Bus(chosen)
         async with asyncio.timeout(2 * MOST), bus.running():
@@ -94,28 +84,25 @@ async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None
             counts = told(bus.processor)
             assert counts("log_waiting_items") == counts("log_waiting_bytes") == 0
             last = bus.publisher.retention.next_sequence - 1
-        items = await read(chosen)
-        assert [item.sequence for item in items] == list(range(1, last + 1))
-        assert sum(item.missing_items for item in items) == 0
+        assert numbered(await read(chosen)) == whole(last)
 
 
 async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:
-    chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__buffer_bytes=4096, **SMALL)
+    chosen = logging_to(server, **SMALL)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await logged(bus)
         server.pause()
         await bus.serve(requests=3, tokens=90)
         await until(lambda: not bus.publisher.retention)
         left_out = told(bus.processor)("log_items_total", outcome="left_out") or 0
         assert left_out > 0
         server.resume()
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await logged(bus)
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        last = await logged(bus)
         counts = told(bus.processor)
-        last = bus.publisher.retention.next_sequence - 1
     items = await read(chosen)
     written = counts("log_items_total", outcome="written")
     missing = counts("log_missing_items_total")
@@ -131,37 +118,35 @@ async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer)
 
 async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:
     beats = {"bus__heartbeat_interval_ms": 60_000, "bus__heartbeat_timeout_ms": 120_000}
-    chosen = settings(durable_log__address=f"nats://{server.server}", **SMALL | beats)
+    chosen = logging_to(server, **SMALL | beats)
     first, second = [await ItemLog(chosen).open() for _ in range(2)]
     await write(first.writer, [1, 2])
-    await until(lambda: not first.writer.unwritten_items)
+    await written(first.writer)
     await write(second.writer, [5])
     for _ in range(5):  # while the second one could write it
         assert sequences(await read(chosen)) == [1, 2]
     await write(first.writer, [3, 4])
-    await until(lambda: not first.writer.unwritten_items and not second.writer.unwritten_items)
+    await written(first.writer)
+    await written(second.writer)
     for each in (first, second):
         await each.close()
         assert (each.writer.counts.missing_items, each.writer.counts.already_there) == (0, 0)
-    assert [(item.sequence, item.missing_items) for item in await read(chosen)] == [(n, 0) for n in range(1, 6)]
+    assert numbered(await read(chosen)) == whole(5)
 
 
 async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        address = f"nats://{','.join(node.server for node in nodes)}"
-        common: dict[str, object] = {"limits__max_message_bytes": 500_000, **QUICK}
-        durable = common | {"durable_log__durable": True, "durable_log__replicas": 3}
-        chosen = settings(**durable, durable_log__address=f"{address}/log", durable_log__max_bytes=3_000_000_000)
+        chosen = logging_to(*nodes, durable_log__durable=True, durable_log__max_bytes=3_000_000_000)
         await until_ready(chosen)
         async with Bus(chosen).running():
-            plain = settings(**common, durable_log__address=f"{address}/log")
-            async with writer_of(plain) as writer:
+            async with writer_of(logging_to(*nodes, durable_log__replicas=1)) as writer:
                 await write(writer, [1])
             config = await kept(chosen)
             assert (config.num_replicas, config.max_bytes) == (3, 3_000_000_000)
-        async with writer_of(settings(**common, durable_log__address=f"{address}/plain")):
+        plain = f"{chosen.durable_log.address}/plain"
+        async with writer_of(logging_to(*nodes, durable_log__address=plain, durable_log__replicas=1)):
             pass
-        reason = await refusal(settings(**durable, durable_log__address=f"{address}/plain"))
+        reason = await refusal(logging_to(*nodes, durable_log__address=plain, durable_log__durable=True))
         assert "durable_log.replicas is 3, the stream tokenbus-plain has 1" in reason
 
 

@@ -7,61 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.durable_log.using import read, sequences, write, writer_of
-from tests.services.metrics.running import Bus, Scrape, scrape, settings
+from tests.services.durable_log.using import (
+    JETSTREAM,
+    SMALL,
+    health,
+    logged,
+    logging_to,
+    numbered,
+    read,
+    restarted,
+    says_that_it_does_not_log,
+    sequences,
+    told,
+    whole,
+    write,
+    writer_of,
+)
+from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
 from tokenbus_services.bus import AddressError
-from tokenbus_services.metrics.health import Health, LoopWatch
-from tokenbus_services.metrics.processor import processor_collector, processor_health
-from tokenbus_services.metrics.view import StepTimes
-from tokenbus_services.processor import Processor
 from tokenbus_services.settings import SettingsError
-
-QUICK: dict[str, object] = {
-    "bus__reconnect_ms": 10,
-    "bus__reconnect_max_ms": 50,
-    "bus__heartbeat_interval_ms": 100,
-    "bus__heartbeat_timeout_ms": 10_000,
-    "limits__max_message_bytes": 500_000,
-}
-JETSTREAM = "jetstream {{ store_dir: '{folder}/js' }}\n"
-
-
-def told(processor: Processor) -> Scrape:
-    clock = processor.clock.now
-    return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
-
-
-def health(processor: Processor) -> Health:
-    return processor_health(processor, LoopWatch(lambda: None, processor.clock.now))
-
-
-def says_that_it_does_not_log(processor: Processor) -> bool:
-    found = health(processor)
-    return told(processor)("log_writable_servers") == 0 and any(
-        "durable log is not written" in each for each in found.outside
-    )
 
 
 def no_server(server: NatsServer) -> Callable[[], None]:
     server.kill()
     return server.start
-
-
-def restarted(server: NatsServer, config: str) -> Callable[[], None]:
-    """Restart the server with another configuration; return a function that restarts it with its own."""
-    own, server._config = server._config, config
-    server.kill()
-    server.start()
-
-    def bring_back() -> None:
-        server._config = own
-        server.kill()
-        server.start()
-
-    return bring_back
 
 
 def no_jetstream(server: NatsServer) -> Callable[[], None]:
@@ -81,8 +53,7 @@ async def test_processor_starts_without_its_log(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     mend = fault(server)
-    small = {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
-    chosen = settings(durable_log__address=f"nats://{server.server}", **(QUICK | small))
+    chosen = logging_to(server, **SMALL)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=3, tokens=90)
@@ -93,13 +64,11 @@ async def test_processor_starts_without_its_log(
         await until(lambda: "not written to the log yet" in caplog.text)
         assert (told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
         mend()
-        await until(
-            lambda: told(bus.processor)("log_writable_servers") and not told(bus.processor)("log_waiting_items")
-        )
+        await until(lambda: told(bus.processor)("log_writable_servers"))
+        await logged(bus)
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        last = await logged(bus)
         assert json.loads(health(bus.processor).body)["status"] == "ok"
-        last = bus.publisher.retention.next_sequence - 1
     items = await read(chosen)
     assert items[-1].sequence == last
     assert sum(1 + item.missing_items for item in items) == last
@@ -110,28 +79,23 @@ async def test_processor_starts_without_its_log(
 async def test_processor_notices_that_its_log_is_gone(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:
-    chosen = settings(durable_log__address=f"nats://{server.server}", **QUICK)
+    chosen = logging_to(server)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await logged(bus)
         mend = fault(server)
         await until(lambda: says_that_it_does_not_log(bus.processor))
         await bus.serve(requests=1, tokens=3)
         mend()
         await until(lambda: not health(bus.processor).outside)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
-        last = bus.publisher.retention.next_sequence - 1
-    assert [(item.sequence, item.missing_items) for item in await read(chosen)] == [(n, 0) for n in range(1, last + 1)]
+        last = await logged(bus)
+    assert numbered(await read(chosen)) == whole(last)
 
 
 async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        common = QUICK | {
-            "durable_log__address": f"nats://{','.join(node.server for node in nodes)}",
-            "durable_log__replicas": 3,
-        }
-        plain, durable = settings(**common), settings(**common, durable_log__durable=True)
+        plain, durable = logging_to(*nodes), logging_to(*nodes, durable_log__durable=True)
         await until_ready(plain)
         for node in nodes[1:]:
             node.kill()
@@ -149,7 +113,7 @@ async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
                 nodes[1].start()
                 await until(lambda: not health(bus.processor).outside)
                 await until(lambda: told(bus.processor)("log_missing_replicas") == 1)
-                await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+                await logged(bus)
             await starting
             assert health(waiting.processor).is_ready
             async with waiting.publisher:
@@ -160,8 +124,7 @@ async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
 
 async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        at = f"nats://{','.join(node.server for node in nodes)}"
-        chosen = settings(**QUICK, durable_log__address=at, durable_log__replicas=3)
+        chosen = logging_to(*nodes)
         async with writer_of(chosen) as writer:
             await write(writer, [1, 2, 3])
 
@@ -189,7 +152,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
 
     use("old:old")
     serve("old:old")
-    bus = Bus(settings(durable_log__address=f"nats://{server.server}", bus__nats_credentials=str(file), **QUICK))
+    bus = Bus(logging_to(server, bus__nats_credentials=str(file)))
     async with bus.running():
         await until(lambda: told(bus.processor)("log_writable_servers"))
         serve("new:new")
@@ -199,7 +162,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
         use("new:new")
         await until(lambda: told(bus.processor)("log_writable_servers"))
         await bus.serve(requests=1, tokens=3)
-        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await logged(bus)
 
 
 @pytest.mark.parametrize(

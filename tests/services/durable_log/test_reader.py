@@ -11,7 +11,7 @@ import pytest
 
 from tests.pages import blocks
 from tests.services.cli.helpers import hello, payloads
-from tests.services.durable_log.using import STREAM, Life, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import STREAM, Life, log_settings, read, sequences, write, writer_of, written
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_contracts import ContractError
@@ -71,7 +71,7 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 2001))
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         connection = await LogStream(settings).connect()
         async with aclosing(read_log(settings=settings)) as items:
             found = [await anext(items)]

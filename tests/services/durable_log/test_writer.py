@@ -6,7 +6,19 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from tests.services.cli.helpers import EPOCH, hello, payloads
-from tests.services.durable_log.using import STREAM, Life, kept, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import (
+    STREAM,
+    Life,
+    kept,
+    log_settings,
+    numbered,
+    read,
+    sequences,
+    whole,
+    write,
+    writer_of,
+    written,
+)
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError
@@ -68,7 +80,7 @@ async def test_missing_items_are_named(server: NatsServer) -> None:
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [3, 4, 9])
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         await write(writer, [2, 3], Life(EPOCH + 1, hello()))
     found = [(item.epoch - EPOCH, item.sequence, item.missing_items) for item in await read(settings)]
     assert found == [(0, 3, 2), (0, 4, 0), (0, 9, 4), (1, 2, 1), (1, 3, 0)]
@@ -98,7 +110,7 @@ async def test_what_one_writer_has_not_another_may_bring(server: NatsServer) -> 
         await until(lambda: late.unwritten_items == 2)
         await write(other, range(1, 7))
         await until(lambda: not late.unwritten_items)
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 7)]
+    assert numbered(await read(settings)) == whole(6)
 
 
 async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
@@ -108,8 +120,8 @@ async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
         for sequence in (2, 3):
             writer.leave_out(STREAM.item(sequence))
         await write(writer, [4])
-        await until(lambda: not writer.unwritten_items)
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(1, 0), (4, 2)]
+        await written(writer)
+    assert numbered(await read(settings)) == [(1, 0), (4, 2)]
 
 
 async def test_retention_is_by_bytes(server: NatsServer) -> None:
@@ -157,7 +169,7 @@ async def test_item_that_is_too_large_is_refused_and_named(
         await write(writer, [1])
         await write(writer, [2], payload=b"x" * 2**20)
         await write(writer, [3])
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(1, 0), (3, 1)]
+    assert numbered(await read(settings)) == [(1, 0), (3, 1)]
     assert writer.counts.refused_items == 1
     assert f"most={2**20 - 1024}" in caplog.text + capfd.readouterr().err
 
@@ -190,7 +202,7 @@ async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: Nats
     settings = log_settings(server, durable_log__buffer_bytes=1000, limits__max_message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, [1])
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         server.kill()
         async with await asyncio.start_server(misanswer, "127.0.0.1", server.port):
             writing = asyncio.create_task(write(writer, range(2, 50)))
@@ -207,7 +219,7 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [1])
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         connection = await LogStream(settings).connect()
         jetstream = connection.client.jetstream()
         await jetstream.delete_stream("tokenbus-log")
@@ -215,9 +227,9 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(
         await write(writer, [2])
         await until(lambda: writer.counts.failed_writes > 2)
         await jetstream.delete_stream("other")
-        await until(lambda: not writer.unwritten_items)
+        await written(writer)
         await connection.close(0)
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(2, 1)]
+    assert numbered(await read(settings)) == [(2, 1)]
     assert caplog.text.count("log was made anew") == 1
 
 

@@ -1,19 +1,24 @@
-"""Helpers of the durable log's tests: settings, writers, and reading."""
+"""Helpers of the durable log's tests: settings, writers, reading, and a processor's log."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from nats.js.api import StreamConfig
 
 from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
+from tests.services.metrics.running import Bus, Scrape, scrape, settings
 from tests.support.nats import NatsServer
-from tests.support.waiting import MOST, soon
+from tests.support.waiting import MOST, soon, until
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogStream
 from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.items import StreamItem
+from tokenbus_services.metrics.health import Health, LoopWatch
+from tokenbus_services.metrics.processor import processor_collector, processor_health
+from tokenbus_services.metrics.view import StepTimes
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 
 
@@ -89,3 +94,74 @@ async def _read(settings: Settings, **how: object) -> list[StreamItem]:
 
 def sequences(items: Iterable[StreamItem]) -> list[int]:
     return [item.sequence for item in items]
+
+
+def numbered(items: Iterable[StreamItem]) -> list[tuple[int, int]]:
+    """Return each item's sequence, and how many are missing before it."""
+    return [(item.sequence, item.missing_items) for item in items]
+
+
+def whole(last: int) -> list[tuple[int, int]]:
+    """Return what `numbered` does of all items up to the last one."""
+    return [(sequence, 0) for sequence in range(1, last + 1)]
+
+
+async def written(writer: LogWriter) -> None:
+    """Wait until a writer has written all of its items."""
+    await until(lambda: not writer.unwritten_items)
+
+
+# A processor's log.
+
+QUICK: dict[str, object] = {
+    "bus__reconnect_ms": 10,
+    "bus__reconnect_max_ms": 50,
+    "bus__heartbeat_interval_ms": 100,
+    "bus__heartbeat_timeout_ms": 10_000,
+    "limits__max_message_bytes": 500_000,
+}
+SMALL: dict[str, object] = {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
+JETSTREAM = "jetstream {{ store_dir: '{folder}/js' }}\n"
+
+
+def logging_to(*servers: NatsServer, **changed: object) -> Settings:
+    """Return the settings of a processor that keeps its log at some servers, with a replica at each."""
+    common = {
+        "durable_log__address": f"nats://{','.join(server.server for server in servers)}",
+        "durable_log__replicas": len(servers),
+    }
+    return settings(**QUICK | common | changed)
+
+
+def told(processor: Processor) -> Scrape:
+    clock = processor.clock.now
+    return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
+
+
+def health(processor: Processor) -> Health:
+    return processor_health(processor, LoopWatch(lambda: None, processor.clock.now))
+
+
+def says_that_it_does_not_log(processor: Processor) -> bool:
+    found = " ".join(health(processor).outside)
+    return told(processor)("log_writable_servers") == 0 and "durable log is not written" in found
+
+
+async def logged(bus: Bus) -> int:
+    """Wait until the log has all of a bus's items; return how many."""
+    await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+    return bus.publisher.retention.next_sequence - 1
+
+
+def restarted(server: NatsServer, config: str) -> Callable[[], None]:
+    """Restart a server with another configuration; return a function that restarts it with its own."""
+    own, server._config = server._config, config
+    server.kill()
+    server.start()
+
+    def bring_back() -> None:
+        server._config = own
+        server.kill()
+        server.start()
+
+    return bring_back
