@@ -409,8 +409,8 @@ class LogWriter:
         """Drop the first item, which is too large for the server."""
         item = lane.items[0].item
         self.counts.refused_items += 1
-        event, most = "item is too large for the log", self.largest_message
-        _log.error(event, stream=item.worker_id, sequence=item.sequence, bytes=size, most=most)
+        stream, most = item.worker_id, self.largest_message
+        _log.error("item is too large for the log", stream=stream, sequence=item.sequence, bytes=size, most=most)
         self._forget_first(lane)
 
     def _forget_first(self, lane: _Lane) -> None:
