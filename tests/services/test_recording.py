@@ -111,22 +111,13 @@ def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
     assert not found.hello.request_keys
 
 
-def test_what_was_not_seen_is_a_gap() -> None:
+def test_what_was_not_seen_is_a_gap_and_what_was_seen_before_is_not_recorded_again() -> None:
     recorder = Recorder(EPOCH, hello())
-    data = recorder.add(item(1)) + recorder.add(item(5))
-    assert data == hello_entry(EPOCH, hello(), 1) + b"".join(
+    data = b"".join(recorder.add(item(sequence)) for sequence in (1, 5, 1))
+    assert data == BEGIN + b"".join(
         [item_entry(EPOCH, 1, EVENT, b"x"), gap_entry(EPOCH, 2, 4), item_entry(EPOCH, 5, EVENT, b"x")]
     )
-    assert [(each.sequence, each.missing_items) for each in read(data)] == [(1, 0), (5, 3)]
-    assert (recorder.gaps, recorder.missing_items) == (1, 3)
-
-
-def test_what_was_seen_before_is_not_recorded_again() -> None:
-    recorder = Recorder(EPOCH, hello())
-    assert recorder.add(item(1))
-    assert recorder.add(item(2))
-    assert recorder.add(item(1)) == b""
-    assert (recorder.items, recorder.repeated_items) == (2, 1)
+    assert (recorder.items, recorder.gaps, recorder.missing_items, recorder.repeated_items) == (2, 1, 3, 1)
 
 
 def test_recording_that_ends_anywhere() -> None:
@@ -179,17 +170,13 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
         (BEGIN + b"\xff\xff\xff\xff", len(BEGIN), "a frame of at most 2097152 bytes, got a larger one"),
         (BEGIN + b"\x00", len(BEGIN), "epoch: at least 1, got 0"),
         (BEGIN + ITEM + gap_entry(EPOCH, 2, 4), len(BEGIN + ITEM), "an item behind the gap, got the file's end"),
+        (BEGIN + ITEM + gap_entry(EPOCH, 2, 1), len(BEGIN + ITEM), "a gap from 2 to 2 or later, got 1"),
     ],
 )
 def test_what_is_no_recording(data: bytes, offset: int, reason: str) -> None:
     error = fault(data)
     assert error.offset == offset
     assert error.reason.startswith(reason)
-
-
-def test_gap_that_ends_before_it_begins() -> None:
-    data = BEGIN + ITEM + gap_entry(EPOCH, 2, 1)
-    assert fault(data).reason == "a gap from 2 to 2 or later, got 1"
 
 
 def test_frame_of_a_newer_minor_is_passed_over() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
@@ -199,10 +200,11 @@ class LogWriter:
     @property
     def lag_seconds(self) -> float:
         """How long the oldest waiting item has waited."""
-        # Another thread, of the metrics, asks while the lanes change.
-        firsts = [waiting for lane in tuple(self._lanes.values()) for waiting in tuple(lane.items)[:1]]
-        now = time.monotonic()
-        return max((now - each.taken_at for each in firsts), default=0.0)
+        now = oldest = time.monotonic()
+        for lane in tuple(self._lanes.values()):
+            with suppress(IndexError):  # another thread, of the metrics, asks while the lane empties
+                oldest = min(oldest, lane.items[0].taken_at)
+        return max(0.0, now - oldest)
 
     @property
     def buffered_bytes(self) -> int:

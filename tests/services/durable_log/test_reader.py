@@ -11,7 +11,17 @@ import pytest
 
 from tests.pages import blocks
 from tests.services.cli.helpers import hello, payloads
-from tests.services.durable_log.using import STREAM, Life, log_settings, read, sequences, write, writer_of, written
+from tests.services.durable_log.using import (
+    STREAM,
+    Life,
+    filled,
+    log_settings,
+    read,
+    sequences,
+    write,
+    writer_of,
+    written,
+)
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_contracts import ContractError
@@ -44,10 +54,8 @@ async def test_reader_begins_at_a_time(server: NatsServer) -> None:
 
 
 async def test_reader_finds_a_request(server: NatsServer) -> None:
-    settings, given = log_settings(server), list(payloads(requests=3, tokens=9))
-    async with writer_of(settings) as writer:
-        for sequence, kind, payload in given:
-            await writer.write(STREAM.item(sequence, kind, payload))
+    settings = log_settings(server)
+    await filled(server, STREAM)
     found = await read(settings, request_id=2)
     tokens = [
         token for item in found if item.batch for row in item.batch.rows() if row.key == 2 for token in row.token_ids
@@ -180,9 +188,7 @@ async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixtur
     (block,) = (each for each in blocks("python") if each.page == "docs/log.md")
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - it is on a page of ours
-    async with writer_of(log_settings(server)) as writer:
-        for sequence, kind, payload in payloads():
-            await writer.write(STREAM.item(sequence, kind, payload))
+    await filled(server, STREAM)
     reading = asyncio.create_task(names["collect"](f"nats://{server.server}/log", None))
     printed = ""
 

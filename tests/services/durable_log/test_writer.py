@@ -9,6 +9,7 @@ from tests.services.cli.helpers import EPOCH, hello, payloads
 from tests.services.durable_log.using import (
     STREAM,
     Life,
+    filled,
     kept,
     log_settings,
     numbered,
@@ -28,14 +29,10 @@ from tokenbus_services.settings import Settings
 
 
 async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:
-    settings, given = log_settings(server), list(payloads())
-    async with writer_of(settings) as writer:
-        for sequence, kind, payload in given:
-            await writer.write(STREAM.item(sequence, kind, payload))
-    found = await read(settings)
-    assert [(item.sequence, item.kind, item.payload) for item in found] == given
+    await filled(server, STREAM)
+    found = await read(log_settings(server))
+    assert [(item.sequence, item.kind, item.payload) for item in found] == list(payloads())
     assert {(item.worker_id, item.epoch, item.schema_version) for item in found} == {("worker-0", EPOCH, "1.0")}
-    assert writer.counts.items == len(given)
 
 
 async def test_two_writers_write_nothing_twice(server: NatsServer) -> None:

@@ -44,6 +44,11 @@ def opened(chosen: DeadLetterSettings, *, wall: float = NOON) -> DeadLetters:
     return DeadLetters(chosen, wall=ManualClock(wall).now, now=ManualClock().now)
 
 
+def keep(letters: DeadLetters, *messages: bytes) -> None:
+    for message in messages:
+        letters.keep(message, ERROR, "w/1")
+
+
 def payloads(directory: Path) -> list[bytes]:
     """Return the messages in a directory in the order of their names, which is that of their time."""
     return [path.read_bytes() for path in sorted(directory.glob("*.binpb"))]
@@ -91,15 +96,6 @@ def test_letters_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "letters").iterdir()} == {0o600}
 
 
-def test_every_refusal_is_counted_by_its_rule(tmp_path: Path) -> None:
-    letters = opened(settings(tmp_path, max_bytes=1000))
-    letters.keep(b"", ERROR, "w/1")
-    letters.keep(b"x", ERROR, "w/1")
-    letters.keep(bytes(1001), ContractError("x", 1, 2, rule=Rule.MAX), "w/1")
-    assert (letters.kept, letters.dropped) == (2, 1)
-    assert letters.by_rule == {"finite": 2, "max": 1}
-
-
 @pytest.mark.parametrize(
     "text", ["../../x", "/etc/passwd", "a\nb\x1b[2J", "\0", "\udcff\u202e", "x" * 10_000], ids=range(6)
 )
@@ -143,22 +139,20 @@ def test_oldest_go_first_by_size(tmp_path: Path) -> None:
     assert [*older, newest] == [*before[-len(older) :], b"x" * 3000]
 
 
-def test_letter_that_fits_nowhere_displaces_nothing(tmp_path: Path) -> None:
+def test_letter_that_fits_nowhere_is_counted_by_its_rule_and_displaces_nothing(tmp_path: Path) -> None:
     letters = opened(settings(tmp_path, max_bytes=1000))
-    letters.keep(b"first", ERROR, "w/1")
-    for payload in (bytes(1001), bytes(1000)):
-        letters.keep(payload, ERROR, "w/1")
-    assert payloads(tmp_path) == [b"first"]
-    assert (letters.kept, letters.dropped) == (1, 2)
+    keep(letters, b"", b"first", bytes(1000))
+    letters.keep(bytes(1001), ContractError("x", 1, 2, rule=Rule.MAX), "w/1")
+    assert payloads(tmp_path) == [b"", b"first"]
+    assert (letters.kept, letters.dropped) == (2, 2)
+    assert letters.by_rule == {"finite": 3, "max": 1}
 
 
 def test_letters_of_earlier_runs_count(tmp_path: Path) -> None:
     before = opened(settings(tmp_path, max_files=4))
-    for payload in (b"a", b"b", b"c"):
-        before.keep(payload, ERROR, "w/1")
+    keep(before, b"a", b"b", b"c")
     after = opened(settings(tmp_path, max_files=4), wall=NOON - 86_400)
-    for payload in (b"d", b"e"):
-        after.keep(payload, ERROR, "w/2")
+    keep(after, b"d", b"e")
     assert sorted(payloads(tmp_path)) == [b"b", b"c", b"d", b"e"]
     last = opened(settings(tmp_path, max_files=2), wall=NOON - 86_400)
     last.keep(b"f", ERROR, "w/3")
@@ -174,8 +168,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(5000))
     (tmp_path / "20200101T000000.000000Z-00000009-max.binpb").mkdir()
     letters = opened(settings(tmp_path, max_files=1, max_bytes=1000))
-    for payload in (b"a", b"b"):
-        letters.keep(payload, ERROR, "w/1")
+    keep(letters, b"a", b"b")
     assert letters.kept == 2
     assert [path.read_bytes() for path in tmp_path.glob("*-finite.binpb") if path.name not in foreign] == [b"b"]
     assert all((tmp_path / name).stat().st_size == 5000 for name in foreign)
@@ -303,36 +296,31 @@ def test_bounds_hold_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: p
             letters.keep(b"x", ERROR, "w/1")
     assert letters.dropped == 10
     assert len(list(tmp_path.iterdir())) == 2
-    for payload in (b"a", b"b", b"c"):
-        letters.keep(payload, ERROR, "w/1")
+    keep(letters, b"a", b"b", b"c")
     assert payloads(tmp_path) == [b"b", b"c"]
     assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
     letters = opened(settings(tmp_path / "letters", max_files=2))
-    for payload in (b"a", b"b"):
-        letters.keep(payload, ERROR, "w/1")
+    keep(letters, b"a", b"b")
     for path in (tmp_path / "letters").iterdir():
         path.unlink()
     (tmp_path / "letters").rmdir()
-    for payload in (b"c", b"d"):
-        letters.keep(payload, ERROR, "w/1")
+    keep(letters, b"c", b"d")
     assert payloads(tmp_path / "letters") == [b"c", b"d"]
 
 
 @pytest.mark.process
 def test_check_says_why(tmp_path: Path) -> None:
+    """`tokenbus check` refuses every dead letter for the field, rule, limit and value that its note names."""
     letters = opened(settings(tmp_path))
     for path in sorted((VECTORS / "invalid").glob("*.binpb")):
         data = path.read_bytes()
         letters.keep(data, refusal(data), path.stem)
     assert letters.kept > 40
-    files = sorted(str(path) for path in tmp_path.glob("*.binpb"))
-    done = run([COMMAND, "check", "--json", *files])
-    reports = json.loads(done.stdout)["files"]
-    assert done.returncode == 1
-    assert [report["file"] for report in reports] == files
+    reports = checked(tmp_path)
+    assert [report["file"] for report in reports] == sorted(map(str, tmp_path.glob("*.binpb")))
     for report in reports:
         note = json.loads(Path(report["file"]).with_suffix(".json").read_text())
         names = ("field", "rule", "limit", "actual", "error")
@@ -340,22 +328,22 @@ def test_check_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("data", "rule"),
-    [
-        (b"\xff", "malformed"),
-        (b"\xff\xfe not protobuf \xff", "malformed"),
-        # To protobuf any other message is a batch with unknown fields, and without what a batch must have.
-        (WorkerFrame(epoch=7, goodbye=Goodbye()).SerializeToString(), "required"),
-    ],
-    ids=["byte", "garbage", "control"],
-)
-def test_what_is_no_batch_at_all(tmp_path: Path, data: bytes, rule: str) -> None:
-    with pytest.raises(ContractError) as refused:
-        read_frame(WorkerFrame, data)
-    opened(settings(tmp_path)).keep(data, refused.value, "unknown peer")
-    (file,) = tmp_path.glob("*.binpb")
-    assert file.read_bytes() == data
-    done = run([COMMAND, "check", "--json", file])
-    (report,) = json.loads(done.stdout)["files"]
-    assert (done.returncode, report["rule"]) == (1, rule)
+def test_what_is_no_batch_at_all_is_kept_as_it_came(tmp_path: Path) -> None:
+    # To protobuf any other message is a batch with unknown fields, and without what a batch must have.
+    control = WorkerFrame(epoch=7, goodbye=Goodbye()).SerializeToString()
+    messages = [b"\xff", b"\xff\xfe not protobuf \xff", control]
+    letters = opened(settings(tmp_path))
+    for data in messages:
+        with pytest.raises(ContractError) as refused:
+            read_frame(WorkerFrame, data)
+        letters.keep(data, refused.value, "unknown peer")
+    assert payloads(tmp_path) == messages
+    assert [report["rule"] for report in checked(tmp_path)] == ["malformed", "malformed", "required"]
+
+
+def checked(folder: Path) -> list[dict[str, Any]]:
+    """Return what `tokenbus check` prints of the letters in a folder."""
+    done = run([COMMAND, "check", "--json", *map(str, sorted(folder.glob("*.binpb")))])
+    assert done.returncode == 1
+    found: list[dict[str, Any]] = json.loads(done.stdout)["files"]
+    return found
