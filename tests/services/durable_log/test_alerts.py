@@ -11,7 +11,19 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.pages import ROOT
-from tests.services.durable_log.using import JETSTREAM, SMALL, full, health, logged, logging_to, restarted, told
+from tests.services.durable_log.using import (
+    JETSTREAM,
+    SMALL,
+    full,
+    health,
+    logged,
+    logging_to,
+    numbered,
+    read,
+    restarted,
+    told,
+    whole,
+)
 from tests.services.metrics.running import Bus, Scrape
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
@@ -83,19 +95,29 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
         assert not health(bus.processor).outside
 
 
-async def test_lost_quorum_fires(tmp_path: Path) -> None:
+async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
+    """One of three servers goes: a replica is missing; two: nothing is acked; all are back: all is in the log."""
     with cluster(tmp_path) as nodes:
-        chosen = logging_to(*nodes)
+        chosen = logging_to(*nodes, durable_log__durable=True)
         await until_ready(chosen)
         bus = Bus(chosen)
         async with asyncio.timeout(2 * MOST), bus.running():
-            await until(lambda: told(bus.processor)("log_missing_replicas") == 0 and not health(bus.processor).outside)
+            await bus.serve(requests=2, tokens=6)
+            await until(lambda: not bus.publisher.retention and not health(bus.processor).outside)
+            await until(lambda: told(bus.processor)("log_missing_replicas") == 0)
             calm = told(bus.processor)
-            nodes[0].kill()
+            nodes[2].kill()
             await until(lambda: firing(calm, told(bus.processor)) == {"TokenbusLogMissingReplicas"})
             nodes[1].kill()
             await until(lambda: firing(calm, told(bus.processor)) >= OF_A_CLUSTER)
             assert health(bus.processor).outside
-            for node in nodes[:2]:
+            await bus.serve(requests=2, tokens=6)
+            retained = len(bus.publisher.retention)
+            assert retained >= 4
+            assert told(bus.processor)("log_waiting_items") == retained
+            for node in nodes[1:]:
                 node.start()
-            await until(lambda: firing(calm, told(bus.processor)) == set())
+            await until(lambda: not bus.publisher.retention)
+            assert told(bus.processor)("log_waiting_bytes") == 0
+            await until(lambda: not OF_A_CLUSTER & firing(calm, told(bus.processor)))
+            assert numbered(await read(chosen)) == whole(bus.publisher.retention.next_sequence - 1)

@@ -13,6 +13,7 @@ from tests.services.durable_log.using import (
     Life,
     filled,
     log_settings,
+    log_with,
     numbered,
     read,
     sequences,
@@ -156,9 +157,7 @@ async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[byte
     "headers", [b"NATS/1.0\r\nbroken\r\n\r\n", b"?", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\n\xff: \0"]
 )
 async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 4))
+    settings = await log_with(server, range(1, 4))
     reader, sender = await asyncio.open_connection("127.0.0.1", server.port)
     sender.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
     for body, worker_id in ((message(4, 6), "worker-0"), (message(1, 3, worker_id="worker-1"), "worker-1")):
@@ -189,9 +188,7 @@ async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
 
 
 async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 4))
+    settings = await log_with(server, range(1, 4))
     async with aclosing(read_log(settings=settings, follow=True)) as items:
         for _ in range(3):
             await soon(anext(items))

@@ -23,7 +23,7 @@ from tests.services.durable_log.using import (
 from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
-from tests.support.waiting import MOST, soon, until
+from tests.support.waiting import soon, until
 from tokenbus_services.durable_log.stream import LogError
 from tokenbus_services.processor.item_log import ItemLog
 from tokenbus_services.settings import Settings, SettingsError
@@ -63,28 +63,6 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         server.start()
         async with Bus(durable(durable_log__monitors=server.monitor)).running():
             pass
-
-
-async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
-    with cluster(tmp_path) as nodes:
-        chosen = logging_to(*nodes, durable_log__durable=True)
-        await until_ready(chosen)
-        bus = Bus(chosen)
-        async with asyncio.timeout(2 * MOST), bus.running():
-            await bus.serve(requests=2, tokens=6)
-            await until(lambda: not bus.publisher.retention)
-            for node in nodes[1:]:
-                node.kill()
-            await bus.serve(requests=2, tokens=6)
-            retained = len(bus.publisher.retention)
-            assert retained >= 4
-            assert told(bus.processor)("log_waiting_items") == retained
-            nodes[1].start()
-            await until(lambda: not bus.publisher.retention)
-            counts = told(bus.processor)
-            assert counts("log_waiting_items") == counts("log_waiting_bytes") == 0
-            last = bus.publisher.retention.next_sequence - 1
-        assert numbered(await read(chosen)) == whole(last)
 
 
 async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:

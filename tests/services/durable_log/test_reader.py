@@ -16,6 +16,7 @@ from tests.services.durable_log.using import (
     Life,
     filled,
     log_settings,
+    log_with,
     read,
     sequences,
     write,
@@ -32,9 +33,7 @@ from tokenbus_services.settings import Settings
 
 
 async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
-    settings = log_settings(server, durable_log__message_bytes=1000)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 41))
+    settings = await log_with(server, range(1, 41), durable_log__message_bytes=1000)
     found = await read(settings)
     for item in found[::7]:
         assert sequences(await read(settings, after=item.position)) == list(range(item.sequence + 1, 41))
@@ -43,9 +42,7 @@ async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
 
 
 async def test_reader_begins_at_a_time(server: NatsServer) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 5))
+    settings = await log_with(server, range(1, 5))
     async with writer_of(settings) as writer:
         await write(writer, range(5, 8))
     fifth = (await read(settings))[4]
@@ -91,9 +88,7 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
 
 
 async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    settings = log_settings(server, durable_log__message_bytes=1000)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 2001))
+    settings = await log_with(server, range(1, 2001), durable_log__message_bytes=1000)
     connection = await LogStream(settings).connect()
     async with aclosing(read_log(settings=settings)) as items:
         found = [await anext(items)]

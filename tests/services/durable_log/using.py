@@ -54,6 +54,14 @@ async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM
         await writer.write(stream.item(sequence, payload=payload))
 
 
+async def log_with(server: NatsServer, numbers: Iterable[int], **overrides: object) -> Settings:
+    """Write items of some sequences into the log; return its settings."""
+    settings = log_settings(server, **overrides)
+    async with writer_of(settings) as writer:
+        await write(writer, numbers)
+    return settings
+
+
 async def filled(server: NatsServer, *lives: Life, without: range = range(0)) -> None:
     """Write a worker's items of three requests into the log, for each of some lives."""
     async with writer_of(log_settings(server)) as writer:

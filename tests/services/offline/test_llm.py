@@ -5,7 +5,6 @@ import gc
 import io
 import pickle
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from tests.pages import blocks
+from tests.services.offline.conftest import interrupted
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until, wait_until
 from tokenbus_contracts import ContractError
@@ -331,15 +331,8 @@ def call_of(llm: LLM) -> object:
 
 
 def test_interrupted_call_ends(llm: LLM) -> None:
-    def interrupt() -> None:
-        wait_until(lambda: call_of(llm))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(lambda: call_of(llm)):
         endless(llm)
-    thread.join()
     assert len(llm.generate(PROMPTS, max_tokens=2, n=WINDOW)) == WINDOW * len(PROMPTS)
     assert llm._system._client.requests.open_count == 0
 

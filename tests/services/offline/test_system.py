@@ -1,11 +1,11 @@
 """EmbeddedSystem: an engine that breaks, cannot be made, or is still being made."""
 
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.services.offline.conftest import interrupted
 from tests.support.waiting import MOST, wait_until
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -80,15 +80,8 @@ def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
         go.wait(MOST)
         return engine
 
-    def interrupt() -> None:
-        begun.wait(MOST)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(begun.is_set):
         EmbeddedSystem(make, SETTINGS, "slow")
-    thread.join()
     assert not engine.is_closed
     go.set()
     wait_until(lambda: engine.is_closed)
