@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.services.cli.helpers import (
     recording,
     take_all,
 )
-from tests.support.waiting import MOST, until
+from tests.support.waiting import soon, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
@@ -88,39 +87,24 @@ def test_worker_id_is_printed_escaped() -> None:
     assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
 
-async def tapped(count: int, enough: Callable[[list[Values]], object], **overrides: object) -> list[Values]:
-    """Return the values that tap shows of a replayed burst: so many items, or until there are enough."""
-    settings = memory_settings(**overrides)
+@pytest.mark.parametrize(("window", "last"), [(2, 1), (1000, 100)])
+async def test_nothing_is_missing_without_being_said(window: int, last: int) -> None:
+    settings = memory_settings(client__window_frames=window)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     shown: list[Values] = []
-    options = argparse.Namespace(rows=False, count=count, request=None)
+    options = argparse.Namespace(rows=False, count=0, request=None)
     data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         tapping = asyncio.create_task(tap(watched(settings, WORKER, stop, transport), options, shown.append))
         await until(lambda: len(processor.clients.watchers))
         replay = Replay(read_items(BytesIO(data)), settings, speed=0, transport=transport)
-        await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
-        await until(lambda: enough(shown))
-        if not count:
-            stop.set()
-        await asyncio.wait_for(tapping, MOST)
+        await soon(replay.run(asyncio.Event()))
+        await until(lambda: shown and int(shown[-1].get("sequence", 0)) >= last)
+        stop.set()
+        await soon(tapping)
         steps.cancel()
-    return shown
-
-
-async def test_count_ends_it() -> None:
-    shown = await tapped(5, len)
-    assert len([values for values in shown if values["what"] != "left_out"]) == 5
-
-
-@pytest.mark.parametrize("window", [2, 1000])
-async def test_nothing_is_missing_without_being_said(window: int) -> None:
     sequences: list[int] = []
-    last = 1 if window == 2 else 100
-    shown = await tapped(
-        0, lambda so_far: so_far and int(so_far[-1].get("sequence", 0)) >= last, client__window_frames=window
-    )
     left_out = [values for values in shown if values["what"] == "left_out"]
     for values in shown:
         if values["what"] == "left_out":

@@ -9,7 +9,6 @@ import pytest
 from tests.services.durable_log.using import (
     SMALL,
     kept,
-    logged,
     logging_to,
     numbered,
     read,
@@ -63,35 +62,6 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         server.start()
         async with Bus(durable(durable_log__monitors=server.monitor)).running():
             pass
-
-
-async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:
-    chosen = logging_to(server, **SMALL)
-    bus = Bus(chosen)
-    async with bus.running():
-        await bus.serve(requests=1, tokens=3)
-        await logged(bus)
-        server.pause()
-        await bus.serve(requests=3, tokens=90)
-        await until(lambda: not bus.publisher.retention)
-        left_out = told(bus.processor)("log_items_total", outcome="left_out") or 0
-        assert left_out > 0
-        server.resume()
-        await logged(bus)
-        await bus.serve(requests=1, tokens=3)
-        last = await logged(bus)
-        counts = told(bus.processor)
-    items = await read(chosen)
-    written = counts("log_items_total", outcome="written")
-    missing = counts("log_missing_items_total")
-    assert written == len(items)
-    assert missing == sum(item.missing_items for item in items)
-    assert 0 < (missing or 0) <= (counts("log_items_total", outcome="left_out") or 0)
-    assert items[-1].sequence <= last
-    assert counts("log_connected_servers") == 1
-    assert (counts("log_messages_total") or 0) > 1
-    assert (counts("log_bytes_total") or 0) == sum(len(item.payload) for item in items)
-    assert (counts("log_write_seconds_total") or 0) > 0
 
 
 async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:

@@ -36,6 +36,11 @@ def no_server(server: NatsServer) -> Callable[[], None]:
     return server.start
 
 
+def no_answer(server: NatsServer) -> Callable[[], None]:
+    server.pause()
+    return server.resume
+
+
 def no_jetstream(server: NatsServer) -> Callable[[], None]:
     return restarted(server, "")
 
@@ -48,7 +53,7 @@ def no_room(server: NatsServer) -> Callable[[], None]:
     return restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 1MB }"))
 
 
-@pytest.mark.parametrize("fault", [no_server, no_jetstream, other_credentials, no_room])
+@pytest.mark.parametrize("fault", [no_server, no_answer, no_jetstream, other_credentials, no_room])
 async def test_processor_starts_without_its_log(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,13 +74,20 @@ async def test_processor_starts_without_its_log(
         await bus.serve(requests=1, tokens=3)
         last = await logged(bus)
         assert json.loads(health(bus.processor).body)["status"] == "ok"
+        counts = told(bus.processor)
     items = await read(chosen)
-    assert items[-1].sequence == last
-    assert sum(1 + item.missing_items for item in items) == last
-    assert sum(item.missing_items for item in items) > 0
+    missing = sum(item.missing_items for item in items)
+    assert (items[-1].sequence, len(items) + missing) == (last, last)
+    assert counts("log_items_total", outcome="written") == len(items)
+    assert 0 < missing == counts("log_missing_items_total")
+    assert missing <= (counts("log_items_total", outcome="left_out") or 0)
+    assert counts("log_bytes_total") == sum(len(item.payload) for item in items)
+    assert counts("log_connected_servers") == 1
+    assert (counts("log_messages_total") or 0) > 1
+    assert (counts("log_write_seconds_total") or 0) > 0
 
 
-@pytest.mark.parametrize("fault", [no_server, no_jetstream, other_credentials])
+@pytest.mark.parametrize("fault", [no_server, no_answer, no_jetstream, other_credentials])
 async def test_processor_notices_that_its_log_is_gone(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:

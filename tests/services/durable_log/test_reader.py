@@ -134,16 +134,17 @@ async def followed(settings: Settings, most: int) -> list[int]:
 
 
 async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server: NatsServer) -> None:
-    settings = log_settings(server)
+    """Also where the writer's messages were on their way: each item is written and read once."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
-        await write(writer, range(1, 11))
-        reading = [asyncio.create_task(followed(settings, 40)) for _ in range(3)]
-        for begin in (11, 21, 31):
+        reading = [asyncio.create_task(followed(settings, 900)) for _ in range(3)]
+        for begin in (1, 301, 601):
+            await write(writer, range(begin, begin + 300))
+            await until(lambda begin=begin: writer.counts.items > begin)  # type: ignore[misc]
             server.kill()
             server.start()
-            await write(writer, range(begin, begin + 10))
         for each in reading:
-            assert await soon(each) == list(range(1, 41))
+            assert await soon(each) == list(range(1, 901))
 
 
 async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(server: NatsServer) -> None:
