@@ -36,7 +36,7 @@ examples:
   tokenbus record steps.tokenbus --count 1000 --json          a summary for machines
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames (how
-much may be on its way to this client, here at least 1024 frames).
+much may be on its way to this client, here at least 4096 frames).
 """
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""

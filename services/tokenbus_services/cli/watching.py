@@ -9,9 +9,9 @@ from tokenbus_services.client import Client
 from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
-_MOST_WAITING = 512
-_WINDOW_FRAMES = 1024
-"""Enough for a few tenths of a second of some fast workers' streams."""
+_MOST_WAITING = 2048
+_WINDOW_FRAMES = 4096
+"""Enough for a burst of some fast workers. Each item may have a frame before it that announces its stream."""
 
 
 async def watched(

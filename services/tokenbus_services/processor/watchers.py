@@ -1,6 +1,7 @@
 """Watchers: the clients that see workers' streams as they are, item by item."""
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
@@ -23,6 +24,8 @@ class Watchers:
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
         """The stream that each session was shown last."""
+        self._hellos: WeakKeyDictionary[Stream, Frame] = WeakKeyDictionary()
+        """What announces a stream, encoded once: it may stand before each item."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
@@ -49,6 +52,7 @@ class Watchers:
 
     def show_stream(self, worker: Worker) -> None:
         """Show the watchers of a stream that it begins, or goes on after its worker was away."""
+        self._hellos.pop(worker.stream, None)
         for session in self._watching(worker):
             self._announce(session, worker.stream)
 
@@ -74,6 +78,8 @@ class Watchers:
         return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
 
     def _announce(self, session: Session, stream: Stream) -> None:
+        if stream not in self._hellos:
+            watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
+            self._hellos[stream] = Frame(ServerFrame(watched_stream=watched))
         self._shown[session] = stream
-        watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
-        session.put(Frame(ServerFrame(watched_stream=watched)))
+        session.put(self._hellos[stream])
