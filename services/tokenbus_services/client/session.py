@@ -181,14 +181,17 @@ class ClientSession(ReconnectingSession):
             case "room":
                 self._take_room(frame.room)
             case "status":
-                asked, self._status = self._status, None
-                if asked is not None and not asked.done():
-                    asked.set_result(frame.status)
+                self._answer_status(frame.status)
             case "watched_stream":
                 self._watched_stream = frame.watched_stream
             case "watched_item":
                 if self._watched is not None and self._watched_stream is not None:
                     self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
+
+    def _answer_status(self, status: ProcessorStatus) -> None:
+        asked, self._status = self._status, None
+        if asked is not None and not asked.done():
+            asked.set_result(status)
 
     def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:
