@@ -78,10 +78,6 @@ class NatsServer:
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def announce_end(self) -> None:
-        """Let it tell its clients that it is about to stop: lame-duck mode."""
-        self.process.send_signal(signal.SIGUSR2)
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

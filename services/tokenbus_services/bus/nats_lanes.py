@@ -6,16 +6,12 @@ than it was asked for: a flood beyond that is dropped there, and costs this proc
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Protocol
 
-from tokenbus_services.bus.nats_conversation import Conversation, most_frames
+from tokenbus_services.bus.nats_conversation import END, Conversation
 from tokenbus_services.bus.nats_end import NatsEnd
-from tokenbus_services.bus.nats_frames import Frame, Kind
-from tokenbus_services.bus.nats_hellos import HelloInlet
-from tokenbus_services.bus.nats_server import Receive, ServerConnection, Servers
+from tokenbus_services.bus.nats_peers import Peer
+from tokenbus_services.bus.nats_server import Inlet, Receive, ServerConnection, Servers
 from tokenbus_services.settings import BusSettings
 
 MOST_LANES = 256
@@ -24,87 +20,82 @@ _MOST_NAMES = 16
 """How many names share one at most."""
 _MOST_WAITING = 64
 """How many peers may wait for their lane to be connected; the others say hello again."""
-
-Cut = Callable[["Peer", str, str], None]
-"""Cuts a peer off, for a reason and by a bound."""
-
-
-def name_of(peer: bytes) -> str:
-    """Return the name in a peer's id."""
-    return peer.decode().split(".")[1]
+_MOST_HELLOS, _MOST_BYTES = 64, 4_194_304
+"""How many hellos the server may deliver at once, and how many bytes, however large they are."""
+_FEWEST_HELLOS = 4
+_HELLOS_PER_SECOND, _BYTES_PER_SECOND = 2048, 33_554_432
+_LONGEST_PAUSE = 1.0
 
 
-class Peer:
-    """A peer of a listener, from its hello until it leaves."""
+class HelloInlet:
+    """A subscription to hellos that ends at the server after a few of them, and is made again after a pause."""
 
-    def __init__(self, peer: bytes, lane: "Lane", server: ServerConnection, cut: Cut, settings: BusSettings) -> None:
-        """Take its id, where it is heard, and how its listener cuts it off."""
-        self.id = peer
-        self.name = name_of(peer)
-        self.server = server
-        self.cut = cut
-        self.conversation = Conversation(deque(), settings)
-        self.conversation.most_unread_bytes = settings.max_unadmitted_bytes
-        self.began = asyncio.get_running_loop().time()
-        self.counted = 0
-        """Bytes that are counted for it."""
-        self.is_admitted = False
-        self.is_heard = True
-        self._most = most_frames(server.max_payload, settings)
-        self._taken = 0
-        self._lane = lane
+    def __init__(
+        self,
+        server: ServerConnection,
+        subject: str,
+        receive: Receive,
+        *,
+        per_second: int = _HELLOS_PER_SECOND,
+        is_one_name: bool = False,
+    ) -> None:
+        """Subscribe, to so many a second; of one name, fewer and fewer as long as its peers send too many."""
+        self._server = server
+        self._subject = subject
+        self._receive = receive
+        self._is_one_name = is_one_name
+        self._most = max(_FEWEST_HELLOS, min(_MOST_HELLOS, _MOST_BYTES // server.max_payload))
+        self._shortest = self._pause = self._most / per_second
+        self._is_closed = False
+        self._inlet: Inlet
+        self._open()
 
-    def begin(self, up: str, down: str, hear: Receive) -> None:
-        """Hear its frames at one subject, as many as a window has, and speak at another."""
-        self._lane.peers[self.id] = self
-        self.down = down
-        self._inlet = self.server.subscribe(up, hear, self._most)
-        self.publish = partial(self.server.publish, down, up)
-        self.say(Kind.WELCOME)
-        self.conversation.begin(self.publish, self.server.max_payload)
+    def close(self) -> None:
+        """Hear no more."""
+        self._is_closed = True
+        self._server.unsubscribe(self._inlet)
 
-    def say(self, kind: Kind) -> None:
-        """Send it a frame that says no more than its kind."""
-        self.publish(Frame(kind, 0, 0).packed())
+    def _open(self) -> None:
+        if self._is_closed:
+            return
+        self._began, self._bytes = asyncio.get_running_loop().time(), 0
+        self._inlet = self._server.subscribe(self._subject, self._take, most=self._most)
 
-    def took(self) -> None:
-        """Count a frame that kept to the rules: the server may deliver one more for each of them."""
-        self._taken += 1
-        if 2 * self._taken >= self._most:
-            self._taken = 0
-            self.server.extend(self._inlet, self._most)
+    def _take(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
+        self._bytes += len(payload)
+        if self._inlet.received == self._most:
+            self._open_later()
+        self._receive(subject, payload, nobody)
 
-    def leave(self) -> None:
-        """Hear nothing more of it: the server drops what it still sends."""
-        self._lane.peers.pop(self.id, None)
-        self.conversation.end()
-        self.server.unsubscribe(self._inlet)
-
-
-class PeersListener(Protocol):
-    """What a lane asks of its listener."""
-
-    def hear_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
-        """Take what came to a subject of hellos."""
-
-    def welcome(self, peer: bytes) -> None:
-        """Begin a conversation with a peer that has said hello."""
-
-    def forget(self, known: Peer) -> None:
-        """Remove a peer that has left."""
+    def _open_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server.unsubscribe(self._inlet)
+        lasted = loop.time() - self._began
+        is_flood = self._is_one_name and lasted < 2 * self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if is_flood else self._shortest
+        loop.call_later(max(0.0, self._pause - lasted, self._bytes / _BYTES_PER_SECOND - lasted), self._open)
 
 
 class Lane(NatsEnd):
     """The connection over which the peers of a name are heard and answered."""
 
-    def __init__(self, servers: Servers, settings: BusSettings, listener: PeersListener) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        settings: BusSettings,
+        *,
+        hear_hello: Receive,
+        welcome: Callable[[bytes], None],
+        forget: Callable[[Peer], None],
+    ) -> None:
+        """Take the listener's functions for a hello, for a peer that waited for this lane, and for one that is lost."""
         self.peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, None] = {}
         """Peers whose hello came before this was connected."""
         self.names: list[str] = []
         """Whose hellos it hears, the latest last; at most _MOST_NAMES."""
         self._hellos: dict[str, HelloInlet] = {}
-        self._listener = listener
+        self._hear_hello, self._welcome, self._forget = hear_hello, welcome, forget
         self._cut_off: list[str] = []
         """Where those are answered that were heard over the connection that was lost last."""
         super().__init__("lane", servers, settings)
@@ -118,7 +109,8 @@ class Lane(NatsEnd):
             if not left:
                 return []
             self.names.remove(left[0])
-            self._forget_name(left[0])
+            if (hellos := self._hellos.pop(left[0], None)) is not None:
+                hellos.close()
         self.names.append(name)
         if self.server is not None:
             self._hear_name(self.server, name)
@@ -132,30 +124,26 @@ class Lane(NatsEnd):
     async def _serve(self, server: ServerConnection) -> None:
         self._hellos.clear()
         for down in self._cut_off:  # at once: nothing else says so where the lost server stands still
-            server.publish(down, "", Frame(Kind.END, 0, 0).packed())
+            server.publish(down, "", END)
         for name in self.names:
             self._hear_name(server, name)
         waiting, self._waiting = self._waiting, {}
         for peer in waiting:
-            self._listener.welcome(peer)
+            self._welcome(peer)
         try:
             await server.lost.wait()
         finally:
             self._cut_off = [known.down for known in self.peers.values()]
             for known in tuple(self.peers.values()):
-                self._listener.forget(known)
+                self._forget(known)
 
     def _hear_name(self, server: ServerConnection, name: str) -> None:
         subject = self.subjects.hello(name=name)
-        self._hellos[name] = HelloInlet(server, subject, self._listener.hear_hello, is_one_name=True)
-
-    def _forget_name(self, name: str) -> None:
-        if (hellos := self._hellos.pop(name, None)) is not None:
-            hellos.close()
+        self._hellos[name] = HelloInlet(server, subject, self._hear_hello, is_one_name=True)
 
     def _conversations(self) -> Iterable[Conversation]:
         return [peer.conversation for peer in self.peers.values()]
 
     def _say_goodbye(self) -> None:
         for peer in self.peers.values():
-            peer.say(Kind.END)
+            peer.publish(END)

@@ -8,27 +8,18 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenbus_services.bus.errors import AddressError, NoServerError
-from tokenbus_services.bus.nats_conversation import BrokenConversationError
+from tokenbus_services.bus.nats_conversation import END, HELLO, WELCOME, Kind, unpacked
 from tokenbus_services.bus.nats_end import NatsEnd
-from tokenbus_services.bus.nats_frames import (
-    ID_LENGTH,
-    VERSION,
-    Frame,
-    Kind,
-    opening,
-    unpacked,
-)
-from tokenbus_services.bus.nats_hellos import HelloInlet
-from tokenbus_services.bus.nats_lanes import MOST_LANES, Lane, Peer, name_of
-from tokenbus_services.bus.nats_peers import PeerBounds
+from tokenbus_services.bus.nats_lanes import MOST_LANES, HelloInlet, Lane
+from tokenbus_services.bus.nats_peers import Peer, PeerBounds, name_of
 from tokenbus_services.bus.nats_server import Inlet, ServerConnection, Servers, first_of
 from tokenbus_services.bus.nats_subjects import ALL_ROLES, ANYBODY
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Role, Usage, check_message
 from tokenbus_services.settings import BusSettings
 
-_OPEN, _END = opening(), Frame(Kind.END, 0, 0).packed()
-_OLD_HELLOS_PER_SECOND = 256
-"""Few, as what peers say once they are welcome comes to that subject, too."""
+_UNKNOWN_PER_SECOND = 256
+"""How many frames of unknown peers are heard; few, as those of welcomed peers come to that subject, too."""
+_ID_LENGTH = 32
 _ID = re.compile(rb"[0-9a-f]{32}")
 _PEER = re.compile(r"(?P<roles>[a-z+]+)\.(?P<name>-|[A-Za-z0-9][A-Za-z0-9_-]{0,63})\.[0-9a-f]{32}")
 _MINE, _YOURS = b"mine", b"yours"
@@ -89,8 +80,8 @@ class NatsListener(NatsEnd):
     async def _serve(self, server: ServerConnection) -> None:
         server.subscribe(self.subjects.claim, self._asked)
         server.subscribe(self.subjects.answer_to(self._id), self._take_answer)
-        HelloInlet(server, self.subjects.hello(), self.hear_hello)
-        HelloInlet(server, self.subjects.up("*.*.*"), self._hear_old_hello, per_second=_OLD_HELLOS_PER_SECOND)
+        HelloInlet(server, self.subjects.hello(), self._hear_hello)
+        HelloInlet(server, self.subjects.up("*.*.*"), self._hear_unknown, per_second=_UNKNOWN_PER_SECOND)
         self._asking = None
         is_first = not self._decided.is_set()
         try:
@@ -228,7 +219,7 @@ class NatsListener(NatsEnd):
         """Drop what a peer has sent, and tell it that this conversation is over."""
         if (known := self._peers.get(peer)) is not None:
             self.forget(known)
-            known.say(Kind.END)
+            known.publish(END)
             self._drop(known)
 
     def usage(self) -> Usage:
@@ -237,46 +228,31 @@ class NatsListener(NatsEnd):
 
     # Peers.
 
-    def hear_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
-        """Take what came to a subject of hellos."""
+    def _hear_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         del nobody
-        place = self.subjects.peer_in(subject)
-        peer = place + payload[-ID_LENGTH:].decode("ascii", "replace")
-        if self.is_reachable() and _PEER.fullmatch(peer) is not None:
-            self._take_hello(peer, payload[:-ID_LENGTH])
-        else:
-            self._bounds.drop(name_of(place.encode()))
-
-    def _hear_old_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
-        """Take what came to a peer's own subject: its hello, as an older peer says it, or what its lane takes."""
-        peer = self.subjects.peer_in(subject)
-        is_new = not nobody and peer.encode() not in self._peers
-        if is_new and self.is_reachable() and _PEER.fullmatch(peer) is not None:
-            self._take_hello(peer, payload)
-
-    def _take_hello(self, peer: str, payload: bytes) -> None:
-        if payload == _OPEN:
+        place, hello = self.subjects.peer_in(subject), payload[:-_ID_LENGTH]
+        peer = place + payload[-_ID_LENGTH:].decode("ascii", "replace")
+        is_peer = self.is_reachable() and _PEER.fullmatch(peer) is not None
+        if is_peer and hello == HELLO:
             self.welcome(peer.encode())
             return
-        try:
-            frame = unpacked(payload)
-        except ValueError as error:
+        self._bounds.drop(name_of(place.encode()))
+        if is_peer:
+            self._refused(f"{peer}: its hello is {hello[:64]!r}, and this listener's {HELLO!r}")
+
+    def _hear_unknown(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
+        """End the conversation of a peer that this listener does not know, as one of a listener that died."""
+        peer = self.subjects.peer_in(subject)
+        is_unknown = not nobody and peer.encode() not in self._peers and _PEER.fullmatch(peer) is not None
+        if is_unknown and self.is_reachable() and self.server is not None and payload[:1] != END[:1]:
             self._bounds.drop(name_of(peer.encode()))
-            self._refused(f"{peer}: {error}")
-            return
-        if frame.kind is Kind.END:
-            return
-        self._bounds.drop(name_of(peer.encode()))
-        if frame.kind is Kind.OPEN:
-            self._refused(f"{peer}: it speaks {frame.data[:64]!r}, and this listener {VERSION!r}")
-        elif self.server is not None:
-            self.server.publish(self.subjects.down(peer), "", _END)
+            self.server.publish(self.subjects.down(peer), "", END)
 
     def welcome(self, peer: bytes) -> None:
         """Begin a conversation with a peer that has said hello, as soon as its lane is connected."""
         known = self._peers.get(peer)
         if known is not None:
-            known.say(Kind.WELCOME)
+            known.publish(WELCOME)
             return
         name = name_of(peer)
         if not self._bounds.is_welcome(name):
@@ -288,13 +264,9 @@ class NatsListener(NatsEnd):
         elif lane.server is None:
             lane.wait_for_server(peer)
         else:
-            self._begin(peer, lane, lane.server)
-
-    def _begin(self, peer: bytes, lane: Lane, server: ServerConnection) -> None:
-        """Begin a conversation with a new peer."""
-        known = self._peers[peer] = Peer(peer, lane, server, self.cut, self.settings)
-        known.begin(self.subjects.up(peer.decode()), self.subjects.down(peer.decode()), partial(self._take, known))
-        self._bounds.add(known)
+            known = self._peers[peer] = Peer(peer, lane.peers, lane.server, self.cut, self.settings)
+            known.begin(self.subjects.up(peer.decode()), self.subjects.down(peer.decode()), partial(self._take, known))
+            self._bounds.add(known)
 
     def _lane(self, name: str) -> Lane | None:
         """Return the connection for the peers of a name; None: there are too many names."""
@@ -302,7 +274,13 @@ class NatsListener(NatsEnd):
         if lane is None:
             distinct = dict.fromkeys(self._lanes.values())
             if len(distinct) < MOST_LANES:
-                lane = Lane(self.servers.again(), self.settings, self)
+                lane = Lane(
+                    self.servers.again(),
+                    self.settings,
+                    hear_hello=self._hear_hello,
+                    welcome=self.welcome,
+                    forget=self.forget,
+                )
             else:
                 lane = min(distinct, key=lambda each: (len(each.peers), len(each.names)))
             for left in lane.add(name):
@@ -329,10 +307,8 @@ class NatsListener(NatsEnd):
             if frame.kind is Kind.END:
                 self.forget(known)
                 return
-            if frame.kind is Kind.OPEN:  # which an older peer says here
-                return
             known.conversation.take(frame)
-        except (ValueError, BrokenConversationError) as error:
+        except ValueError as error:
             self._bounds.count(known)
             self._bounds.drop(known.name)
             self.cut(known, str(error), getattr(error, "kind", ""))
@@ -358,7 +334,7 @@ class NatsListener(NatsEnd):
         self._refused(f"{known.id.decode()}: cut off: {reason}")
         if self._peers.get(known.id) is known:
             self.forget(known)
-            known.say(Kind.END)
+            known.publish(END)
         if kind in ("", "bytes"):
             self._bounds.shut_out(known)
         if kind:

@@ -1,11 +1,14 @@
-"""PeerBounds: the bounds on the peers of NATS listeners: their number, silence and memory."""
+"""The peers of NATS listeners, and the bounds on them: their number, silence and memory."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tokenbus_services.bus.guard import BOUNDS
-from tokenbus_services.bus.nats_lanes import Peer
+from tokenbus_services.bus.nats_conversation import WELCOME, Conversation, most_frames
+from tokenbus_services.bus.nats_server import Receive, ServerConnection
 from tokenbus_services.bus.nats_subjects import ANYBODY
 from tokenbus_services.bus.transport import Usage
 from tokenbus_services.settings import BusSettings
@@ -14,6 +17,58 @@ _FEWEST_UNADMITTED, _SHARE_UNADMITTED = 8, 8
 """Peers of one name that have not introduced themselves: an eighth of all peers, but eight at least."""
 _MOST_NAMES, _MOST_SHOWN = 1024, 64
 """Names of which what was dropped is remembered, the latest ones, and those that are shown, with the most."""
+Cut = Callable[["Peer", str, str], None]
+"""Cuts a peer off, for a reason and by a bound."""
+
+
+def name_of(peer: bytes) -> str:
+    """Return the name in a peer's id."""
+    return peer.decode().split(".")[1]
+
+
+class Peer:
+    """A peer of a listener, from its hello until it leaves."""
+
+    def __init__(
+        self, peer: bytes, beside: dict[bytes, "Peer"], server: ServerConnection, cut: Cut, settings: BusSettings
+    ) -> None:
+        """Take its id, the peers of its lane, the connection where it is heard, and how its listener cuts it off."""
+        self.id = peer
+        self.name = name_of(peer)
+        self.server = server
+        self.cut = cut
+        self.conversation = Conversation(deque(), settings)
+        self.conversation.most_unread_bytes = settings.max_unadmitted_bytes
+        self.began = asyncio.get_running_loop().time()
+        self.counted = 0
+        """Bytes that are counted for it."""
+        self.is_admitted = False
+        self.is_heard = True
+        self._most = most_frames(server.max_payload, settings)
+        self._taken = 0
+        self._beside = beside
+
+    def begin(self, up: str, down: str, hear: Receive) -> None:
+        """Hear its frames at one subject, as many as a window has, and speak at another."""
+        self._beside[self.id] = self
+        self.down = down
+        self._inlet = self.server.subscribe(up, hear, self._most)
+        self.publish = partial(self.server.publish, down, up)
+        self.publish(WELCOME)
+        self.conversation.begin(self.publish, self.server.max_payload)
+
+    def took(self) -> None:
+        """Count a frame that kept to the rules: the server may deliver one more for each of them."""
+        self._taken += 1
+        if 2 * self._taken >= self._most:
+            self._taken = 0
+            self.server.extend(self._inlet, self._most)
+
+    def leave(self) -> None:
+        """Hear nothing more of it: the server drops what it still sends."""
+        self._beside.pop(self.id, None)
+        self.conversation.end()
+        self.server.unsubscribe(self._inlet)
 
 
 @dataclass(slots=True)

@@ -5,12 +5,10 @@ have ended; here a broken connection ends all of them, and another one is made.
 """
 
 import asyncio
-import contextlib
 import os
 import random
 import ssl
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -25,7 +23,7 @@ from nats.protocol.command import pub_cmd, sub_cmd, unsub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from tokenbus_services.bus.addresses import NatsEndpoint, TcpEndpoint
-from tokenbus_services.bus.nats_frames import LEAST_PAYLOAD
+from tokenbus_services.bus.nats_conversation import LEAST_PAYLOAD
 from tokenbus_services.bus.nats_login import Login
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
@@ -36,8 +34,6 @@ _CANCEL_SECONDS = 0.1
 _LONG_SECONDS = 86_400
 _READ_BYTES = 1_048_576
 """How much is read at a time. nats-py reads 32 KiB, and stops the socket at twice that: several turns a step."""
-_MOST_BUFFERED = 65_536
-"""While fewer bytes wait for the socket, what is published is written at once."""
 _NO_RESPONDERS = b"NATS/1.0 503"
 _FIRST_INLET = 1 << 32
 """The number of the first inlet: nats-py's own subscriptions count from one."""
@@ -102,6 +98,7 @@ class Servers:
         After a connection that was lost soon it waits, too: a server may accept each one only to close it.
         """
         loop = asyncio.get_running_loop()
+        self._connections_log.expire()
         if self._last is not None:
             self.reason = self._last.reason or self.reason
             self._failed[self._last_server] = loop.time()
@@ -111,7 +108,7 @@ class Servers:
             self._seconds = self._settings.reconnect_ms / 1000
         while True:
             server = self._last_server = min(self._order, key=lambda each: self._failed.get(each, -inf))
-            connection = ServerConnection(self._settings, self._connections_log, is_only=len(self._order) == 1)
+            connection = ServerConnection(self._settings, self._connections_log)
             self._login.refresh()
             try:
                 await connection.open(server, self._login)
@@ -169,6 +166,11 @@ class _Client(Client):
         except Exception:  # noqa: BLE001 - whatever they are
             return {}
 
+    async def _process_op_err(self, e: Exception) -> None:
+        """Report an error before the connection is closed, which may wait for a server that does not read."""
+        await self._error_cb(e)
+        await super()._process_op_err(e)
+
     async def _process_err(self, err_msg: str) -> None:
         """Report an error before what came behind it is taken: nats-py does so once it has closed, a while later."""
         await super()._process_err(err_msg)
@@ -203,9 +205,9 @@ class _Transport(TcpTransport):
         return bytes(await super().read(max(buffer_size, _READ_BYTES)))
 
     @property
-    def has_room(self) -> bool:
-        """Whether what is written now goes to the socket soon."""
-        return self._io_writer is not None and self._io_writer.transport.get_write_buffer_size() < _MOST_BUFFERED
+    def pending_bytes(self) -> int:
+        """How many written bytes the socket has not taken yet."""
+        return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close at once."""
@@ -216,14 +218,12 @@ class _Transport(TcpTransport):
 class ServerConnection:
     """One connection to a server, from its handshake to its end."""
 
-    def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog, *, is_only: bool) -> None:
-        """Connect with `open`; `is_only`: there is no other server to go to."""
+    def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
+        """Connect with `open`."""
         self.lost = asyncio.Event()
         self.max_payload = 0
         self.denied = ""
         """What the server did not permit last."""
-        self.pending_bytes = 0
-        """Bytes that were published and not yet written."""
         self.reason = ""
         """Why it was lost."""
         self._client = _Client()
@@ -231,12 +231,7 @@ class ServerConnection:
         self._transport = _Transport()
         self._client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
         self._settings = settings
-        self._is_only = is_only
-        self._is_closed = False
-        self._outgoing: deque[bytes] = deque()  # bounded by the conversations' windows
-        self._wake, self._written = asyncio.Event(), asyncio.Event()
-        self._written.set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._is_open = self._is_closed = False
         self._repeated_log = repeated_log
 
     @property
@@ -246,6 +241,7 @@ class ServerConnection:
 
     async def open(self, server: TcpEndpoint, login: Login) -> None:
         """Connect to a server; raises ServerError."""
+        interval, timeout = self._settings.heartbeat_interval_ms / 1000, self._settings.heartbeat_timeout_ms / 1000
         options = dict(login.options)
         for secret in {"password", "token"} & options.keys():
             options[secret] = partial(self._if_private, options[secret], is_tls=login.is_tls)
@@ -255,12 +251,13 @@ class ServerConnection:
                 f"nats://{str(server).removeprefix('tcp://')}",
                 error_cb=self._failed,
                 closed_cb=self._closed,
-                lame_duck_mode_cb=self._leave_lame_duck,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
-                connect_timeout=max(1, self._settings.heartbeat_timeout_ms // 1000),
-                ping_interval=_LONG_SECONDS,
+                connect_timeout=max(1, int(timeout)),
+                # At least two, so that a process which stood still reads the answers that came meanwhile.
+                ping_interval=interval,  # type: ignore[arg-type]  # it only sleeps
+                max_outstanding_pings=max(2, int(timeout / interval)),
                 no_echo=True,
                 name="tokenbus",
                 **options,
@@ -280,7 +277,7 @@ class ServerConnection:
             await self.close(0)
             raise
         self.lost.clear()
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._watch())]
+        self._is_open = True
 
     def _if_private(self, secret: str, *, is_tls: bool) -> str:
         """Return a secret; nats-py would send it in the clear to whatever answers in the place of a server with TLS."""
@@ -292,121 +289,74 @@ class ServerConnection:
         """Receive what is published to a subject; the server drops what comes after so many messages, if not 0."""
         inlet = Inlet(next(self._numbers), receive, most)
         self._client.inlets[inlet.number] = inlet
-        self._say(sub_cmd(subject, "", inlet.number) + (unsub_cmd(inlet.number, most) if most else b""))
+        self._write(sub_cmd(subject, "", inlet.number) + (unsub_cmd(inlet.number, most) if most else b""))
         return inlet
 
     def extend(self, inlet: Inlet, more: int) -> None:
         """Let the server deliver so many messages more than were received, unless it has ended the subscription."""
         inlet.most = inlet.received + more
-        self._say(unsub_cmd(inlet.number, inlet.most))
+        self._write(unsub_cmd(inlet.number, inlet.most))
 
     def unsubscribe(self, inlet: Inlet) -> None:
         """Receive nothing more of a subscription."""
         if self._client.inlets.pop(inlet.number, None) is not None:
-            self._say(unsub_cmd(inlet.number, 0))
+            self._write(unsub_cmd(inlet.number, 0))
 
     def publish(self, subject: str, reply: str, payload: bytes) -> None:
         """Publish, without waiting; where `subject` has no subscriber, `reply` receives a message that says so."""
-        self._say(pub_cmd(subject, reply, payload))
+        self._write(pub_cmd(subject, reply, payload))
 
-    def _say(self, command: bytes) -> None:
-        if self.lost.is_set():
-            return
-        if self._written.is_set() and self._transport.has_room and self._client.is_connected:
-            self._write_now(command)
-        else:
-            self._outgoing.append(command)
-            self.pending_bytes += len(command)
-            self._written.clear()
-            self._wake.set()
+    def _write(self, command: bytes) -> None:
+        """Write in this turn of the event loop; nats-py's `publish` and its flusher do so two turns later."""
+        if not self.lost.is_set():
+            client = self._client
+            waiting, client._pending = client._pending, []  # noqa: SLF001
+            client._pending_data_size = 0  # noqa: SLF001
+            self._transport.write(b"".join((*waiting, command)))  # type: ignore[no-untyped-call]
 
-    def _write_now(self, command: bytes) -> None:
-        """Do what nats-py's `publish` and its flusher do, but in this turn of the event loop, not two turns later."""
-        client = self._client
-        waiting, client._pending = client._pending, []  # noqa: SLF001
-        client._pending_data_size = 0  # noqa: SLF001
-        self._transport.write(b"".join((*waiting, command)))  # type: ignore[no-untyped-call]
+    @property
+    def pending_bytes(self) -> int:
+        """How many published bytes the socket has not taken yet; the conversations' windows bound them."""
+        return self._transport.pending_bytes
 
     async def close(self, seconds: float) -> None:
         """Close, once what was published has reached the server, or after so many seconds."""
         if self._is_closed:
             return
         self._is_closed = True
+        finishing: asyncio.Task[None] | None = None
         closing: asyncio.Task[None] | None = None
         try:
-            if self._tasks and not self.lost.is_set():
-                await _within(seconds, self._finish())
-            self._stop()
+            if self._is_open and not self.lost.is_set():
+                finishing = asyncio.create_task(self._finish())
+                await asyncio.wait({finishing}, timeout=seconds)
+            self.lost.set()
             closing = asyncio.create_task(self._client.close())
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
-            self._stop()
+            self.lost.set()
             if closing is None or not closing.done():  # nats-py waits without end for a server that does not read
                 self._transport.abort()
-            if closing is not None:
-                closing.cancel()
-        await end_tasks(closing, *self._tasks)
-
-    def _stop(self) -> None:
-        """Send nothing more."""
-        self.lost.set()
-        for task in self._tasks:
-            task.cancel()
+            await end_tasks(finishing, closing)
 
     async def _finish(self) -> None:
-        await first_of(self._written, self.lost)
         for inlet in tuple(self._client.inlets.values()):
             self.unsubscribe(inlet)
-        # A flush writes its ping before what is pending, so only the second one comes behind that.
+        self._write(b"")  # a flush would write its ping before what nats-py has yet to write
         await self._client.flush(_LONG_SECONDS)
-        await self._client.flush(_LONG_SECONDS)
-
-    async def _write(self) -> None:
-        while not self.lost.is_set():
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outgoing and not self.lost.is_set():
-                command = self._outgoing.popleft()
-                try:
-                    self._write_now(command)
-                    await self._transport.drain()  # type: ignore[no-untyped-call]
-                except _FAILURES as error:
-                    self._lose(_reason(error))
-                self.pending_bytes -= len(command)
-            self._written.set()
-
-    async def _watch(self) -> None:
-        """Ask the server for a sign of life once an interval, and lose one that is silent as long as a peer may be."""
-        interval, timeout = self._settings.heartbeat_interval_ms / 1000, self._settings.heartbeat_timeout_ms / 1000
-        while not self.lost.is_set():
-            await asyncio.sleep(interval)
-            self._repeated_log.expire()
-            # Not with nats-py's own limit: an answer that came after it would end its reading.
-            answer = asyncio.create_task(self._client.flush(_LONG_SECONDS))
-            answer.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whatever it is
-            silence = interval
-            try:
-                while silence < timeout and not answer.done():
-                    await asyncio.wait({answer}, timeout=interval)
-                    silence += interval  # also where this process stood still for longer: then it has yet to read
-                if not answer.done():
-                    self._lose(f"no answer within {self._settings.heartbeat_timeout_ms} ms")
-                elif (error := answer.exception()) is not None:
-                    self._lose(_reason(error))
-            finally:
-                answer.cancel()
 
     def _lose(self, reason: str) -> None:
         if not self.lost.is_set():
             self.reason = reason = self._said() or reason
             self.lost.set()
-            if self._tasks:
+            if self._is_open:
                 self._repeated_log.begin(reason, _log.warning, "nats server lost", reason=reason)
 
     def _said(self) -> str:
         """Return why the server closes the connection; empty: it has not said."""
         error = self._client.last_error
-        reason = "" if error is None or isinstance(error, nats.errors.UnexpectedEOF) else _reason(error)
+        is_ours = isinstance(error, (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError))
+        reason = "" if error is None or is_ours else _reason(error)
         return "" if reason == self.denied else reason
 
     async def _failed(self, error: Exception) -> None:
@@ -414,15 +364,13 @@ class ServerConnection:
         if "permissions violation" in reason:
             self.denied = reason
             self._repeated_log.begin(reason, _log.warning, "not permitted by the nats server", reason=reason)
+        elif isinstance(error, nats.errors.StaleConnectionError):
+            self._lose(f"no answer within {self._settings.heartbeat_timeout_ms} ms")
         else:
             self._lose(reason)
 
     async def _closed(self) -> None:
         self._lose("closed by the server")
-
-    async def _leave_lame_duck(self) -> None:
-        if not self._is_only:
-            self._lose("it is about to stop")
 
 
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
@@ -435,26 +383,13 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
             task.cancel()
 
 
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks until they have ended: nats-py swallows a cancellation at some of its waits."""
-    while left := [task for task in tasks if not task.done()]:
+    while left := [task for task in tasks if task is not None and not task.done()]:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=_CANCEL_SECONDS)
-    await asyncio.gather(*tasks, return_exceptions=True)  # what they raised was seen
-
-
-async def _within(seconds: float, doing: Coroutine[None, None, None]) -> bool:
-    """Do something for at most so long, even if it cannot be cancelled, and return whether it has ended."""
-    task = asyncio.create_task(doing)
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-    finally:
-        is_over = task.done() or not task.cancel()
-    if is_over:
-        with contextlib.suppress(Exception):
-            task.result()
-    return is_over
+    await asyncio.gather(*filter(None, tasks), return_exceptions=True)  # what they raised was seen
 
 
 def _reason(error: BaseException) -> str:

@@ -11,10 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.waiting import MOST
-from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
+from tokenbus_services.bus.nats_conversation import HELLO, WELCOME, Frame, Kind
 
-_OPEN = Frame(Kind.OPEN, 0, 0, VERSION).packed()
-_WELCOME = Frame(Kind.WELCOME, 0, 0).packed()
 _BLOCK = 300
 
 
@@ -103,12 +101,12 @@ class Flood:
         connection.sendall(f"SUB {self._down}{own} 1\r\n".encode())
         heard = b""
         for _ in range(20):
-            connection.sendall(_published(self._up + own, _OPEN, self._down + own))
+            connection.sendall(_published(self._up + "hello", HELLO + own.encode()))
             try:
                 heard += connection.recv(65_536)
             except TimeoutError:
                 continue
-            if _WELCOME in heard or self._is_over:
+            if WELCOME in heard or self._is_over:
                 break
         connection.settimeout(MOST)
 
@@ -124,9 +122,9 @@ def _published(subject: str, payload: bytes, reply: str = "") -> bytes:
 
 
 BEFORE: dict[str, Callable[[], bytes]] = {
-    "new hellos": lambda: _OPEN + secrets.token_hex(16).encode(),
-    "large new hellos": lambda: _OPEN + bytes(300_000),
-    "hellos": lambda: _OPEN,
+    "new hellos": lambda: HELLO + secrets.token_hex(16).encode(),
+    "large new hellos": lambda: HELLO + bytes(300_000),
+    "hellos": lambda: HELLO,
     "empty frames": lambda: b"",
     "large frames": lambda: bytes(300_000),
     "random bytes": lambda: secrets.token_bytes(100),

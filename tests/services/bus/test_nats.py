@@ -342,31 +342,6 @@ async def test_cluster(tmp_path: Path, ends: Ends) -> None:
             server.pause()
             await meet_again(connection, listener)
             server.resume()
-        for _ in range(2):
-            used = ports_of(listener, connection)  # one without clients would stop at once
-            server = next(each for each in servers if each.port in used)
-            server.announce_end()
-            await until(lambda: {listener.server, connection.server}.isdisjoint({None}))  # type: ignore[attr-defined]
-            await until(lambda gone=server: gone.port not in ports_of(listener, connection))  # type: ignore[misc]
-            await meet_again(connection, listener)
-            assert server.process.poll() is None, "it was left before it stopped"
-
-
-async def test_only_server_in_lame_duck_mode(start: Start, ends: Ends) -> None:
-    """A server without another one to go to is used until it stops."""
-    server = start()
-    listener = await ends.listen(server.address("workers"))
-    connection = await ends.connect(listener.address)
-    peer = await introduce(connection, listener)
-    server.announce_end()
-    for number in range(3):
-        assert connection.send([b"%d" % number])
-        assert await soon(listener.receive()) == (peer, [b"%d" % number])
-
-
-def ports_of(*ends: object) -> set[int]:
-    """Return the ports of the servers to which some ends are connected."""
-    return {each.server.client.connected_url.port for each in ends if each.server is not None}  # type: ignore[attr-defined]
 
 
 def reserved(stack: ExitStack) -> int:

@@ -1,5 +1,6 @@
 """What a NATS server delivers of a flood: no more than it was asked for; a listener's process never sees the rest."""
 
+import asyncio
 import socket
 from types import SimpleNamespace
 
@@ -8,11 +9,10 @@ import pytest
 from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
-from tokenbus_services.bus import nats_hellos
 from tokenbus_services.bus.addresses import parse_nats
 from tokenbus_services.bus.nats_conversation import most_frames
-from tokenbus_services.bus.nats_hellos import HelloInlet
-from tokenbus_services.bus.nats_lanes import Peer
+from tokenbus_services.bus.nats_lanes import HelloInlet
+from tokenbus_services.bus.nats_peers import Peer
 from tokenbus_services.bus.nats_server import Inlet, Receive, ServerConnection, Servers
 
 __all__ = ["ends", "start"]
@@ -82,7 +82,7 @@ async def test_server_delivers_no_more_than_a_window_of_a_peer(start: Start, end
     server = start(f"max_payload: {PAYLOAD}\n")
     connection = await connected(ends, server)
     heard = Heard(connection)
-    peer = Peer(b"all.flooder.1", SimpleNamespace(peers={}), connection, lambda *_: None, QUICK)  # type: ignore[arg-type]
+    peer = Peer(b"all.flooder.1", {}, connection, lambda *_: None, QUICK)
     peer.begin("up", "down", heard.take)
     await flood(server, heard, connection, "up")
     assert (heard.count, heard.dropped) == (most_frames(PAYLOAD, QUICK), 0)
@@ -107,7 +107,7 @@ class FakeLoop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     """Let hellos go by a clock that the test sets."""
     made = FakeLoop()
-    monkeypatch.setattr(nats_hellos, "asyncio", SimpleNamespace(get_running_loop=lambda: made))
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: made)
     return made
 
 

@@ -16,7 +16,7 @@ from tests.services.bus.nats_ends import QUICK, Ends, ends
 from tests.support.nats import shared
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError, Listener, nats_lanes, nats_listener
-from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
+from tokenbus_services.bus.nats_conversation import HELLO, WELCOME, Frame, Kind
 
 __all__ = ["ends"]
 pytestmark = pytest.mark.process
@@ -35,19 +35,20 @@ class Attacker:
         """Hear the listener: without that the server would say that this peer has left."""
 
         async def take(message: Msg) -> None:
-            if message.data == Frame(Kind.WELCOME, 0, 0).packed():
+            if message.data == WELCOME:
                 self.welcomes.set()
 
         await self.client.subscribe(f"{self.base}.down.>", cb=take)
 
     async def open(self) -> None:
         """Say hello, and wait for the welcome."""
-        await self.say(Frame(Kind.OPEN, 0, 0, VERSION))
+        await self.greet()
         await soon(self.welcomes.wait())
 
     async def greet(self) -> None:
         """Say hello, and wait for nothing: nats-py's flush may swallow the cancellation that ends a test."""
-        await self.client.publish(f"{self.base}.up.{self.own}", Frame(Kind.OPEN, 0, 0, VERSION).packed())
+        place, _, own = self.own.rpartition(".")
+        await self.client.publish(f"{self.base}.up.{place}.hello", HELLO + own.encode())
 
     async def say(self, frame: Frame | bytes) -> None:
         """Send a frame, or other bytes."""
@@ -211,7 +212,7 @@ async def test_subjects_that_are_no_peers(ends: Ends, attacker: Attacker, name: 
     listener = await ends.listen(shared().address(name))
     for own in (f"ALL.-.{'0' * 32}", f"all.a$b.{'0' * 32}", "all.-.0", f"all.{'a' * 65}.{'0' * 32}"):
         attacker.own = own
-        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+        await attacker.greet()
     await introduce(await ends.connect(listener.address), listener)
     assert listener.usage().unadmitted + listener.usage().admitted == 1
 
