@@ -8,9 +8,8 @@ from tests.services.builders import EPOCH, hello_of
 from tests.services.client.peer import Peer as ClientPeer
 from tests.services.worker.peer import Peer as WorkerPeer
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.items import hello_entry, item_entry, read_items
+from tokenbus_services.items import hello_entry, item_entry, public_hello, read_items
 from tokenbus_services.logs.values import safe
-from tokenbus_services.worker.replay import _hello
 
 
 @pytest.mark.parametrize("kind", [WorkerPeer, ClientPeer])
@@ -47,7 +46,7 @@ def test_recordings_have_no_proof() -> None:
         assert secret not in recorded
     (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
     assert (item.hello.proof, item.hello.handoff_ticket) == (b"", b"")
-    replayed = _hello(given, "w")
+    replayed = public_hello(given)
     assert replayed.proof + replayed.handoff_ticket + replayed.handoff_key + replayed.handoff_server_key == b""
 
 

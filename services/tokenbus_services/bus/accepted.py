@@ -9,6 +9,10 @@ import select
 import socket
 import struct
 import termios
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenbus_services.bus.monitor import Monitor
 
 _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
@@ -32,6 +36,9 @@ class AcceptedConnection:
     socket the kernel has no such count: what is held is taken to be the process's growth since the connection last
     finished a message, once more of it was seen to come for a while.
     """
+
+    monitor: "Monitor"
+    """That of the listening socket which accepted it."""
 
     def __init__(self, descriptor: int, listens_at: object, handshakes: int, now: float) -> None:
         """Duplicate a descriptor; `handshakes` is the number of those that were answered before it was accepted.

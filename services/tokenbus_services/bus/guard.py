@@ -77,7 +77,7 @@ class Guard:
         self._seen = self._calm = self._resident()
         self._pause = _CHECK_SECONDS
         self._next_full = 0.0
-        self._doubtful: list[tuple[AcceptedConnection, Monitor]] = []
+        self._doubtful: list[AcceptedConnection] = []
         self._trim_at: float | None = None
         self.max_connections = _room(settings.max_connections)
         self._closed = False
@@ -142,24 +142,25 @@ class Guard:
         """
         if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return 0
-        live = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
+        live = self._live()
         surplus = max(len(live) - self.max_connections, at_least)
         if surplus <= 0:
             return 0
-        dismissed = [each for each, _ in live if each.cut_at is not None][:surplus]
+        dismissed = [each for each in live if each.cut_at is not None][:surplus]
         for connection in dismissed:
             connection.shut_down()
-        return len(dismissed) + self._evict([pair for pair in live if not pair[0].is_cut], surplus - len(dismissed))
-
-    def _evict(self, live: list[tuple[AcceptedConnection, "Monitor"]], surplus: int) -> int:
-        waiting = sorted((pair for pair in live if not pair[0].is_admitted), key=lambda pair: pair[0].accepted)
-        evicted = list(islice((pair for pair in waiting if not pair[0].has_spoken()), surplus))
+        surplus -= len(dismissed)
+        waiting = sorted((each for each in self._live() if not each.is_admitted), key=lambda each: each.accepted)
+        evicted = list(islice((each for each in waiting if not each.has_spoken()), surplus))
         if len(evicted) < surplus:
-            evicted += islice((pair for pair in waiting if pair[0].has_spoken()), surplus - len(evicted))
+            evicted += islice((each for each in waiting if each.has_spoken()), surplus - len(evicted))
         reason = f"at most {self.max_connections} connections at once, and it has not introduced itself"
-        for connection, watched in evicted:
-            self.cut(watched, connection, "connections", reason)
-        return len(evicted)
+        for connection in evicted:
+            self.cut(connection, "connections", reason)
+        return len(dismissed) + len(evicted)
+
+    def _live(self) -> list[AcceptedConnection]:
+        return [each for watched in self._watched for each in watched.connections.values() if not each.is_cut]
 
     def free_descriptors(self, listening: socket.socket) -> None:
         """Make room after no descriptor was left for a connection, or else refuse those that wait for one.
@@ -182,11 +183,11 @@ class Guard:
 
     # Cutting off.
 
-    def cut(self, watched: "Monitor", connection: AcceptedConnection, kind: str, reason: str) -> None:
+    def cut(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, and report why."""
         if not connection.is_cut:
             self.cut_off[kind] += 1
-            watched.report(connection, f"cut off: {reason}")
+            connection.monitor.report(connection, f"cut off: {reason}")
             connection.shut_down(reset=True)
             if kind in {"bytes", "memory"} and self._trim_at is None:
                 self._trim_at = self._now() + _TRIM_SECONDS
@@ -225,51 +226,48 @@ class Guard:
             self._look_again(now, resident)
             return
         began, self._seen = time.monotonic(), resident
-        pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
-        patience = self._patience_with(pairs)
-        for connection, watched in pairs:
+        live = self._live()
+        patience = self._patience_with(live)
+        for connection in live:
             if connection.cut_at is not None and now >= connection.cut_at:
                 connection.shut_down()
                 continue
             with contextlib.suppress(OSError):  # it has ended already
                 connection.measure(now, resident)
-            self._check_size(watched, connection)
-            self._check_introduction(watched, connection, now, patience)
-        doubtful = [pair for pair in pairs if pair[0].is_doubtful(resident)]
+            self._check_size(connection)
+            self._check_introduction(connection, now, patience)
+        doubtful = [each for each in live if each.is_doubtful(resident)]
         self._doubtful = random.sample(doubtful, min(len(doubtful), _MOST_DOUBTFUL))
-        self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
-        self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
+        over_tcp = [each for each in live if each.is_tcp]
+        self._check_sum(over_tcp, now)
+        self._check_memory(over_tcp, now, resident)
         self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
 
     def _look_again(self, now: float, resident: int) -> None:
         """Measure those that may hold much: a Unix socket's bytes are seen only in the moment before they are read."""
-        for connection, watched in self._doubtful:
+        for connection in self._doubtful:
             if not connection.is_cut and not connection.is_closed:
                 connection.measure(now, resident)
-                self._check_size(watched, connection)
+                self._check_size(connection)
 
-    def _check_size(self, watched: "Monitor", connection: AcceptedConnection) -> None:
+    def _check_size(self, connection: AcceptedConnection) -> None:
         name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
         most = getattr(self._settings, name)
         if connection.held <= most:
             return
         reason = f"{connection.held} bytes that are unfinished or unread, more than bus.{name}, {most}"
-        if connection.is_tcp:
-            self.cut(watched, connection, "bytes", reason)
-        else:
-            self._cut_if_read_out(watched, connection, "bytes", reason)
+        cut = self.cut if connection.is_tcp else self._cut_if_read_out
+        cut(connection, "bytes", reason)
 
-    def _patience_with(self, pairs: list[tuple[AcceptedConnection, "Monitor"]]) -> int:
+    def _patience_with(self, live: list[AcceptedConnection]) -> int:
         """Return the milliseconds that a peer which has spoken may take: in a crowd all are slow, and we are.
 
         If each were cut off then and began anew, none would ever be admitted.
         """
-        speaking = sum(not each.is_admitted and each.has_spoken() for each, _ in pairs)
+        speaking = sum(not each.is_admitted and each.has_spoken() for each in live)
         return self._settings.introduction_timeout_ms * max(1, -(-speaking // _CROWD))
 
-    def _check_introduction(
-        self, watched: "Monitor", connection: AcceptedConnection, now: float, patience: int
-    ) -> None:
+    def _check_introduction(self, connection: AcceptedConnection, now: float, patience: int) -> None:
         if connection.is_admitted:
             return
         most = patience if connection.has_spoken() else self._settings.introduction_timeout_ms
@@ -277,25 +275,24 @@ class Guard:
             return
         # A Unix socket's peer may have sent what a busy event loop has yet to read.
         cut = self._cut_if_read_out if connection.has_spoken() or not connection.is_tcp else self.cut
-        cut(watched, connection, "silent", f"it has not introduced itself within {most} ms")
+        cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
-    def _check_sum(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float) -> None:
+    def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
         """Cut off those that have held the most for the longest without finishing a message."""
-        self.held_bytes = sum(each.held for each, _ in pairs)
+        self.held_bytes = sum(each.held for each in live)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
-        unadmitted = [pair for pair in pairs if not pair[0].is_admitted]
-        for some, name in ((unadmitted, "max_unadmitted_bytes"), (pairs, "max_total_pending_bytes")):
+        unadmitted = [each for each in live if not each.is_admitted]
+        for some, name in ((unadmitted, "max_unadmitted_bytes"), (live, "max_total_pending_bytes")):
             most = getattr(self._settings, name)
-            live = [pair for pair in some if not pair[0].is_cut]
-            held = sum(each.held for each, _ in live)
-            live.sort(key=lambda pair: pair[0].held * (now - pair[0].moved))
-            while held > most and live:
-                connection, watched = live.pop()
+            left = sorted((each for each in some if not each.is_cut), key=lambda each: each.held * (now - each.moved))
+            held = sum(each.held for each in left)
+            while held > most and left:
+                connection = left.pop()
                 reason = f"it holds {connection.held} of {held} bytes that are unfinished or unread"
-                self.cut(watched, connection, "bytes", f"{reason}, more than bus.{name}, {most}")
+                self.cut(connection, "bytes", f"{reason}, more than bus.{name}, {most}")
                 held -= connection.held
 
-    def _check_memory(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float, resident: int) -> None:
+    def _check_memory(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
         """Cut off who may be the cause, when this process grows by far more than what has arrived.
 
         libzmq takes thirty times its bytes for a message of many tiny parts. Of those that have not introduced
@@ -305,25 +302,20 @@ class Guard:
             self._calm = resident
             return
         grown, settings = resident - self._calm, self._settings
-        stuck = [pair for pair in pairs if not pair[0].is_cut and pair[0].held > _STUCK]
-        stuck = [pair for pair in stuck if now - pair[0].moved > _STUCK_SECONDS]
-        unadmitted = [pair for pair in stuck if not pair[0].is_admitted]
+        stuck = [each for each in live if not each.is_cut and each.held > _STUCK and now - each.moved > _STUCK_SECONDS]
+        unadmitted = [each for each in stuck if not each.is_admitted]
         if unadmitted and grown > settings.max_unadmitted_bytes:
-            self._cut_for_memory(unadmitted, grown, "max_unadmitted_bytes")
+            some, name = unadmitted, "max_unadmitted_bytes"
         elif stuck and grown > settings.max_total_pending_bytes:
-            most = max(stuck, key=lambda pair: pair[0].held)
-            self._cut_for_memory([most], grown, "max_total_pending_bytes")
+            some, name = [max(stuck, key=lambda each: each.held)], "max_total_pending_bytes"
         else:
             return
         self._calm = resident
-
-    def _cut_for_memory(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], grown: int, name: str) -> None:
-        most = getattr(self._settings, name)
-        for connection, watched in pairs:
+        for connection in some:
             reason = f"it holds {connection.held} bytes unfinished, for which this process grew by {grown}"
-            self.cut(watched, connection, "memory", f"{reason}, more than bus.{name}, {most}")
+            self.cut(connection, "memory", f"{reason}, more than bus.{name}, {getattr(settings, name)}")
 
-    def _cut_if_read_out(self, watched: "Monitor", connection: AcceptedConnection, kind: str, reason: str) -> None:
+    def _cut_if_read_out(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
         if connection.is_suspect:
             return
@@ -334,8 +326,8 @@ class Guard:
             with self.lock:
                 connection.is_suspect = False
                 is_same = connection.delivered == delivered or kind == "silent"
-                if is_same and connection.is_admitted == was_admitted and watched.is_read_out():
-                    self.cut(watched, connection, kind, reason)
+                if is_same and connection.is_admitted == was_admitted and connection.monitor.is_read_out():
+                    self.cut(connection, kind, reason)
 
         with contextlib.suppress(RuntimeError):  # the loop has closed
             self._loop.call_soon_threadsafe(decide)

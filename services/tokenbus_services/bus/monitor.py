@@ -112,16 +112,12 @@ class Monitor:
             return None
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
         if not connection.is_admitted and connection.delivered > self._settings.max_unadmitted_bytes:
-            self._cut_unadmitted(connection)
+            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than"
+            with self.guard.lock:
+                most = self._settings.max_unadmitted_bytes
+                self.guard.cut(connection, "bytes", f"{reason} bus.max_unadmitted_bytes, {most}")
             return None
         return peer
-
-    def _cut_unadmitted(self, connection: AcceptedConnection) -> None:
-        """Cut off a peer that goes on sending and does not introduce itself."""
-        most = self._settings.max_unadmitted_bytes
-        with self.guard.lock:
-            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than"
-            self.guard.cut(self, connection, "bytes", f"{reason} bus.max_unadmitted_bytes, {most}")
 
     def _was_cut(self, frame: zmq.Frame) -> bool:
         """Tell whether a message is of a connection that was cut off before; libzmq still had it."""
@@ -150,7 +146,7 @@ class Monitor:
 
     def _check_key(self, connection: AcceptedConnection) -> None:
         if self._allowed is not None and self._allowed.find(connection.public) is None:
-            self.guard.cut(self, connection, "key", "its key was revoked")
+            self.guard.cut(connection, "key", "its key was revoked")
 
     def admit(self, peer: bytes) -> None:
         """Mark a peer as introduced."""
@@ -172,7 +168,7 @@ class Monitor:
             self._by_peer[peer] = connection
             if len(peer) != _ID_BYTES or peer[0]:
                 # libzmq lets a peer choose its id: that of one that has just left, or megabytes for each message.
-                self.guard.cut(self, connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
+                self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
             if self._allowed is not None:
                 connection.public = str(frame.get(USER))
                 self._check_key(connection)  # it was allowed at its handshake, and may have been revoked since
@@ -216,25 +212,20 @@ class Monitor:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             if not late and not self._silenced:
-                self._accept(value)
+                connection = self.guard.accept(value, self._listens_at, self._authenticator.handshakes)
+                if connection is not None:
+                    connection.monitor = self
+                    self.connections[value] = connection
         elif event & _FAILURES:
             self._failure = self._why(event, value)  # the next event is this connection's end
         elif event == zmq.EVENT_DISCONNECTED:
             self._report_end(self.connections.get(value))
             self._forget(value)
         elif event == zmq.EVENT_MONITOR_STOPPED:
-            self._stop()
-
-    def _accept(self, descriptor: int) -> None:
-        connection = self.guard.accept(descriptor, self._listens_at, self._authenticator.handshakes)
-        if connection is not None:
-            self.connections[descriptor] = connection
-
-    def _stop(self) -> None:
-        self.guard.release(self)
-        self._socket.close()
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            self._loop.call_soon_threadsafe(self._end)
+            self.guard.release(self)
+            self._socket.close()
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         if not self._stopped.done():

@@ -19,6 +19,10 @@ from tokenbus_services.logs import logger
 Parts = Sequence[bytes]
 _BURST = 64
 _BURST_BYTES = 262_144
+LARGE = 4096
+"""Above so many bytes a message is large."""
+_REFUSED_BYTES_A_SECOND = 8_388_608
+"""Of large messages that were refused; reading them takes less than a tenth of the time."""
 _log = logger("bus")
 
 
@@ -195,3 +199,22 @@ def check_message(parts: Parts, max_part_bytes: int) -> None:
     for part in parts:
         if len(part) > max_part_bytes:
             raise MessageError(f"at most {max_part_bytes} bytes a part", len(part))
+
+
+class UnadmittedBudget:
+    """Lets large messages be read as long as those before them were not refused; small ones cost too little to count.
+
+    A peer that opens connection after connection would else keep a listener busy with what is refused.
+    """
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def allows(self, size: int, now: float) -> bool:
+        """Tell whether a message of so many bytes may be read now; the time is in seconds."""
+        return size <= LARGE or now >= self._free_at
+
+    def refused(self, size: int, now: float) -> None:
+        """Learn that a message was read and refused: large ones are not read for a while."""
+        if size > LARGE:
+            self._free_at = max(self._free_at, now) + size / _REFUSED_BYTES_A_SECOND

@@ -11,13 +11,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
-from tokenbus_services.bus.context import SharedContext
 from tokenbus_services.bus.errors import AddressError, ClosedError
+from tokenbus_services.bus.guard import Guard
 from tokenbus_services.bus.keys import ProcessKeys, raw, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
-from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN
+from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 
@@ -38,6 +38,60 @@ _EVENTS = _ALIVE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(
 _log = logger("bus")
 
 
+class SharedContext:
+    """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Take the clock of the listening sockets' guard, in seconds."""
+        self._now = now
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._authenticator: Authenticator | None = None
+        self._guard: Guard | None = None
+        self._open = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a socket is open."""
+        return self._context is not None
+
+    def socket(self, kind: int) -> "zmq.Socket[bytes]":
+        """Return a new socket."""
+        if self._context is None:
+            self._context = zmq.Context()
+        socket = self._context.socket(kind)
+        self._open += 1
+        return socket
+
+    def authenticator(self) -> Authenticator:
+        """Return the authenticator of all handshakes; a socket must be open."""
+        if self._context is None:
+            raise RuntimeError("an authenticator needs an open socket")
+        if self._authenticator is None:
+            self._authenticator = Authenticator(self._context)
+        return self._authenticator
+
+    def guard(self, settings: BusSettings) -> Guard:
+        """Return the guard of the connections to all listening sockets; a socket must be open."""
+        if self._guard is None:
+            self._guard = Guard(settings, self._now)
+        return self._guard
+
+    async def leave(self) -> None:
+        """End the context with its last socket; that waits until what was sent is out, at most for the linger."""
+        self._open -= 1
+        if self._open or self._context is None:
+            return
+        context, authenticator, guard = self._context, self._authenticator, self._guard
+        self._context = self._authenticator = self._guard = None
+        try:
+            if authenticator is not None:
+                await authenticator.close()
+            if guard is not None:
+                await guard.close()
+        finally:
+            await asyncio.to_thread(context.term)
+
+
 class ZeroMQTransport:
     """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
 
@@ -47,7 +101,7 @@ class ZeroMQTransport:
         self._keys = ProcessKeys(settings)
         # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
         self._listening = SharedContext(now)
-        self._connecting = SharedContext()
+        self._connecting = SharedContext(now)
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
         """Listen at an address; `refused` is called for each peer that is refused or cut off; raises AddressError."""

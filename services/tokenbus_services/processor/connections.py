@@ -14,7 +14,7 @@ from tokenbus_contracts.frames import body_of, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Listener, Outcome
-from tokenbus_services.bus.unadmitted import LARGE, UnadmittedBudget
+from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import Settings

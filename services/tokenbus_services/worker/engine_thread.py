@@ -4,9 +4,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import TracebackType
+from typing import Any, TypeVar
 
 from tokenbus_services.worker.engine import Engine
+
+T = TypeVar("T")
 
 
 class EngineThread:
@@ -17,55 +19,42 @@ class EngineThread:
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
-        self._engine = engine
-        self._loops: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
-        self.made: Future[Engine] = Future()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._closed: Future[None] | None = None
+        self.made: Future[Engine] = self.run(engine if callable(engine) else lambda: engine)
         """The engine, or what the function raised."""
-        self._closed: Future[None] = Future()
 
     def __enter__(self) -> "EngineThread":
         """Start the thread, and begin to make the engine."""
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Have the engine closed, without waiting for it."""
         self.close()
 
-    def run(self, loop: Callable[[], None]) -> "Future[None]":
-        """Call a function on the thread, once the engine is made."""
-        done: Future[None] = Future()
+    def run(self, call: Callable[[], T]) -> "Future[T]":
+        """Call a function on the thread, once the calls before it have returned."""
+        done: Future[T] = Future()
         done.set_running_or_notify_cancel()
-        self._loops.put((loop, done))
+        self._calls.put((call, done))
         return done
 
     def close(self) -> "Future[None]":
         """Have the engine closed, once it is made and its loop has returned."""
-        self._loops.put(None)
+        if self._closed is None:
+            self._closed = self.run(self._close)
+            self._calls.put(None)
         return self._closed
 
+    def _close(self) -> None:
+        if self.made.exception() is None:
+            self.made.result().close()
+
     def _serve(self) -> None:
-        for future in (self.made, self._closed):
-            future.set_running_or_notify_cancel()
-        try:
-            engine = self._engine() if callable(self._engine) else self._engine
-        except BaseException as error:  # noqa: BLE001 - who waits for the engine gets it
-            self.made.set_exception(error)
-            self._closed.set_result(None)
-            return
-        self.made.set_result(engine)
-        while (loop := self._loops.get()) is not None:
-            _call(*loop)
-        _call(engine.close, self._closed)
-
-
-def _call(function: Callable[[], None], done: "Future[None]") -> None:
-    """Call a function, and tell who waits for it how it ended."""
-    try:
-        function()
-    except BaseException as error:  # noqa: BLE001 - as above
-        done.set_exception(error)
-    else:
-        done.set_result(None)
+        while (call := self._calls.get()) is not None:
+            function, done = call
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - who waits for the call gets it
+                done.set_exception(error)

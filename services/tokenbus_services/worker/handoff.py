@@ -17,13 +17,13 @@ from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, Hando
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport, listen_once_there
-from tokenbus_services.bus.unadmitted import LARGE, UnadmittedBudget
+from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.handoff_tickets import Tickets
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
 from tokenbus_services.worker.session import HandoffPoint
-from tokenbus_services.worker.tickets import Tickets
 
 _T = TypeVar("_T")
 _log = logger("worker")

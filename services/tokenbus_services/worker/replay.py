@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.step import LEAVES
@@ -17,7 +16,7 @@ from tokenbus_services.items import StreamItem, public_hello
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.retention import Dropped, Retention
+from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 
 _LIMITS = Limits.schema()
@@ -82,11 +81,14 @@ class Replay:
         self._clock = clock or SystemClock()
         self._transport = transport
         worker, bus = settings.worker, settings.bus
-        self._retention = _Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+        self._retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
         self._retention.next_sequence = begin.sequence - begin.missing_items
         self._processors = processors_at(bus.workers_address, bus, worker_id=worker_id)
+        hello = public_hello(begin.hello)  # the session draws secrets of its own
+        hello.worker_id = worker_id
+        hello.max_requests = 0
         self._session = WorkerSession(
-            _hello(begin.hello, worker_id),
+            hello,
             epoch,
             self._retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -190,22 +192,6 @@ class Replay:
         self._session.requests.update(contents.present)
         self._session.requests.difference_update(contents.ended)
         self._link.wake()
-
-
-class _Retention(Retention):
-    """A worker's retention that can also keep a recorded gap of any size as one entry."""
-
-    def skip_to(self, sequence: int) -> None:
-        """Keep a gap instead of the items before a sequence."""
-        self._kept.append(Dropped(self.next_sequence, sequence - 1, frozenset()))
-        self.next_sequence = sequence
-
-
-def _hello(hello: Hello, worker_id: str) -> Hello:
-    hello = public_hello(hello)  # the session draws secrets of its own
-    hello.worker_id = worker_id
-    hello.max_requests = 0
-    return hello
 
 
 def _contents_of(item: StreamItem) -> _Contents:

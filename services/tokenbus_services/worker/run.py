@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
@@ -159,8 +160,8 @@ async def _serve(  # noqa: PLR0913 - as above
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         receiver = None
         if settings.worker.role == "decode":
-            receiver = await _entered(stack, HandoffReceiver(settings, transport), stop)
-            if receiver is None:
+            receiver = HandoffReceiver(settings, transport)
+            if not await _is_listening(stack, receiver, stop):
                 return
         publisher = Publisher(
             settings,
@@ -175,7 +176,7 @@ async def _serve(  # noqa: PLR0913 - as above
         emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
         looping: list[asyncio.Future[None]] = []
         # The loop and the outbox are waited for after the publisher's end, which wakes a thread that waits for room.
-        stack.push_async_callback(_wait_for, looping)
+        stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
         engine_loop = EngineLoop(engine, emitter, outbox)
         stack.enter_context(serve_publisher(publisher))
@@ -188,7 +189,7 @@ async def _serve(  # noqa: PLR0913 - as above
         _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
         started()
         looping.append(asyncio.wrap_future(thread.run(run_loop)))
-        await _first_of(looping[0], stop)
+        await _is_done_before(looping[0], stop)
         deadline = time.monotonic() + drain_seconds
         publisher.take_no_more()
         stop_loop.set()
@@ -240,29 +241,25 @@ async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event
         forwarding.cancel()
 
 
-async def _entered(stack: AsyncExitStack, receiver: HandoffReceiver, stop: asyncio.Event) -> HandoffReceiver | None:
-    """Return a receiver that listens, or None: the worker is to stop before the server of its address has come."""
+async def _is_listening(stack: AsyncExitStack, receiver: HandoffReceiver, stop: asyncio.Event) -> bool:
+    """Have a receiver listen; return False where the worker is to stop before the server of its address has come."""
     listening = asyncio.create_task(stack.enter_async_context(receiver))
-    waiting = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((listening, waiting), return_when=asyncio.FIRST_COMPLETED)
-        return listening.result() if listening.done() else None
+        if is_there := await _is_done_before(listening, stop):
+            listening.result()
+        return is_there
     finally:
-        waiting.cancel()
         listening.cancel()
 
 
-async def _first_of(task: "asyncio.Future[None]", event: asyncio.Event) -> None:
-    """Wait until a task ends or an event is set."""
-    waiting = asyncio.create_task(event.wait())
+async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> bool:
+    """Wait until a task ends or an event is set; tell whether the task has ended."""
+    waiting = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
-
-
-async def _wait_for(tasks: "list[asyncio.Future[None]]") -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
+    return task.done()
 
 
 def _end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:

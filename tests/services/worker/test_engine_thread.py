@@ -113,7 +113,7 @@ def test_loop_that_raises_leaves_an_engine_to_close() -> None:
     engine = Noting()
     with EngineThread(engine) as thread:
         assert thread.made.result(MOST) is engine
-        looping = thread.run(refuse)  # type: ignore[arg-type]  # it returns nothing: it raises
+        looping = thread.run(refuse)
         with pytest.raises(LookupError, match="no weights"):
             looping.result(MOST)
         closed = thread.close()

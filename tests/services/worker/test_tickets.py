@@ -7,11 +7,10 @@ from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services import handoff_tickets
 from tokenbus_services.bus import Identity, Role
 from tokenbus_services.bus.transport import ANONYMOUS
-from tokenbus_services.handoff_tickets import new_ticket
-from tokenbus_services.worker import tickets
-from tokenbus_services.worker.tickets import Tickets
+from tokenbus_services.handoff_tickets import Tickets, new_ticket
 
 OWNER, LASTS_MS = 3, 60_000
 ROLES = frozenset({Role.HANDOFF})
@@ -131,7 +130,7 @@ def test_request_without_a_deadline_is_refused() -> None:
 
 def test_what_is_remembered_of_tickets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses and voids are remembered up to a number; a use that is voided later stays, and keeps its answer."""
-    monkeypatch.setattr(tickets, "_MOST_USES", 3)
+    monkeypatch.setattr(handoff_tickets, "_MOST_USES", 3)
     clock = ManualClock()
     mine = Tickets(clock)
     handoffs = [shown(mine, clock) for _ in range(4)]
