@@ -27,8 +27,6 @@ ADDRESS = "memory://link"
 
 
 class Script:
-    """A session that says what the test puts there."""
-
     def __init__(self) -> None:
         self.state = SessionState.GREETING
         self.processor_id = "p"
@@ -53,28 +51,23 @@ class Script:
             self.state = STATES[parts[0]]
 
     def disconnected(self, now: float) -> None:
-        """Count it, and say something."""
         self.breaks.append(now)
         self.to_say.append([b"again"])
 
     def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next thing to say."""
         del now
         return self.to_say.popleft() if self.to_say else None
 
     def is_leaving(self, now: float) -> bool:
-        """Tell whether the test has it go to the next processor."""
         del now
         return self.leaves
 
     def move(self, now: float) -> list[bytes]:
-        """Go to the next processor."""
         del now
         self.leaves = False
         return [b"moved"]
 
     def seconds_to_wait(self, now: float) -> float:
-        """Return what the test set."""
         del now
         return self.wait
 
@@ -87,8 +80,6 @@ STATES = {b"open": SessionState.OPEN, b"refuse": SessionState.REFUSED, b"greet":
 
 
 class Line:
-    """A link between a script and a listener."""
-
     def __init__(self, high_water_mark: int = 4) -> None:
         self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
         session: Any = self.script
@@ -105,12 +96,10 @@ class Line:
         return self
 
     async def said(self) -> list[bytes]:
-        """Return the next message that arrives."""
         self.peer, parts = await soon(self.listener.receive())
         return parts
 
     def say(self, *parts: bytes) -> None:
-        """Put something to say there, and wake the link."""
         with self.lock:
             self.script.to_say.append(list(parts))
             self.link.wake()
@@ -134,7 +123,6 @@ async def test_messages_go_out_in_order_and_come_in() -> None:
 
 
 async def test_link_goes_to_the_next_address_and_round_again() -> None:
-    """A session that leaves a processor says so there, and is heard at the next address and no more at the last."""
     line = Line()
     line.listener = await line.transport.listen(ADDRESS)
     other = await line.transport.listen("memory://other")
@@ -176,11 +164,9 @@ async def test_session_hears_that_its_connection_broke() -> None:
 
 
 async def test_session_that_fails_ends_the_link() -> None:
-    """An error of the session, whoever woke it, is raised by the task that the link runs in."""
     line = await Line().start()
 
     def fail(now: float) -> None:
-        """Raise what no session raises."""
         raise RuntimeError(f"nothing to say at {now}")
 
     line.script.next_message = fail  # type: ignore[method-assign]
@@ -191,8 +177,6 @@ async def test_session_that_fails_ends_the_link() -> None:
 
 
 async def test_address_that_cannot_be_used_ends_the_search() -> None:
-    """Where the first connection cannot be made, processors are looked for no longer."""
-
     class Watched(ProcessorList):
         """A list that knows whether it was closed."""
 
@@ -208,7 +192,6 @@ async def test_address_that_cannot_be_used_ends_the_search() -> None:
 
 
 async def test_session_that_is_not_woken_is_asked_in_time() -> None:
-    """Without a call the session is asked again when it said that it would have something to say."""
     line = Line()
     line.script.wait = 2.0
     await line.start()
@@ -222,7 +205,6 @@ async def test_session_that_is_not_woken_is_asked_in_time() -> None:
 
 
 async def test_any_thread_may_wake_it() -> None:
-    """A message that another thread put there goes out at once."""
     line = await Line().start()
     await asyncio.to_thread(line.say, b"from a thread")
     assert await line.said() == [b"from a thread"]
@@ -231,7 +213,6 @@ async def test_any_thread_may_wake_it() -> None:
 
 
 async def test_what_arrives_has_the_session_asked_again() -> None:
-    """What came may be the answer to something, so the session is asked whether it has more to say."""
     line = await Line().start()
     line.say(b"first")
     await line.said()
@@ -258,7 +239,6 @@ async def test_full_connection_keeps_the_message() -> None:
 
 
 async def test_wrong_frame_is_counted_and_nothing_else() -> None:
-    """A message that the session refuses ends nothing; the next one is heard."""
     line = await Line().start()
     line.say(b"here")
     await line.said()
@@ -294,7 +274,6 @@ async def test_stopping_waits_for_answers() -> None:
 
 @pytest.mark.parametrize("outstanding", [0, 1])
 async def test_what_was_not_answered_is_logged(caplog: pytest.LogCaptureFixture, outstanding: int) -> None:
-    """Leaving before all was answered is an error in the log, and leaving with nothing open is none."""
     line = await Line().start()
     line.script.outstanding = outstanding
     await line.stop()
@@ -302,7 +281,6 @@ async def test_what_was_not_answered_is_logged(caplog: pytest.LogCaptureFixture,
 
 
 async def test_drain_ends_on_time() -> None:
-    """What is never answered does not keep a link beyond the drain's time."""
     line = await Line().start()
     line.script.outstanding = 1
     line.link.stop(2.0)
@@ -331,7 +309,6 @@ async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_lost_processor_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """One that closes and one that is silent are distinguished from one that asks for a new handshake."""
     line = Line()
     requests = OpenRequests(100, 60.0)
     client = ClientSession(client_hello(), requests, settings().limits, interval=1.0, timeout=3.0)
@@ -339,7 +316,6 @@ async def test_lost_processor_is_logged_with_the_reason(caplog: pytest.LogCaptur
     await line.start()
 
     async def welcome() -> None:
-        """Answer the next hello."""
         while not read_frame(ClientFrame, (await line.said())[0]).HasField("hello"):
             pass
         welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
@@ -362,7 +338,6 @@ async def test_lost_processor_is_logged_with_the_reason(caplog: pytest.LogCaptur
 
 
 async def test_waking_or_stopping_what_does_not_run_is_harmless() -> None:
-    """A link that has ended can be woken and stopped; nothing happens."""
     line = await Line().start()
     await line.stop()
     line.say(b"too late")

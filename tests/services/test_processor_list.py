@@ -33,13 +33,11 @@ async def test_each_is_tried_in_turn() -> None:
 
 
 async def test_workers_spread() -> None:
-    """Each worker has an order of its own, so that workers spread over processors that are alike."""
     first = {await ProcessorList("a", "b", "c", worker_id=f"w{number}").next() for number in range(40)}
     assert first == {"a", "b", "c"}
 
 
 async def test_after_a_welcome_others_are_tried_first() -> None:
-    """A worker that was welcomed, and loses that processor, tries every other one before it comes back."""
     processors = ProcessorList("a", "b", "c")
     assert [await processors.next() for _ in range(2)] == ["a", "b"]
     processors.welcomed()
@@ -48,7 +46,6 @@ async def test_after_a_welcome_others_are_tried_first() -> None:
 
 
 async def test_fewest_workers_come_first() -> None:
-    """Of processors that were not tried, the one with the fewest workers is next."""
     processors = Announced({"a": 5, "b": 1, "c": 3})
     assert [await processors.next() for _ in range(3)] == ["b", "c", "a"]
 
@@ -58,7 +55,6 @@ async def test_fewest_workers_come_first() -> None:
     [({"a": 4, "b": 0}, 0.5), ({"a": 2, "b": 1}, 0.0), ({"a": 1, "b": 0}, 0.0), ({"a": 6, "b": 3, "c": 0}, 0.5)],
 )
 async def test_share_to_leave(workers: Mapping[str, int], share: float) -> None:
-    """From a processor with far more workers than another, so many go that all have as many."""
     processors = Announced({"a": 0})
     await processors.next()
     processors.announced = workers
@@ -66,7 +62,6 @@ async def test_share_to_leave(workers: Mapping[str, int], share: float) -> None:
 
 
 async def test_current_one_that_has_gone() -> None:
-    """A list knows that the current processor is not announced any more, once there is another one."""
     processors = Announced({"a": 0})
     assert not processors.is_outdated
     await processors.next()
@@ -87,14 +82,12 @@ async def test_group_stands_alone() -> None:
 
 
 async def test_group_beyond_loopback_needs_what_its_listeners_need() -> None:
-    """Looking for processors is as safe as connecting to one: refused in the clear beyond loopback."""
     processors = processors_at("nats://10.0.0.1:4222/workers.*", BusSettings())
     with pytest.raises(AddressError, match="beyond loopback it needs tls://"):
         await soon(processors.open())
 
 
 async def test_newcomer_is_tried_at_once() -> None:
-    """While a worker is at no processor, one that comes is tried before the patience with the last one is over."""
     processors = FoundProcessors(GROUP, BusSettings())
     found: dict[str, int] = {"a": 0}
     processors._directory = SimpleNamespace(listeners=found)  # type: ignore[assignment]

@@ -32,8 +32,7 @@ def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
     """A proof is the session's own: what it was made from, which others may show, has none."""
     given = hello_of(proof=b"of another life")
     peer = WorkerPeer()
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.hello.proof != given.proof
     assert given.proof == b"of another life"
 

@@ -5,6 +5,7 @@ have ended; here a broken connection ends all of them, and another one is made.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import ssl
@@ -166,6 +167,10 @@ class _Client(Client):
         except Exception:  # noqa: BLE001 - whatever they are
             return {}
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
+        with contextlib.suppress(OSError):  # what is left to write cannot be: nats-py's task would fail for it
+            await super()._close(status, do_cbs)
+
     async def _process_op_err(self, e: Exception) -> None:
         """Report an error before the connection is closed, which may wait for a server that does not read."""
         await self._error_cb(e)
@@ -208,6 +213,11 @@ class _Transport(TcpTransport):
     def pending_bytes(self) -> int:
         """How many written bytes the socket has not taken yet."""
         return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it takes nothing any more: it broke, which nats-py may learn a little later."""
+        return self._io_writer is None or self._io_writer.is_closing()
 
     def abort(self) -> None:
         """Close at once."""
@@ -308,7 +318,7 @@ class ServerConnection:
 
     def _write(self, command: bytes) -> None:
         """Write in this turn of the event loop; nats-py's `publish` and its flusher do so two turns later."""
-        if not self.lost.is_set():
+        if not self.lost.is_set() and not self._transport.is_closing:
             client = self._client
             waiting, client._pending = client._pending, []  # noqa: SLF001
             client._pending_data_size = 0  # noqa: SLF001
@@ -335,8 +345,7 @@ class ServerConnection:
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
             self.lost.set()
-            if closing is None or not closing.done():  # nats-py waits without end for a server that does not read
-                self._transport.abort()
+            self._transport.abort()  # nats-py waits without end for a server that does not read
             await end_tasks(finishing, closing)
 
     async def _finish(self) -> None:

@@ -34,7 +34,6 @@ class RawPeer:
     """A DEALER in name, on a plain socket; what it sends goes out as it is."""
 
     def __init__(self, address: str, identity: bytes = b"") -> None:
-        """Connect and shake hands."""
         scheme, _, where = address.partition("://")
         if scheme == "ipc":
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,7 +74,6 @@ class RawPeer:
         self.socket.sendall(struct.pack(">BQ", _LARGE | (_MORE if more else 0), len(body)) + body)
 
     def wait_for_end(self) -> None:
-        """Read until the other side ends the connection."""
         try:
             while self.socket.recv(MIB):
                 pass
@@ -84,7 +82,6 @@ class RawPeer:
 
 
 def send_without_end(address: str, part: bytes = bytes(MIB), *, hello: bool = False, pause: float = 0) -> int:
-    """Send parts of one message until the connection is cut off, and return how many bytes went out."""
     sent = 0
     try:
         with RawPeer(address) as peer:
@@ -100,7 +97,6 @@ def send_without_end(address: str, part: bytes = bytes(MIB), *, hello: bool = Fa
 
 
 async def in_thread(what: Callable[..., T], *arguments: object, **options: object) -> T:
-    """Call something in a thread of its own, and return its result."""
     with ThreadPoolExecutor(1) as one:  # the loop's own executor has a few threads, and they would take turns
         return await asyncio.get_running_loop().run_in_executor(one, partial(what, *arguments, **options))
 
@@ -179,12 +175,10 @@ class Victim:
             self._refused.set()
 
     def tell(self, command: bytes) -> None:
-        """Have it open all the files that it may, or close them."""
         assert self._process.stdin is not None
         self._process.stdin.write(command)
 
     async def refused(self, pattern: str) -> str:
-        """Wait until a line that matches has said whom it refused."""
         async with timeout(MOST):
             while True:
                 for line in self.refusals:
@@ -195,7 +189,6 @@ class Victim:
 
     @property
     def growth(self) -> int:
-        """How many bytes its memory has grown by at most since it listened."""
         return self._status("VmHWM") - self._base
 
     @property

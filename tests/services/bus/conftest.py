@@ -13,7 +13,6 @@ Make = Callable[..., Bus]
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    """Return what makes transports, of a kind and with settings."""
     made: list[Bus] = []
 
     def bus(kind: str, settings: BusSettings = SETTINGS) -> Bus:
@@ -27,11 +26,9 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 @pytest.fixture
 def ipc(make: Make) -> Bus:
-    """Return a transport whose addresses are paths."""
     return make("zeromq-ipc")
 
 
 @pytest.fixture
 def tcp(make: Make) -> Bus:
-    """Return a transport whose addresses are ports."""
     return make("zeromq-tcp")

@@ -7,14 +7,11 @@ from tokenbus_services.bus import Listener
 
 
 def call(listener: Listener) -> socket.socket:
-    """Return a plain socket that is connected to a listener."""
     host, port = listener.address.removeprefix("tcp://").split(":")
     return socket.create_connection((host, int(port)))
 
 
 def sending(data: bytes) -> Callable[[Listener], socket.socket]:
-    """Return what connects and sends some bytes."""
-
     def connect(listener: Listener) -> socket.socket:
         stranger = call(listener)
         stranger.sendall(data)

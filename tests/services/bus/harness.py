@@ -23,8 +23,6 @@ T = TypeVar("T")
 
 
 class Bus:
-    """A transport of one kind."""
-
     def __init__(self, kind: str, folder: Path, settings: BusSettings = SETTINGS) -> None:
         self.kind = kind
         self.settings = settings
@@ -40,13 +38,11 @@ class Bus:
         return MemoryTransport(settings) if self.kind == "memory" else ZeroMQTransport(settings)
 
     def with_settings(self, settings: BusSettings) -> "Bus":
-        """Return another transport of the same kind."""
         other = type(self)(self.kind, self._folder, settings)
         self._cleanup.push_async_callback(other.close)
         return other
 
     def address(self) -> str:
-        """Return an address that is free, and that no other process takes."""
         self._addresses += 1
         if self.kind == "memory":
             return f"memory://bus-{self._addresses}"
@@ -73,7 +69,6 @@ class Bus:
         return connection
 
     async def pair(self) -> tuple[Listener, Connection, bytes]:
-        """Return a listener, a connection, and its peer id there."""
         listener = await self.listen()
         connection = await self.connect(listener.address)
         return listener, connection, await introduce(connection, listener)
@@ -107,7 +102,6 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     seen: list[list[bytes]] = []
 
     async def peer_of(word: list[bytes]) -> bytes:
-        """Return who sends a word, and note what comes before."""
         while True:
             peer, parts = await listener.receive()
             if parts == word:

@@ -19,41 +19,33 @@ class Keyring:
     """A folder with keys, and the allow-list of the listener whose key is the first."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the listener's key, and allow none."""
         self.folder = folder / "keys"
         self.file = self.folder / "allowed.toml"
         self.make(LISTENER)
         self.allow()
 
     def make(self, name: str) -> str:
-        """Make a key, and return its public half."""
         public, _ = create_key(self.folder, name)
         return zmq.auth.load_certificate(public)[0].decode()
 
     def public(self, name: str) -> str:
-        """Return a key's public half."""
         return zmq.auth.load_certificate(self.folder / f"{name}.key")[0].decode()
 
     def entry(self, name: str, *roles: Role, names: tuple[str, ...] = ("*",), owner: str = "") -> AllowedKey:
-        """Return a line of the allow-list, for the key of that name."""
         return new_key(owner or name, self.public(name), roles or tuple(Role), names)
 
     def allow(self, *entries: AllowedKey) -> None:
-        """Let exactly these keys in."""
         write_keys(self.file, entries)
 
     def listening(self, settings: BusSettings = SETTINGS) -> BusSettings:
-        """Return the settings of the listener."""
         own = str(self.folder / f"{LISTENER}.key_secret")
         return replace(settings, key_file=own, allowed_keys=str(self.file))
 
     def connecting(self, name: str, server: str = LISTENER, settings: BusSettings = SETTINGS) -> BusSettings:
-        """Return the settings of a process that has a key, and knows the listener's."""
         own = str(self.folder / f"{name}.key_secret")
         return replace(settings, key_file=own, server_key=str(self.folder / f"{server}.key"))
 
     def prove(self, socket: "zmq.Socket[bytes]", name: str) -> None:
-        """Let a socket that is not ours show a key."""
         public, secret = zmq.auth.load_certificate(self.folder / f"{name}.key_secret")
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.public(LISTENER).encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.services.bus.harness import SETTINGS
 from tests.support.nats import NatsServer
+from tests.support.proxy import Proxy
 from tests.support.waiting import soon
 from tokenbus_services.bus import Connection, Listener
 from tokenbus_services.bus.nats import NatsTransport
@@ -38,6 +39,13 @@ class Ends:
         return connection
 
 
+@asynccontextmanager
+async def line_to(server: NatsServer) -> AsyncIterator[tuple[Proxy, str]]:
+    """Yield a proxy, and the address of `workers` through it: who is cut off there is gone without a word."""
+    async with Proxy(f"tcp://{server.server}") as proxy:
+        yield proxy, f"{proxy.address.replace('tcp:', 'nats:')}/workers"
+
+
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     """Return what makes ends; no task of theirs fails."""
@@ -51,7 +59,6 @@ async def ends() -> AsyncIterator[Ends]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return what starts servers, which end with the test."""
     made: list[NatsServer] = []
 
     def server(config: str = "") -> NatsServer:

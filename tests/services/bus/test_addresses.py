@@ -18,12 +18,10 @@ INSECURE = replace(SETTINGS, insecure=True)
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the names of what is in a folder."""
     return [path.name for path in folder.iterdir()]
 
 
 def path_of(address: str) -> Path:
-    """Return where an address's socket is."""
     return Path(address.removeprefix("ipc://"))
 
 
@@ -38,7 +36,6 @@ async def test_stale_socket_file(ipc: Bus) -> None:
 
 
 async def test_socket_of_a_stranger(ipc: Bus) -> None:
-    """A path at which something else listens is not taken away from it."""
     address = ipc.address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(path_of(address)))
@@ -49,7 +46,6 @@ async def test_socket_of_a_stranger(ipc: Bus) -> None:
 
 
 async def test_file_that_is_no_socket(ipc: Bus) -> None:
-    """A file or folder at the path is left alone, and reported."""
     for make in (Path.touch, Path.mkdir):
         address = ipc.address()
         make(path_of(address))
@@ -59,7 +55,6 @@ async def test_file_that_is_no_socket(ipc: Bus) -> None:
 
 
 async def test_files_of_a_closed_listener(ipc: Bus, tmp_path: Path) -> None:
-    """A closed listener leaves no file, and neither does one that was refused."""
     listener = await ipc.listen()
     with pytest.raises(AddressError):
         await ipc.transport.listen(listener.address)
@@ -70,7 +65,6 @@ async def test_files_of_a_closed_listener(ipc: Bus, tmp_path: Path) -> None:
 
 
 async def test_files_are_this_users_alone(ipc: Bus, tmp_path: Path) -> None:
-    """A socket's file and its lock are for this user alone, and so is a folder that is made for them."""
     umask = os.umask(0)
     try:
         await ipc.listen(f"ipc://{tmp_path}/made/x")
@@ -84,7 +78,6 @@ async def test_files_are_this_users_alone(ipc: Bus, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 async def test_folder_that_others_can_write_to(ipc: Bus, tmp_path: Path, mode: int) -> None:
-    """Where others could replace the socket nothing listens; in a sticky folder, as /tmp is, they cannot."""
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -96,7 +89,6 @@ async def test_folder_that_others_can_write_to(ipc: Bus, tmp_path: Path, mode: i
 
 
 async def test_lock_that_is_a_link(ipc: Bus, tmp_path: Path) -> None:
-    """A link in the lock's place, as another user could put into /tmp, is not followed."""
     address = ipc.address()
     path_of(f"{address}.lock").symlink_to(tmp_path / "victim")
     with pytest.raises(AddressError):
@@ -118,7 +110,6 @@ async def test_file_that_is_removed_or_replaced(make: Callable[..., Bus]) -> Non
 
 
 async def test_files_that_are_another_s_by_now(ipc: Bus) -> None:
-    """A listener whose files were removed by hand does not remove its successor's when it closes."""
     address = ipc.address()
     first = await ipc.listen(address)
     path_of(address).unlink()
@@ -147,7 +138,6 @@ async def test_files_that_are_another_s_by_now(ipc: Bus) -> None:
     ],
 )
 async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None:
-    """An invalid address is reported as that, to a listener and to a connection."""
     for use in (tcp.transport.listen, tcp.transport.connect):
         with pytest.raises(AddressError) as refused:
             await use(address)
@@ -164,7 +154,6 @@ async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None
     ],
 )
 async def test_address_that_is_elsewhere(make: Make, address: str, reason: str) -> None:
-    """An address that this machine does not have is reported as that to the listener."""
     tcp = make("zeromq-tcp", INSECURE)
     with pytest.raises(AddressError) as refused:
         await soon(tcp.transport.listen(address))

@@ -18,12 +18,10 @@ KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
 
 def public() -> str:
-    """Return a new public key."""
     return zmq.curve_keypair()[0].decode()
 
 
 def line(name: str = "w0", **fields: object) -> str:
-    """Return an entry as a person may write it."""
     entry = {"name": f'"{name}"', "public": f'"{KEY}"', "roles": '["worker"]', "names": '["*"]'} | fields
     return "\n".join(["[[key]]", *(f"{key} = {value}" for key, value in entry.items() if value is not None), ""])
 
@@ -43,7 +41,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_role_that_is_not_listed_is_not_had() -> None:
-    """An identity may do what its roles say, under the names that it may use, and nothing else."""
     worker = Identity("w0", frozenset({Role.WORKER}), ("w-*",))
     assert [role for role in Role if worker.may(role)] == [Role.WORKER]
     assert [name for name in ("w-1", "w0", "x") if worker.may(Role.WORKER, name)] == ["w-1"]
@@ -84,7 +81,6 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, reason: str)
 
 
 def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
-    """One key has one entry: or a second one could give back what the first one revoked."""
     file, key = tmp_path / "allowed.toml", public()
     file.write_text(line(public=f'"{key}"') + line("w1", public=f'"{key}"'))
     with pytest.raises(AllowListError, match=r"key 2: public: one entry each"):
@@ -93,7 +89,6 @@ def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """A peer that could change the file could let itself in."""
     file = tmp_path / "allowed.toml"
     file.write_text(line())
     file.chmod(mode)
@@ -102,7 +97,6 @@ def test_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> Non
 
 
 def test_missing_and_too_large_files_are_refused(tmp_path: Path) -> None:
-    """A file that is not there, and one without end, are refused without being read whole."""
     with pytest.raises(AllowListError, match="no such file"):
         read_keys(tmp_path / "none")
     file = tmp_path / "large"
@@ -153,7 +147,6 @@ def test_writers_take_turns_and_readers_see_whole_files(tmp_path: Path) -> None:
 
 
 def test_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    """What cannot be written whole replaces nothing, and leaves nothing beside it."""
     file = tmp_path / "allowed.toml"
     key = new_key("w0", public(), ["worker"], ["*"])
     write_keys(file, [key])

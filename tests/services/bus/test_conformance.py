@@ -20,7 +20,6 @@ BULK = 65_536  # bytes; large enough that the kernel's buffers fill after some m
 
 @pytest.fixture(params=KINDS)
 async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bus]:
-    """Return a transport of each kind."""
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     made = Bus(request.param, tmp_path)
@@ -46,7 +45,6 @@ def fill(connection: Connection) -> int:
 
 
 async def test_listener_that_retires_keeps_its_peers(bus: Bus) -> None:
-    """One that is to be found by no new peer goes on with those that it has, in both directions."""
     listener, connection, peer = await bus.pair()
     listener.retire()
     assert connection.send([b"up"])
@@ -56,7 +54,6 @@ async def test_listener_that_retires_keeps_its_peers(bus: Bus) -> None:
 
 
 async def test_order(bus: Bus) -> None:
-    """Messages arrive in the order in which they were sent, both ways."""
     listener, connection, peer = await bus.pair()
     for number in range(1000):
         assert connection.send(numbered(number))
@@ -115,7 +112,6 @@ async def test_what_no_peer_would_take(bus: Bus, parts: list[bytes]) -> None:
 
 
 async def test_peer_that_does_not_read(bus: Bus) -> None:
-    """A peer that does not read gets FULL, loses nothing of what was sent before, and delays no other peer."""
     small = bus.with_settings(SMALL)
     listener, lazy, lazy_peer = await small.pair()
     other = await small.connect(listener.address)
@@ -134,7 +130,6 @@ async def test_peer_that_does_not_read(bus: Bus) -> None:
 
 
 async def test_listener_that_does_not_read(bus: Bus) -> None:
-    """A connection whose listener does not read is full after a while, loses nothing, and has room again later."""
     small = bus.with_settings(SMALL)
     listener, connection, peer = await small.pair()
     sent = fill(connection)
@@ -156,7 +151,6 @@ async def test_nobody_listens(bus: Bus) -> None:
 
 
 async def test_gone(bus: Bus) -> None:
-    """A peer that was never there, or has left, is GONE; the others are not."""
     listener, connection, peer = await bus.pair()
     left = await bus.connect(listener.address)
     left_peer = await introduce(left, listener)
@@ -168,7 +162,6 @@ async def test_gone(bus: Bus) -> None:
 
 
 async def test_late_listener(bus: Bus) -> None:
-    """A connection may be first, and be waited on; its listener gets what was sent before."""
     address = bus.address()
     connection = await bus.connect(address)
     received = bus.spawn(connection.receive())
@@ -239,7 +232,6 @@ async def test_connection_that_breaks(bus: Bus) -> None:
 
 
 async def test_close(bus: Bus) -> None:
-    """After a close, and while receiving, both sides say that it was closed on this side; closing twice is nothing."""
     listener, connection, peer = await bus.pair()
     waiting = [bus.spawn(connection.receive()), bus.spawn(listener.receive())]
     await asyncio.sleep(0)  # so that they wait
@@ -259,7 +251,6 @@ async def test_close(bus: Bus) -> None:
 
 
 async def test_peer_that_leaves_ends_no_receive(bus: Bus) -> None:
-    """A receive does not fail when the other side is gone: a peer may come back."""
     listener, connection, _ = await bus.pair()
     address = listener.address
     waiting = bus.spawn(connection.receive())
@@ -288,7 +279,6 @@ async def test_what_was_sent_before_a_close(bus: Bus) -> None:
 
 
 async def test_many_peers(bus: Bus) -> None:
-    """Many connections have an id each, and get what is meant for them."""
     listener = await bus.listen()
     connections = [await bus.connect(listener.address) for _ in range(50)]
     for number, connection in enumerate(connections):
@@ -305,7 +295,6 @@ async def test_many_peers(bus: Bus) -> None:
 
 
 async def test_quiet_peer_beside_a_busy_one(bus: Bus) -> None:
-    """A peer that sends without end does not keep the listener from hearing another."""
     small = bus.with_settings(SMALL)
     listener, busy, busy_peer = await small.pair()
     quiet = await small.connect(listener.address)
@@ -361,7 +350,6 @@ async def test_cancelled_receive(bus: Bus) -> None:
 
 
 async def test_peer_that_leaves_with_much_unread(bus: Bus) -> None:
-    """A peer that leaves while its listener does not read was not refused; what still arrives has no holes."""
     small = bus.with_settings(SMALL)
     listener, connection, peer = await small.pair()
     most = SMALL.high_water_mark if bus.kind == "memory" else 5 * SMALL.high_water_mark  # the kernel holds the rest
@@ -396,7 +384,6 @@ async def test_taken_address(bus: Bus) -> None:
 
 @pytest.mark.parametrize("address", ["", "nonsense", "://", "http://127.0.0.1:80", "inproc://x", "memory:", "x\n://y"])
 async def test_bad_address(bus: Bus, address: str) -> None:
-    """What is no address of the transport is refused in one printable line, by both sides."""
     for use in (bus.transport.listen, bus.transport.connect):
         with pytest.raises(AddressError) as refused:
             await soon(use(address))
@@ -406,7 +393,6 @@ async def test_bad_address(bus: Bus, address: str) -> None:
 
 
 async def test_two_listeners(bus: Bus) -> None:
-    """Two listeners of one transport have nothing to do with each other; one may close while the other goes on."""
     workers, worker, worker_peer = await bus.pair()
     clients, client, client_peer = await bus.pair()
     assert worker.send([b"tokens"])
@@ -419,7 +405,6 @@ async def test_two_listeners(bus: Bus) -> None:
 
 
 async def test_transport_after_all_was_closed(bus: Bus) -> None:
-    """A transport of which everything was closed can be used again."""
     for _ in range(3):
         listener, connection, _ = await bus.pair()
         await soon(connection.close())
@@ -439,7 +424,6 @@ class Side:
         self._credit = asyncio.Semaphore(WINDOW)
 
     async def run(self) -> None:
-        """Carry all messages both ways."""
         await asyncio.gather(self._send(), self._receive())
 
     async def _send(self) -> None:

@@ -26,7 +26,6 @@ _CROWD = 500
 
 @contextmanager
 def crowd(listener: Listener, settings: BusSettings, count: int) -> Iterator[Sequence["zmq.Socket[bytes]"]]:
-    """Connect so many peers with a key at once, each of which has said hello, to a listener that has yet to run."""
     keys = ProcessKeys(settings).for_connection(parse_remote(listener.address), None)
     assert keys is not None
     context = zmq.Context[zmq.Socket[bytes]]()
@@ -46,7 +45,6 @@ def crowd(listener: Listener, settings: BusSettings, count: int) -> Iterator[Seq
 
 
 async def _admit(listener: Listener, count: int) -> None:
-    """Admit so many peers that say hello, each another one."""
     met: set[bytes] = set()
     while len(met) < count:
         peer, parts = await soon(listener.receive())
@@ -69,7 +67,6 @@ async def test_crowd_with_keys_is_admitted_whole(make: Make, tmp_path: Path) -> 
 
 
 async def test_silent_connections_make_room_before_handshakes(make: Make) -> None:
-    """Where all places are taken, those that have sent nothing make room, though others are older."""
     reasons: list[str] = []
     listener = await make("zeromq-tcp", replace(SETTINGS, max_connections=12)).listen(refused=reasons.append)
     with ExitStack() as stack:
@@ -87,7 +84,6 @@ async def test_silent_connections_make_room_before_handshakes(make: Make) -> Non
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Read until the other side has ended a connection."""
     try:
         while connection.recv(4096):
             pass
@@ -97,7 +93,6 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 async def test_crowd_has_more_time_than_one(tmp_path: Path) -> None:
-    """130 peers that introduce themselves at once have more time for it than one alone, and silent ones have not."""
     async with TimedBus("tcp", tmp_path, replace(SETTINGS, introduction_timeout_ms=1000)) as bus:
         with ExitStack() as stack:
             peers = [stack.enter_context(await in_thread(RawPeer, bus.listener.address)) for _ in range(130)]

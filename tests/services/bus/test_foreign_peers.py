@@ -24,7 +24,6 @@ Make = Callable[..., Bus]
 
 
 async def refusal_of(bus: Bus, foreign: Callable[[Listener], Any]) -> str:
-    """Return the line that a foreign peer is refused with, while another goes on as before."""
     reasons: asyncio.Queue[str] = asyncio.Queue()
     listener = await bus.listen(refused=reasons.put_nowait)
     connection = await bus.connect(listener.address)
@@ -62,14 +61,11 @@ async def test_peer_that_speaks_something_else(tcp: Bus, data: bytes) -> None:
 
 
 async def test_peer_that_says_nothing(make: Make) -> None:
-    """A peer that connects and says nothing is turned away after the time for an introduction."""
     bus = make("zeromq-tcp", replace(SETTINGS, introduction_timeout_ms=500))  # our own peer needs some of it
     assert (await refusal_of(bus, call)).endswith("it has not introduced itself within 500 ms")
 
 
 async def test_peer_that_leaves_at_once(tcp: Bus) -> None:
-    """A peer that connects and leaves, as a port scan does, is reported as that."""
-
     def knock(listener: Listener) -> socket.socket:
         stranger = call(listener)
         stranger.close()
@@ -82,7 +78,6 @@ class Foreign:
     """A ZeroMQ socket that is not ours, and so sends what ours would not."""
 
     def __init__(self, kind: int, address: str, parts: list[bytes]) -> None:
-        """Connect once, and send a message if there is one."""
         self._context = zmq.Context()
         self.socket = self._context.socket(kind)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -107,13 +102,11 @@ async def test_part_that_is_too_large(make: Make, kind: str, surplus: int) -> No
 
 
 async def test_listener_that_speaks_something_else(tcp: Bus) -> None:
-    """A connection takes nothing from a server that is not ours, and finds ours when it comes."""
     address = tcp.address()
     host, port = address.removeprefix("tcp://").split(":")
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say something else, and wait for the end."""
         writer.write(b"\x01\x00\x05\x00hell\x05\x00hell")  # messages, in ZeroMQ's protocol of 2009
         with contextlib.suppress(ConnectionError):
             await reader.read()
@@ -145,7 +138,6 @@ async def test_listener_that_sends_too_much(tcp: Bus) -> None:
         again: list[list[bytes]] = []
 
         def heard() -> bool:
-            """Return whether the connection has come back."""
             connection.send([b"hello"])
             with contextlib.suppress(zmq.Again):
                 again.append(foreign.socket.recv_multipart())
@@ -159,7 +151,6 @@ async def test_listener_that_sends_too_much(tcp: Bus) -> None:
 
 
 async def test_many_foreign_peers(tcp: Bus) -> None:
-    """Each of many peers that speak something else at once is reported."""
     reasons: list[str] = []
     listener = await tcp.listen(refused=reasons.append)
     with contextlib.ExitStack() as strangers:
@@ -170,7 +161,6 @@ async def test_many_foreign_peers(tcp: Bus) -> None:
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
 def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) -> None:
-    """A connection that ended before it was looked at is not mistaken for the socket that has its descriptor now."""
     with socket.socket(family) as listening, socket.socket(family) as peer:
         listening.bind(("127.0.0.1", 0) if family == socket.AF_INET else str(tmp_path / "listener"))
         listening.listen()
@@ -184,7 +174,6 @@ def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) 
 
 
 async def test_gate() -> None:
-    """Every peer is let in, but not before the callbacks have looked at the connections."""
     looked: list[None] = []
     context = zmq.Context[zmq.Socket[bytes]]()
     gate = Authenticator(context)

@@ -13,9 +13,8 @@ import pytest
 from nats.aio.client import Client
 
 from tests.services.bus.harness import introduce, meet_again
-from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
+from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, line_to, start
 from tests.support.nats import NatsServer
-from tests.support.proxy import Proxy
 from tests.support.waiting import soon, turns, until
 from tokenbus_services.bus import AddressError, MessageError, Outcome, transport_for
 from tokenbus_services.bus.addresses import parse_nats
@@ -27,7 +26,6 @@ _HOUR_MS = 3_600_000
 
 
 async def test_server_that_is_killed(start: Start, ends: Ends) -> None:
-    """After the server was killed and started again both sides find each other, as another peer."""
     server = start()
     listener = await ends.listen(server.address("workers"))
     connection = await ends.connect(listener.address)
@@ -46,7 +44,6 @@ async def test_server_that_is_killed(start: Start, ends: Ends) -> None:
 
 
 async def test_server_that_stands_still(start: Start, ends: Ends) -> None:
-    """A server that does not answer is given up, at both ends, which meet again when it goes on."""
     server = start()
     listener = await ends.listen(server.address("workers"))
     connection = await ends.connect(listener.address)
@@ -60,7 +57,6 @@ async def test_server_that_stands_still(start: Start, ends: Ends) -> None:
 
 
 async def test_server_is_given_up_after_the_silence_of_a_peer(start: Start) -> None:
-    """A server that stands still is lost after one timeout, as a peer is, and not after two."""
     server = start()
     connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
     server.pause()
@@ -84,7 +80,6 @@ async def test_server_that_failed_is_tried_last(start: Start) -> None:
 
 
 async def test_close_while_the_server_stands_still(start: Start, ends: Ends) -> None:
-    """Both ends close within the linger and a little more, whatever is still to be sent."""
     server = start()
     listener = await ends.listen(server.address("workers"))
     connection = await ends.connect(listener.address)
@@ -111,7 +106,6 @@ async def test_messages_above_the_servers_payload(start: Start, ends: Ends) -> N
 
 
 async def test_payload_that_is_too_small(start: Start, ends: Ends) -> None:
-    """A server whose payloads are too small for a conversation is refused at the start, with both numbers."""
     server = start("max_payload: 512\n")
     with pytest.raises(AddressError, match="its max_payload is 512 bytes, at least 1024 are needed"):
         await ends.listen(server.address("workers"))
@@ -128,7 +122,6 @@ async def test_message_that_is_too_large(start: Start, ends: Ends) -> None:
 
 
 async def test_no_server(ends: Ends) -> None:
-    """A listener says which server does not answer, and why; a connection waits for one."""
     with pytest.raises(AddressError, match=r"no server answers within 2 s: 127.0.0.1:1: connection refused"):
         await ends.listen("nats://127.0.0.1:1/workers")
     connection = await ends.connect("nats://127.0.0.1:1/workers")
@@ -137,10 +130,7 @@ async def test_no_server(ends: Ends) -> None:
 
 @pytest.mark.parametrize("greeting", [b"x" * 300_000, b"INFO 5\r\n", b"INFO {]\r\n", b"\xff\r\n"])
 async def test_port_that_is_no_nats_server(ends: Ends, greeting: bytes) -> None:
-    """What answers with anything else is a server that cannot be used, as one that does not answer."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say it, and wait until the other side leaves."""
         with contextlib.suppress(OSError):
             writer.write(greeting)
             await reader.read()
@@ -164,7 +154,6 @@ async def test_server_that_closes_each_connection(start: Start, ends: Ends, capl
 async def test_pause_after_a_connection_that_was_lost_soon(
     start: Start, ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that closes each connection is not asked for the next one at once."""
     hour = 3_600_000
     patient = replace(QUICK, heartbeat_timeout_ms=hour, reconnect_ms=hour, reconnect_max_ms=hour)
     server = start("max_subscriptions: 2\n")
@@ -193,14 +182,6 @@ async def test_use_of_a_connection_that_fails(start: Start, ends: Ends, caplog: 
     await meet_again(connection, listener)
 
 
-async def test_another_server_of_the_address(start: Start, ends: Ends) -> None:
-    """Of several servers in an address, one that is down is passed over."""
-    server = start()
-    address = f"nats://127.0.0.1:1,{server.server}/workers"
-    listener = await ends.listen(address)
-    await introduce(await ends.connect(address), listener)
-
-
 async def test_hole(start: Start, ends: Ends) -> None:
     """A frame that is lost ends the conversation: the next is another peer's, and nothing is missing inside either."""
     server = start()
@@ -223,11 +204,10 @@ async def test_peer_that_dies(start: Start, ends: Ends) -> None:
     """A peer whose process dies without a word is gone as soon as the server knows, although nothing is sent to it."""
     server = start()
     listener = await ends.listen(server.address("workers"))
-    connection = await ends.connect(listener.address)
-    await introduce(connection, listener)
-    connection._running.cancel()  # type: ignore[attr-defined]
-    connection._goodbye = lambda: None  # type: ignore[attr-defined]
-    await until(lambda: listener.usage().admitted == 0)
+    async with line_to(server) as (proxy, address):
+        await introduce(await ends.connect(address), listener)
+        proxy.cut()
+        await until(lambda: listener.usage().admitted == 0)
 
 
 async def test_listener_is_back_as_soon_as_it_is_connected(start: Start, ends: Ends) -> None:
@@ -237,8 +217,8 @@ async def test_listener_is_back_as_soon_as_it_is_connected(start: Start, ends: E
     """
     patient = replace(QUICK, heartbeat_interval_ms=_HOUR_MS // 2, heartbeat_timeout_ms=_HOUR_MS)
     server, mute = start(), Client()
-    async with Proxy(f"tcp://{server.server}") as proxy:
-        listener = await ends.listen(f"{proxy.address.replace('tcp:', 'nats:')}/workers", patient)
+    async with line_to(server) as (proxy, address):
+        listener = await ends.listen(address, patient)
         connection = await ends.connect(server.address("workers"), patient)
         old = await introduce(connection, listener)
         await mute.connect(server.server)
@@ -255,33 +235,22 @@ async def test_listener_is_back_as_soon_as_it_is_connected(start: Start, ends: E
         await soon(mute.close())
 
 
-async def test_listener_that_dies(start: Start, ends: Ends) -> None:
-    """A connection finds the next listener although the last one left without a word."""
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_listener_that_dies(start: Start, ends: Ends, *, is_full: bool) -> None:
+    """A connection, also one that may send nothing more, finds the next listener after one that left without a word."""
     server = start()
-    first = await ends.listen(server.address("workers"))
-    connection = await ends.connect(first.address)
-    await introduce(connection, first)
-    first._say_goodbye = lambda: None  # type: ignore[attr-defined]
-    await soon(first.close())
-    await meet_again(connection, await ends.listen(first.address))
-
-
-async def test_listener_that_dies_with_a_full_window(start: Start, ends: Ends) -> None:
-    """A connection that may send nothing more notices, too, that its listener died without a word."""
-    server = start()
-    first = await ends.listen(server.address("workers"), replace(QUICK, linger_ms=0))
-    connection = await ends.connect(first.address, replace(QUICK, high_water_mark=8))
-    peer = await introduce(connection, first)
-    while connection.send([bytes(100_000)]):
-        pass
-    first._say_goodbye = lambda: None  # type: ignore[attr-defined]
-    await soon(first.close())
-    second = await ends.listen(first.address)
-    assert (await soon(second.receive()))[0] != peer
+    async with line_to(server) as (proxy, address):
+        first = await ends.listen(address)
+        connection = await ends.connect(server.address("workers"), replace(QUICK, high_water_mark=8))
+        old = await introduce(connection, first)
+        while is_full and connection.send([bytes(100_000)]):
+            pass
+        proxy.cut()
+        peer, _ = await meet_again(connection, await ends.listen(server.address("workers")))
+        assert peer != old
 
 
 async def test_close_that_is_cancelled_leaves_nothing_behind(start: Start) -> None:
-    """A close that waits for a server which stands still, and is cancelled, ends all that belongs to the connection."""
     server = start()
     before = asyncio.all_tasks()
     connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
@@ -319,7 +288,6 @@ async def test_scheme_chooses_the_transport(start: Start) -> None:
 
 
 async def test_cluster(tmp_path: Path, ends: Ends) -> None:
-    """Of three servers that make a cluster any may be killed: both ends go to another one and go on."""
     with ExitStack() as stack:
         routes = [reserved(stack) for _ in range(3)]
         urls = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
@@ -345,7 +313,6 @@ async def test_cluster(tmp_path: Path, ends: Ends) -> None:
 
 
 def reserved(stack: ExitStack) -> int:
-    """Return a port that is given only to a process that asks for its number: it is bound, and nothing listens."""
     found = stack.enter_context(socket.socket())
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     found.bind(("127.0.0.1", 0))
@@ -353,7 +320,6 @@ def reserved(stack: ExitStack) -> int:
 
 
 async def test_task_that_swallows_cancellations_is_ended() -> None:
-    """A close that ends a task does not wait for ever where nats-py caught the cancellation."""
     swallowed = 0
 
     async def swallow() -> None:

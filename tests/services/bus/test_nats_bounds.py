@@ -21,7 +21,6 @@ FLOOD = 3000
 
 
 async def connected(ends: Ends, server: NatsServer) -> ServerConnection:
-    """Return a connection as a listener has them."""
     connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
     ends.cleanup.push_async_callback(connection.close, 0)
     return connection
@@ -31,14 +30,12 @@ class Heard:
     """Counts what a connection's subscriptions receive, up to a last message that comes behind all others."""
 
     def __init__(self, connection: ServerConnection) -> None:
-        """Wait for the last message, too."""
         self.count = 0
         self.is_over = False
         connection.subscribe("over", self.end)
         self._stats = connection.client.stats
 
     def take(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
-        """Count a message, but for the server's own that nobody hears an answer."""
         del subject, payload
         self.count += not nobody
 
@@ -48,12 +45,10 @@ class Heard:
 
     @property
     def dropped(self) -> int:
-        """How many messages came for subscriptions that had ended on this side alone."""
         return self._stats["in_msgs"]
 
 
 async def flood(server: NatsServer, heard: Heard, connection: ServerConnection, subject: str) -> None:
-    """Publish many messages before any of them can be read, and wait until all have come that ever will."""
     await connection.client.flush()
     with socket.create_connection(("127.0.0.1", server.port)) as attacker:
         attacker.sendall(b'CONNECT {"verbose":false}\r\n' + f"PUB {subject} 1\r\nx\r\n".encode() * FLOOD)
@@ -66,7 +61,6 @@ async def flood(server: NatsServer, heard: Heard, connection: ServerConnection, 
 
 @pytest.mark.process
 async def test_server_drops_hellos_beyond_a_number(start: Start, ends: Ends) -> None:
-    """Of a flood of hellos 64 come, and those behind are dropped by the server, not by this process."""
     server = start(f"max_payload: {PAYLOAD}\n")
     connection = await connected(ends, server)
     heard = Heard(connection)
@@ -105,14 +99,12 @@ class FakeLoop:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
-    """Let hellos go by a clock that the test sets."""
     made = FakeLoop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: made)
     return made
 
 
 def test_pause_for_one_name_grows_while_it_floods(loop: FakeLoop) -> None:
-    """Each flood of one name doubles the pause, up to a second; after a quiet time it is short again."""
     inlets: list[Inlet] = []
 
     def subscribe(_subject: str, receive: Receive, most: int = 0) -> Inlet:
@@ -123,7 +115,6 @@ def test_pause_for_one_name_grows_while_it_floods(loop: FakeLoop) -> None:
     HelloInlet(server, "hellos", lambda *_: None, per_second=640, is_one_name=True)  # type: ignore[arg-type]
 
     def pause(lasts: float) -> float:
-        """Let 64 hellos come within some seconds, and return after how many others may."""
         loop.now += lasts
         for _ in range(inlets[-1].most):
             inlets[-1].received += 1

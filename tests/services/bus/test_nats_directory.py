@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.services.bus.harness import introduce
-from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
+from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, line_to, start
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError
@@ -20,21 +20,18 @@ pytestmark = pytest.mark.process
 
 
 def look(ends: Ends, address: str, changed: Callable[[], None] = lambda: None) -> NatsDirectory:
-    """Look for the listeners of a group until the test ends."""
     directory = NatsTransport(QUICK).directory(address, changed)
     ends.cleanup.push_async_callback(directory.close)
     return directory
 
 
 async def speaker(ends: Ends, server: NatsServer) -> ServerConnection:
-    """Return a connection that publishes whatever the test likes."""
     connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
     ends.cleanup.push_async_callback(connection.close, 0)
     return connection
 
 
 async def test_listeners_are_found_with_their_peers(start: Start, ends: Ends) -> None:
-    """A directory has the listeners before it and after it, and how many peers have introduced themselves to each."""
     server = start()
     group = server.address("workers.*")
     first = await ends.listen(server.address("workers.p0"))
@@ -48,7 +45,6 @@ async def test_listeners_are_found_with_their_peers(start: Start, ends: Ends) ->
 
 
 async def test_listener_that_leaves_is_forgotten_at_once(start: Start, ends: Ends) -> None:
-    """One that retires is not found any more while its peers stay; one that closes is gone."""
     server = start()
     directory = look(ends, server.address("workers.*"))
     first, second = [await ends.listen(server.address(f"workers.p{number}")) for number in range(2)]
@@ -65,16 +61,14 @@ async def test_listener_that_leaves_is_forgotten_at_once(start: Start, ends: End
 async def test_listener_that_dies_is_forgotten(start: Start, ends: Ends) -> None:
     server = start()
     directory = look(ends, server.address("workers.*"))
-    listener = await ends.listen(server.address("workers.p0"))
-    await until(lambda: directory.listeners)
-    listener._say_goodbye = lambda: None  # type: ignore[attr-defined]
-    await soon(listener.close())
-    assert directory.listeners
-    await until(lambda: not directory.listeners)
+    async with line_to(server) as (proxy, address):
+        await ends.listen(f"{address}.p0")
+        await until(lambda: directory.listeners)
+        proxy.cut()
+        await until(lambda: not directory.listeners)
 
 
 async def test_server_that_is_away_ends_no_listener(start: Start, ends: Ends) -> None:
-    """Silence counts only while there is a server to hear it from."""
     server = start()
     seen: list[int] = []
     directory = look(ends, server.address("workers.*"), lambda: seen.append(len(directory.listeners)))
@@ -90,13 +84,11 @@ async def test_server_that_is_away_ends_no_listener(start: Start, ends: Ends) ->
 
 
 async def test_false_announcements(start: Start, ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
-    """What is no announcement changes nothing, and of ever more listeners only some are kept."""
     server = start()
     directory = look(ends, server.address("workers.*"))
     liar = await speaker(ends, server)
 
     def is_heard() -> bool:
-        """Announce one, and tell whether the directory has it: it may not have subscribed yet."""
         liar.publish("tokenbus.workers.p0.here", "", b"0")
         return bool(directory.listeners)
 
@@ -111,7 +103,6 @@ async def test_false_announcements(start: Start, ends: Ends, caplog: pytest.LogC
 
 
 async def test_server_says_who_may_announce(start: Start, ends: Ends) -> None:
-    """A user who may be a worker cannot make others believe that it is a processor."""
     users = (
         "{ user: p, password: p },"
         "{ user: w, password: w, permissions: {"
@@ -121,7 +112,6 @@ async def test_server_says_who_may_announce(start: Start, ends: Ends) -> None:
     server = start(f"authorization: {{ users: [{users}] }}\n")
 
     def settings(user: str) -> dict[str, str]:
-        """Return what a user proves."""
         path = server.folder / user
         path.write_text(f"{user}:{user}")
         path.chmod(0o600)

@@ -23,18 +23,15 @@ PROCESSOR = {"publish": ["tokenbus.>"], "subscribe": ["tokenbus.>"]}
 
 
 def may(name: str, *, at: str = "workers", roles: str = "worker") -> dict[str, object]:
-    """Return the permissions of a peer."""
     return {"publish": [f"tokenbus.{at}.up.{roles}.{name}.*"], "subscribe": [f"tokenbus.{at}.down.{name}.*"]}
 
 
 def users(**permissions: object) -> str:
-    """Return a server's configuration with users whose passwords are their names."""
     listed = [{"user": name, "password": name, "permissions": allowed} for name, allowed in permissions.items()]
     return f"authorization: {json.dumps({'users': listed})}\n"
 
 
 def proving(folder: Path, text: str, **settings: str) -> BusSettings:
-    """Return the settings of a process with credentials."""
     path = folder / f"credentials-{abs(hash(text))}"
     path.write_text(text + "\n")
     path.chmod(0o600)
@@ -42,7 +39,6 @@ def proving(folder: Path, text: str, **settings: str) -> BusSettings:
 
 
 async def test_identity(start: Start, ends: Ends, tmp_path: Path) -> None:
-    """A peer is who the server lets it be: its name, which is its only one, and its roles."""
     server = start(users(processor=PROCESSOR, gpu=may("gpu")))
     listener = await ends.listen(server.address("workers"), proving(tmp_path, "processor:processor"))
     connection = await ends.connect(listener.address, proving(tmp_path, "gpu:gpu", nats_roles="worker"))
@@ -65,7 +61,6 @@ async def test_identity(start: Start, ends: Ends, tmp_path: Path) -> None:
 async def test_peer_that_claims_to_be_another(
     start: Start, ends: Ends, tmp_path: Path, claimed: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server stops a peer that speaks under another name or with other roles; its log says what it may not do."""
     server = start(users(processor=PROCESSOR, gpu=may("gpu")))
     listener = await ends.listen(server.address("workers"), proving(tmp_path, "processor:processor"))
     liar = await ends.connect(listener.address, proving(tmp_path, "gpu:gpu", **claimed))
@@ -93,7 +88,6 @@ async def test_wrong_credentials(start: Start, ends: Ends, tmp_path: Path, wrong
 
 
 async def test_token(start: Start, ends: Ends, tmp_path: Path) -> None:
-    """A token lets a process in, without a name."""
     server = start("authorization: { token: abracadabra }\n")
     settings = proving(tmp_path, "abracadabra")
     listener = await ends.listen(server.address("workers"), settings)
@@ -102,7 +96,6 @@ async def test_token(start: Start, ends: Ends, tmp_path: Path) -> None:
 
 
 async def test_nkey(start: Start, ends: Ends, tmp_path: Path) -> None:
-    """A process proves an NKEY by its seed, which never leaves it."""
     processor, gpu = Nkey("user"), Nkey("user")
     allowed = [{"nkey": processor.public, "permissions": PROCESSOR}, {"nkey": gpu.public, "permissions": may("gpu")}]
     server = start(f"authorization: {json.dumps({'users': allowed})}\n")
@@ -113,7 +106,6 @@ async def test_nkey(start: Start, ends: Ends, tmp_path: Path) -> None:
 
 
 async def test_jwt(start: Start, ends: Ends, tmp_path: Path) -> None:
-    """A process proves a JWT with its .creds file, whose permissions hold."""
     operator, account, user = Nkey("operator"), Nkey("account"), Nkey("user")
     limits = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}
     server = start(
@@ -138,7 +130,6 @@ async def test_jwt(start: Start, ends: Ends, tmp_path: Path) -> None:
     ],
 )
 async def test_credentials_that_cannot_be_used(tmp_path: Path, text: str, mode: int, limit: str) -> None:
-    """A file that cannot be used is refused in one line with the setting, and without what it holds."""
     path = tmp_path / "file"
     path.write_text(text)
     path.chmod(mode)
@@ -149,7 +140,6 @@ async def test_credentials_that_cannot_be_used(tmp_path: Path, text: str, mode: 
 
 
 async def test_missing_files(tmp_path: Path) -> None:
-    """A file that is not there is refused by its setting."""
     for key in ("nats_credentials", "nats_ca_file"):
         settings = replace(QUICK, **{key: str(tmp_path / "none")})  # type: ignore[arg-type]
         with pytest.raises(SettingsError, match=f"bus.{key}.*no such file"):
@@ -177,7 +167,6 @@ async def test_beyond_loopback(address: str) -> None:
 
 
 def tls(authority: trustme.CA, folder: Path) -> str:
-    """Return a server's configuration with a certificate of an authority."""
     issued = authority.issue_cert("127.0.0.1")
     key, certificate = folder / "server.key", folder / "server.pem"
     issued.private_key_pem.write_to_path(str(key))
@@ -186,7 +175,6 @@ def tls(authority: trustme.CA, folder: Path) -> str:
 
 
 async def test_tls(start: Start, ends: Ends, tmp_path: Path) -> None:
-    """Over tls:// a server is trusted by its certificate alone."""
     authority = trustme.CA()
     server = start(tls(authority, tmp_path))
     trusted, other = tmp_path / "ca.pem", tmp_path / "other.pem"
@@ -215,7 +203,6 @@ async def test_tls_ends_without_a_word_of_asyncio(
 
 
 def issued(authority: trustme.CA, folder: Path, name: str) -> Path:
-    """Return the file of a certificate for a name, with its key, that only its owner may read."""
     path = folder / f"{name}.pem"
     authority.issue_cert(f"{name}@tokenbus.test").private_key_and_cert_chain_pem.write_to_path(str(path))
     path.chmod(0o600)
@@ -251,7 +238,6 @@ async def test_certificates_of_clients(start: Start, ends: Ends, tmp_path: Path)
 
 
 async def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
-    """A certificate without its key, one that others may read and one that is not there are refused by name."""
     authority = trustme.CA()
     good = issued(authority, tmp_path, "good")
     bare, open_to_all = tmp_path / "bare.pem", tmp_path / "open.pem"
@@ -276,7 +262,6 @@ async def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["user:secret", "secret"])
 async def test_no_secret_in_the_clear(tmp_path: Path, text: str) -> None:
-    """A server that offers no TLS at a tls:// address is refused, and learns no secret."""
     heard = bytearray()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -20,7 +20,6 @@ class Peer:
     """A session, and a processor that the test plays."""
 
     def __init__(self, items: int = 0, *, retention: Retention | None = None, processors: int = 1) -> None:
-        """Retain some items of one byte each, and know some processors."""
         self.retention = retention or Retention(100, 1000, checksum=True)
         for number in range(items):
             self.retention.keep(BATCH, bytes([number]))
@@ -48,32 +47,31 @@ class Peer:
         self.session.receive([write_frame(ProcessorFrame(**body))], self.now)
 
     def welcome(self, through: int = 100, size: int = 1000, *, resume_from: int = 1, **more: Any) -> None:  # noqa: ANN401
-        """Be welcomed, with so much credit."""
         usual: dict[str, Any] = {"processor_id": "p", "heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
         credit = Credit(through_sequence=through, bytes=size)
         self.hear(welcome=Welcome(resume_from=resume_from, credit=credit, **usual | more))
 
     def state(self) -> SessionState:
-        """Return where the session stands."""
         return self.session.state
 
     def says(self) -> WorkerFrame | None:
-        """Return the next frame that the session has to send."""
         message = self.session.next_message(self.now)
         return None if message is None else read_frame(WorkerFrame, message[0])
 
+    def must_say(self) -> WorkerFrame:
+        frame = self.says()
+        assert frame is not None
+        return frame
+
     def says_all(self) -> Iterator[WorkerFrame]:
-        """Yield all that the session has to send just now."""
         while (frame := self.says()) is not None:
             yield frame
 
     def sequences(self) -> list[int]:
-        """Return the sequences of the items that it sends just now."""
         return [frame.item.sequence for frame in self.says_all() if frame.HasField("item")]
 
 
 def opened(items: int = 0, through: int = 100, size: int = 1000, **more: Any) -> Peer:  # noqa: ANN401 - as in `welcome`
-    """Return a session after its handshake, with nothing sent."""
     peer = Peer(items)
     assert peer.says() is not None
     peer.welcome(through, size, **more)

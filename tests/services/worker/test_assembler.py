@@ -35,18 +35,15 @@ SCORED = replace(
 
 
 def assembled(arrays: StepArrays) -> LogprobBatch:
-    """Return the one batch of a step, as a receiver sees it."""
     (made,) = StepAssembler(Limits.default(), 100_000).assemble(arrays)
     return sent(made)
 
 
 def sent(made: LogprobBatch) -> LogprobBatch:
-    """Return a batch after it went over the wire, which checks it."""
     return decode(encode(LogprobBatch.of_views(made.header._replace(worker_id="w"), made.columns)))
 
 
 def lined(flat: Any, counts: list[int], width: int) -> np.ndarray:  # noqa: ANN401 - anything that numpy takes
-    """Return flat elements in a line for each row, with what must not be looked at behind them."""
     values = np.asarray(flat)
     lines = np.full((len(counts), width, *values.shape[1:]), -7, values.dtype)
     begin = 0
@@ -98,7 +95,6 @@ def test_rows_have_as_many_alternatives_as_they_want() -> None:
 
 
 def test_logprobs_may_be_of_scored_rows_alone() -> None:
-    """An engine that computes nothing for rows that want nothing gives only what it computed, in one line or more."""
     some = replace(
         SCORED,
         scored=[False, True],
@@ -157,7 +153,6 @@ def test_trimmed_alternatives_in_one_line() -> None:
 
 
 def test_all_tokens_of_a_row_may_go() -> None:
-    """A row may keep none of its tokens: then its status has to say why."""
     made = assembled(replace(SCORED, kept_counts=[0, 1], statuses=[RowStatus.FINISHED_STOP, RowStatus.ACTIVE]))
     assert made.token_counts.tolist() == [0, 1]
     assert made.alternative_token_ids.tolist() == [1, 2]
@@ -201,7 +196,6 @@ def test_minus_infinity_is_told_as_the_lowest() -> None:
 
 
 def test_arrays_are_the_messages_own() -> None:
-    """What an engine does with its values after the step changes nothing in the batch."""
     logprobs = np.array([-0.5, -1.0, -2.0], np.float32)
     (made,) = StepAssembler(Limits.default()).assemble(
         replace(SCORED, logprobs=logprobs, alternative_token_ids=None, alternative_logprobs=None)
@@ -310,7 +304,6 @@ class Cupy:
 
 @pytest.mark.parametrize("kind", [OnDevice, Cupy, list, tuple])
 def test_arrays_of_any_framework_are_taken(kind: Any) -> None:  # noqa: ANN401 - a class
-    """Arrays on a device come to the host, and sequences become arrays: the batch is the same."""
     names = ("request_keys", "positions", "token_counts", "token_ids", "logprobs", "ranks", "alternative_token_ids")
     other: dict[str, Any] = {name: kind(getattr(SCORED, name)) for name in (*names, "alternative_logprobs")}
     assert assembled(replace(SCORED, **other)) == assembled(SCORED)
@@ -351,7 +344,6 @@ def test_row_does_not_depend_on_its_neighbours(wanted: list[Wanted], data: st.Da
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, object])
 def test_keys_of_any_whole_numbers_are_taken(kind: Any) -> None:  # noqa: ANN401 - a type
-    """Keys from 2**63 on are negative in a framework that has no unsigned numbers: they are the same keys."""
     large = 2**64 - 5
     keys = np.array([7, large], np.uint64)
     given = keys.view(np.int64) if kind is np.int64 else keys.astype(kind)
@@ -360,7 +352,6 @@ def test_keys_of_any_whole_numbers_are_taken(kind: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("keys", [[7.0, 8.0], ["a", "b"], np.array([None, 7], object)])
 def test_keys_that_are_no_whole_numbers_are_refused(keys: Any) -> None:  # noqa: ANN401 - anything
-    """Keys as floats would belong to other requests, once they are rounded: they are refused."""
     with pytest.raises(ContractError, match="request_keys: whole numbers"):
         StepAssembler(Limits.default()).assemble(replace(SMALL, request_keys=keys))
 
@@ -377,7 +368,6 @@ def test_number_that_its_column_cannot_hold_is_its_rows_fault_alone(changed: dic
 
 
 def test_parts_are_cut_by_their_size() -> None:
-    """Rows of very different sizes go into messages that each fit."""
     wanted = [Wanted(key, 0, 6, RowStatus.ACTIVE, top_k=20 if key > 20 else 0) for key in range(1, 31)]
     whole = batch(wanted)
     assembler = StepAssembler(replace(Limits.default(), max_message_bytes=3000), 50_000)

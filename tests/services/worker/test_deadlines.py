@@ -31,23 +31,19 @@ class Worker:
         )
 
     def asked(self, key: int, ms: int, max_tokens: int = LONG) -> Generate:
-        """Return a request with so much time left."""
         return generate_of(key, max_tokens, deadline_unix_ms=self.clock.unix_ms() + ms)
 
     def turn(self, *requests: Generate) -> None:
-        """Take requests, and compute a step."""
         for request in requests:
             self.publisher.take_request(request)
         self.loop.serve(Once())
 
     def ended(self) -> dict[int, tuple[int, str]]:
-        """Return the requests that ended with an error."""
         found = [event.error for event in events(self.publisher) if event.HasField("error")]
         return {error.request_key: (error.code, error.message) for error in found}
 
 
 def test_request_ends_at_its_moment_and_not_before() -> None:
-    """With no processor there, a request ends when its deadline has come; its neighbours go on."""
     worker = Worker()
     worker.turn(worker.asked(1, 6000), worker.asked(2, 60_000), generate_of(3, LONG))
     worker.clock.advance(5.999)
@@ -64,7 +60,6 @@ def test_request_ends_at_its_moment_and_not_before() -> None:
 
 
 def test_request_that_comes_too_late_does_not_begin() -> None:
-    """A request whose deadline came while it waited for the engine ends with that, and is not computed."""
     worker = Worker()
     late = worker.asked(1, 100)
     worker.clock.advance(0.25)
@@ -74,7 +69,6 @@ def test_request_that_comes_too_late_does_not_begin() -> None:
 
 
 def test_request_that_ended_has_no_deadline() -> None:
-    """A request that had its last row in time does not end once more."""
     worker = Worker()
     worker.turn(worker.asked(1, 1000, max_tokens=3))
     worker.clock.advance(10)
@@ -103,7 +97,6 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
 
 
 def test_worker_that_finishes_ends_what_is_overdue() -> None:
-    """A worker that is stopping keeps to deadlines while it finishes what it has."""
     worker = Worker()
     worker.turn(worker.asked(1, 1000))
     worker.clock.advance(1)
@@ -113,7 +106,6 @@ def test_worker_that_finishes_ends_what_is_overdue() -> None:
 
 
 def test_moments_far_away_are_moments() -> None:
-    """The largest moment that a frame can name is one like any other, and zero is none."""
     worker = Worker()
     worker.turn(generate_of(1, 3, deadline_unix_ms=2**64 - 1), generate_of(2, 3, deadline_unix_ms=0))
     assert worker.ended() == {}
@@ -148,7 +140,6 @@ def test_requests_are_looked_through_only_when_one_may_be_overdue() -> None:
 
 @pytest.mark.parametrize("hands_off", [False, True])
 def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool) -> None:
-    """What is overdue is ended in the engine too."""
     clock, engine, publisher = ManualClock(), Engine(), running()
     emitter = Emitter(publisher, 0)
     emitter.active = ActiveRequests(keep_requests=hands_off)

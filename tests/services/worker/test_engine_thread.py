@@ -23,7 +23,6 @@ class Noting(SyntheticEngine):
         self.threads = [threading.current_thread()]
 
     def step(self) -> list[StepArrays]:
-        """Note the thread, and compute."""
         self.threads.append(threading.current_thread())
         return list(super().step())
 
@@ -32,7 +31,6 @@ class Noting(SyntheticEngine):
 
 
 async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
-    """A function in the place of an engine is called on the thread that steps and closes what it makes."""
     settings, made = memory_settings(), list[Noting]()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
 
@@ -53,13 +51,10 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
 
 
 class Rank(SyntheticEngine):
-    """An engine that is one rank of several."""
-
     dp_rank = 3
 
 
 async def test_rank_of_the_engine_is_the_workers() -> None:
-    """An engine that says which data-parallel rank it is has it in the handshake and in every batch."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -76,12 +71,10 @@ async def test_rank_of_the_engine_is_the_workers() -> None:
 
 
 def refuse() -> SyntheticEngine:
-    """Fail as an engine whose weights are missing."""
     raise LookupError("no weights")
 
 
 async def test_what_making_raises_is_raised() -> None:
-    """No engine, no worker: serve_engine and run_engine raise what the function raised."""
     settings = memory_settings()
     with pytest.raises(LookupError, match="no weights"):
         await serve_engine(refuse, settings, transport=MemoryTransport(settings.bus))
@@ -90,7 +83,6 @@ async def test_what_making_raises_is_raised() -> None:
 
 
 async def test_engine_that_nobody_waits_for_is_closed() -> None:
-    """An engine that is still being made when its worker is cancelled is closed once it is made."""
     go, engine = threading.Event(), Noting()
 
     def make() -> Noting:
@@ -109,7 +101,6 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
 
 
 def test_loop_that_raises_leaves_an_engine_to_close() -> None:
-    """What the loop raises is kept for the caller that waits for it, and the engine is closed in any case."""
     engine = Noting()
     with EngineThread(engine) as thread:
         assert thread.made.result(MOST) is engine

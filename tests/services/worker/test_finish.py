@@ -27,14 +27,12 @@ class Outlet:
         self.error: Exception | None = None
 
     def take_requests(self) -> list[Generate | Abort]:
-        """Return the next thing that arrives."""
         return [self.arriving.popleft()] if self.arriving else []
 
     def take_handoffs(self) -> list[ReceivedHandoff]:
         return []
 
     def publish(self, batch: LogprobBatch) -> None:
-        """Take a batch, or raise the error that was put here, once."""
         assert batch.token_ids.tolist() == [5]
         error, self.error = self.error, None
         if error is not None:
@@ -42,7 +40,6 @@ class Outlet:
         self.published += 1
 
     def failed_request(self, key: int, code: ErrorCode, message: str) -> None:
-        """Write down that a request ended."""
         assert message == "the worker is stopping"
         self.refused.append((key, code))
 
@@ -59,18 +56,15 @@ class Countdown:
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are left."""
         return self.left > 0
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Refuse to be asked: nothing new is to be taken."""
         raise AssertionError(generate, state)
 
     def abort(self, key: int) -> None:
         self.aborted.append(key)
 
     def step(self) -> Sequence[StepArrays]:
-        """Let a second pass."""
         self.left -= 1
         self.clock.advance(1)
         return [STEP]
@@ -80,7 +74,6 @@ class Countdown:
 
 
 def finished(outlet: Outlet, steps: int, seconds: float = 100) -> Countdown:
-    """Return the engine after a worker has ended."""
     clock = ManualClock()
     engine = Countdown(steps, clock)
     EngineLoop(engine, Emitter(cast("Publisher", outlet), engine.vocabulary_size)).finish(seconds, clock.now)
@@ -88,7 +81,6 @@ def finished(outlet: Outlet, steps: int, seconds: float = 100) -> Countdown:
 
 
 def test_everything_is_finished() -> None:
-    """All steps that are left are computed and published."""
     outlet = Outlet()
     assert finished(outlet, 5).left == 0
     assert outlet.published == 5

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,14 +46,12 @@ UNTIL_MS = 9_000_000_000_000
 
 
 def request(key: int, address: str = ADDRESS) -> Generate:
-    """Return a request as a prefill worker was given it."""
     return generate_of(key, handoff_address=address)
 
 
 def ticketed(
     receiver: HandoffReceiver, key: int, worker_id: str = "worker-0", identity: Identity = ANONYMOUS
 ) -> Generate:
-    """Return a request as the processor hands it to a prefill worker, with a ticket of its own."""
     point = receiver.point
     reached: dict[str, Any] = {"handoff_address": point.address, "handoff_server_key": point.server_key}
     generate = generate_of(key, deadline_unix_ms=UNTIL_MS, **reached)
@@ -74,19 +72,22 @@ class Pair:
     failed: dict[int, str]
 
     def request(self, key: int) -> Generate:
-        """Return a request as the processor hands it to a prefill worker, with the decode worker's ticket."""
         return ticketed(self.receiver, key, self.settings.worker.id)
 
     async def answered(self) -> None:
-        """Let time pass until nothing waits for an answer."""
         async with timeout(MOST):
             while self.sender.pending:
                 self.clock.advance(0.01)
                 await asyncio.sleep(0)
 
-    async def handed_in(self, count: int) -> dict[int, tuple[bytes, object]]:
-        """Return what the engine is given, with what takes its answer, once there are so many."""
-        found: dict[int, tuple[bytes, object]] = {}
+    async def hand_off(self, generate: Generate, state: bytes = b"state", refusal: str = "") -> None:
+        """Hand a request off, and have the engine answer."""
+        self.sender.send(generate, state)
+        (await self.handed_in(1))[generate.request_key][1](refusal)
+        await self.answered()
+
+    async def handed_in(self, count: int) -> dict[int, tuple[bytes, Callable[[str], None]]]:
+        found: dict[int, tuple[bytes, Callable[[str], None]]] = {}
         async with timeout(MOST):
             while len(found) < count:
                 for taken in self.publisher.take_handoffs():
@@ -97,7 +98,6 @@ class Pair:
 
 @asynccontextmanager
 async def pair(**changed: object) -> AsyncIterator[Pair]:
-    """Run both ends, in time that stands still unless a test waits for answers."""
     chosen = settings(CHOSEN | {name.replace("__", "."): value for name, value in changed.items()})
     transport = MemoryTransport(chosen.bus)
     failed: dict[int, str] = {}
@@ -112,7 +112,6 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
 
 
 async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
-    """The engine is given the request with its state; when it has taken it, the sender knows."""
     async with pair() as both:
         both.sender.send(both.request(7), b"state")
         taken = await both.handed_in(1)
@@ -120,7 +119,6 @@ async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
         assert state == b"state"
         assert both.publisher.session.requests == {7}
         assert both.sender.pending == 1
-        assert callable(answer)
         answer("")
         await both.answered()
     assert (both.sender.counts.handed_off, both.receiver.counts.taken_over, both.failed) == (1, 1, {})
@@ -129,17 +127,12 @@ async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
 async def test_refusal_reaches_who_began_it() -> None:
     """What the engine says against a request ends it where it came from, with the decode worker's address."""
     async with pair() as both:
-        both.sender.send(both.request(7), b"state")
-        _, answer = (await both.handed_in(1))[7]
-        assert callable(answer)
-        answer("state: 8 bytes, got 5")
-        await both.answered()
+        await both.hand_off(both.request(7), refusal="state: 8 bytes, got 5")
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: state: 8 bytes, got 5"}
     assert (both.sender.counts.untaken, both.receiver.counts.refused) == (1, 1)
 
 
 async def test_full_worker_refuses() -> None:
-    """A worker that has as many requests as it takes refuses another without asking its engine."""
     async with pair() as both:
         both.publisher.session.requests.update(range(100, 104))
         both.sender.send(both.request(7), b"state")
@@ -156,28 +149,21 @@ async def test_states_that_wait_are_bounded() -> None:
         taken = await both.handed_in(2)
         assert both.publisher.counts.waiting_state_bytes == 10
         for _, answer in taken.values():
-            assert callable(answer)
             answer("")
         await both.answered()
         assert both.publisher.counts.waiting_state_bytes == 0
-        both.sender.send(both.request(6), b"one that is larger alone")
-        _, answer = (await both.handed_in(1))[6]
-        assert callable(answer)
-        answer("")
-        await both.answered()
+        await both.hand_off(both.request(6), b"one that is larger alone")
     reason = "state: at most 10 bytes of states that wait (worker.handoff_bytes), got 15"
     assert both.failed == {9: f"the decode worker at {ADDRESS} refused it: {reason}"}
 
 
 async def test_what_comes_twice_is_taken_once() -> None:
-    """A hand-off that is repeated before its answer counts once; one that was answered is answered again."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
         message = handoff_of(both.request(7), b"state", 5, both.settings)
         connection.send(message)
         connection.send(message)
         _, answer = (await both.handed_in(1))[7]
-        assert callable(answer)
         answer("")
         connection.send(message)
         replies = [read_reply(await asyncio.wait_for(connection.receive(), MOST)) for _ in range(2)]
@@ -195,15 +181,10 @@ async def test_ticket_is_taken_once(refusal: str) -> None:
         wanted = both.request(7)
         connection.send(handoff_of(wanted, b"state", 5, both.settings))
         _, answer = (await both.handed_in(1))[7]
-        assert callable(answer)
         answer(refusal)
         both.publisher.forget(7)
         for key in range(100, 120):
-            both.sender.send(both.request(key), b"state")
-            _, answer = (await both.handed_in(1))[key]
-            assert callable(answer)
-            answer("")
-            await both.answered()
+            await both.hand_off(both.request(key))
             both.publisher.forget(key)
         for number in (6, 5):
             connection.send(handoff_of(wanted, b"state", number, both.settings))
@@ -235,16 +216,11 @@ async def test_ticket_of_an_older_processor_is_for_all_requests() -> None:
         for key in (7, 8):
             wanted = both.request(key)
             wanted.handoff_ticket = both.receiver.point.ticket
-            both.sender.send(wanted, b"state")
-            _, answer = (await both.handed_in(1))[key]
-            assert callable(answer)
-            answer("")
-            await both.answered()
+            await both.hand_off(wanted)
     assert (both.receiver.counts.taken_over, both.failed) == (2, {})
 
 
 async def test_key_that_is_in_use_is_refused() -> None:
-    """Another request of a key that the worker still has is not the same, and is not taken for it."""
     async with pair() as both:
         both.publisher.session.requests.add(7)
         both.sender.send(both.request(7), b"state")
@@ -254,24 +230,17 @@ async def test_key_that_is_in_use_is_refused() -> None:
 
 
 async def test_key_that_is_used_again_is_another_request() -> None:
-    """A request whose key had been used before is taken over like the first."""
     async with pair() as both:
         for _ in range(3):
-            both.sender.send(both.request(7), b"state")
-            _, answer = (await both.handed_in(1))[7]
-            assert callable(answer)
-            answer("")
-            await both.answered()
+            await both.hand_off(both.request(7))
             both.publisher.forget(7)
     assert both.receiver.counts.taken_over == 3
 
 
 async def test_many_threads_hand_over_while_it_sends() -> None:
-    """Hand-offs that threads add while others are sent are all sent, or reported as failed."""
     async with pair(worker__max_requests=4000, worker__handoff_timeout_ms=400) as both:
 
         def give(first: int) -> None:
-            """Hand off some."""
             for key in range(first, first + 150):
                 both.sender.send(request(key, "memory://nobody"), b"state")
 
@@ -285,18 +254,13 @@ async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
     gate = threading.Event()
 
     def told_late(key: int, why: str) -> None:
-        """Wait as for room in retention."""
         assert gate.wait(MOST)
         both.failed[key] = why
 
     async with pair() as both:
         both.sender._failed = told_late
         for key, refusal in ((7, "no"), (8, "")):
-            both.sender.send(both.request(key), b"state")
-            _, answer = (await both.handed_in(1))[key]
-            assert callable(answer)
-            answer(refusal)
-            await both.answered()
+            await both.hand_off(both.request(key), refusal=refusal)
         assert (both.failed, both.sender.counts.handed_off) == ({}, 1)
         gate.set()
     assert list(both.failed) == [7]
@@ -314,7 +278,6 @@ async def test_nobody_answers() -> None:
 
 
 async def _waiting(listener: Listener) -> int:
-    """Return how many messages wait."""
     found = 0
     while True:
         try:
@@ -325,7 +288,6 @@ async def _waiting(listener: Listener) -> int:
 
 
 async def test_leaving_waits_for_the_answers() -> None:
-    """A sender that closes waits until each hand-off was answered or given up."""
     async with pair(worker__handoff_timeout_ms=400) as both:
         both.sender.send(request(7, "memory://nobody"), b"state")
         await asyncio.sleep(0)
@@ -352,7 +314,6 @@ async def test_what_cannot_be_handed_off_is_refused_at_once(generate: Generate, 
 
 
 async def test_hand_offs_that_wait_are_bounded() -> None:
-    """No more wait for an answer than the worker takes requests."""
     async with pair(worker__handoff_timeout_ms=400) as both:
         for key in range(1, 5):
             both.sender.send(request(key, "memory://nobody"), b"state")
@@ -363,7 +324,6 @@ async def test_hand_offs_that_wait_are_bounded() -> None:
 
 
 async def test_connections_are_bounded() -> None:
-    """The connection that was used the longest ago gives way to a new one."""
     async with pair(worker__handoff_connections=2) as both:
         listeners = [await both.transport.listen(f"memory://d{number}") for number in range(3)]
         for number, listener in enumerate(listeners):
@@ -379,13 +339,8 @@ async def test_connections_are_bounded() -> None:
 
 
 async def test_refused_large_hand_offs_cost_little() -> None:
-    """Who sends one is cut off, and other large ones are not read for a while, but from peers that were accepted."""
     async with pair() as both:
-        both.sender.send(both.request(7), b"state")
-        answer = (await both.handed_in(1))[7][1]
-        assert callable(answer)
-        answer("")
-        await both.answered()
+        await both.hand_off(both.request(7))
         for _ in range(2):
             forger = await both.transport.connect(ADDRESS)
             for key in (8, 9):
@@ -393,11 +348,7 @@ async def test_refused_large_hand_offs_cost_little() -> None:
             await until(lambda: both.receiver.counts.refused == 1)
             await turns()
             await forger.close()
-        both.sender.send(both.request(10), bytes(100_000))
-        answer = (await both.handed_in(1))[10][1]
-        assert callable(answer)
-        answer("")
-        await both.answered()
+        await both.hand_off(both.request(10), bytes(100_000))
         assert (both.receiver.counts.taken_over, both.receiver.counts.refused) == (2, 1)
 
 
@@ -410,11 +361,7 @@ async def test_nonsense_ends_nothing() -> None:
         for parts in ([b"x"], [b"x", b"y"], whole[:1], [whole[0], b"stale"], [newer, b""]):
             connection.send(parts)
         connection.send(handoff_of(request(8), b"state", 7, both.settings))  # without a ticket
-        both.sender.send(both.request(7), b"state")
-        _, answer = (await both.handed_in(1))[7]
-        assert callable(answer)
-        answer("")
-        await both.answered()
+        await both.hand_off(both.request(7))
         assert both.receiver.counts.refused == 5
         await connection.close()
 
@@ -427,7 +374,6 @@ async def test_nonsense_ends_nothing() -> None:
     ],
 )
 def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
-    """A state of another length or other bytes than the frame says is refused."""
     chosen = settings(CHOSEN)
     frame, state = handoff_of(generate_of(7), b"state", 5, chosen)
     handoff = Handoff()
@@ -502,12 +448,10 @@ class Keyed:
         return self.refused(receiver) or failed.get(7, "")
 
     def refused(self, receiver: HandoffReceiver) -> str:
-        """Return what the decode worker refused of itself."""
         return "refused" if receiver.counts.refused_connections + receiver.counts.refused else ""
 
 
 async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
-    """A prefill worker with an allowed key, the role and the ticket hands off over tcp."""
     assert await Keyed(tmp_path).handed_off("prefill") == ""
 
 
@@ -539,7 +483,6 @@ async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
 async def test_hand_off_without_a_right_is_not_taken(
     tmp_path: Path, name: str, given: dict[str, Any], reason: str
 ) -> None:
-    """Without the ticket, the role, the name or an allowed key nothing is handed to the engine."""
     keyed = Keyed(tmp_path)
     assert reason in await keyed.handed_off(name, **given)
 

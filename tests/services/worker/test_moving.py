@@ -12,7 +12,6 @@ NO_PLACE = RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
 
 
 def peer_of(processors: int = 2, *, is_open: bool = True) -> Peer:
-    """Return a session that knows some processors, and is connected to the first."""
     peer = Peer(3, processors=processors)
     assert peer.says() is not None
     if is_open:
@@ -22,7 +21,6 @@ def peer_of(processors: int = 2, *, is_open: bool = True) -> Peer:
 
 
 def leaves_after(peer: Peer) -> float:
-    """Let time pass until it leaves, and return how many seconds that took."""
     begin = peer.now
     while not peer.session.is_leaving(peer.now):
         list(peer.says_all())
@@ -32,18 +30,10 @@ def leaves_after(peer: Peer) -> float:
 
 
 def move(peer: Peer) -> WorkerFrame:
-    """Go to the next, and return what the one before was told."""
     return read_frame(WorkerFrame, peer.session.move(peer.now)[0])
 
 
-def hello(peer: Peer) -> WorkerFrame:
-    frame = peer.says()
-    assert frame is not None
-    return frame
-
-
 def test_worker_with_one_processor_never_leaves_it() -> None:
-    """It greets the one that it knows again and again, and says that it goes nowhere else."""
     peer = peer_of(1)
     for _ in range(100):
         peer.now += 1
@@ -56,7 +46,7 @@ def test_processor_whose_connection_broke_is_left_unless_it_answers_soon() -> No
     """It is greeted again at once; one that only lost the connection keeps the worker, and a dead one does not."""
     peer = peer_of()
     peer.session.disconnected(peer.now)
-    assert hello(peer).HasField("hello")
+    assert peer.must_say().HasField("hello")
     peer.now += INTERVAL / 4
     peer.welcome()
     assert leaves_after(peer) > TIMEOUT
@@ -65,21 +55,19 @@ def test_processor_whose_connection_broke_is_left_unless_it_answers_soon() -> No
     assert leaves_after(peer) < INTERVAL
     move(peer)
     peer.session.disconnected(peer.now)
-    assert hello(peer).hello.processors == 2
+    assert peer.must_say().hello.processors == 2
     assert leaves_after(peer) == INTERVAL
 
 
 def test_only_processor_is_greeted_when_the_connection_broke() -> None:
-    """There is no other one to go to; the hello is there when it is back."""
     peer = peer_of(1)
     peer.session.disconnected(peer.now)
-    assert hello(peer).HasField("hello")
+    assert peer.must_say().HasField("hello")
     peer.now += 10 * TIMEOUT
     assert not peer.session.is_leaving(peer.now)
 
 
 def test_silent_processor_is_left_with_all_that_is_retained() -> None:
-    """After the timeout it goes, says so, and offers the next one the same stream from what is not acknowledged."""
     peer = peer_of()
     peer.session.requests.add(5)
     peer.hear(ack={"through_sequence": 1})
@@ -87,7 +75,7 @@ def test_silent_processor_is_left_with_all_that_is_retained() -> None:
     assert TIMEOUT <= waited <= TIMEOUT + INTERVAL
     assert peer.says() is None, "nothing more for this one"
     assert move(peer).goodbye.reason == MOVED
-    said = hello(peer)
+    said = peer.must_say()
     assert (said.epoch, said.hello.processors, said.hello.first_sequence) == (7, 2, 2)
     assert list(said.hello.request_keys) == [5]
     peer.welcome(resume_from=2)
@@ -108,11 +96,10 @@ def test_each_is_asked_briefly_and_then_longer(processors: int) -> None:
 
 
 def test_first_processor_that_answers_is_taken() -> None:
-    """At the start, too, one that is not there is left after an interval; an answer ends the search."""
     peer = peer_of(is_open=False)
     assert leaves_after(peer) == INTERVAL
     move(peer)
-    hello(peer)
+    peer.must_say()
     peer.welcome()
     peer.now += INTERVAL
     peer.welcome()
@@ -121,12 +108,11 @@ def test_first_processor_that_answers_is_taken() -> None:
 
 
 def test_processor_that_closes_is_left_at_once() -> None:
-    """A goodbye is no silence to be waited for."""
     peer = peer_of()
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.session.is_leaving(peer.now)
     move(peer)
-    assert hello(peer).HasField("hello")
+    assert peer.must_say().HasField("hello")
 
 
 def test_processor_without_a_place_is_left_and_all_full_ones_are_asked_in_turn() -> None:
@@ -137,7 +123,7 @@ def test_processor_without_a_place_is_left_and_all_full_ones_are_asked_in_turn()
     move(peer)
     waits = []
     for _ in range(5):
-        hello(peer)
+        peer.must_say()
         peer.hear(refusal=Refusal(reason=NO_PLACE, message="full"))
         waits.append(leaves_after(peer))
         move(peer)

@@ -19,14 +19,12 @@ from tokenbus_services.worker.retention import Retained
 
 
 def running() -> Publisher:
-    """Return a publisher without a link."""
     publisher = Publisher(settings({"worker.policy": "fail"}), epoch=EPOCH)
     publisher.begin()
     return publisher
 
 
 def said(publisher: Publisher) -> list[Any]:
-    """Return what is in the stream: batches' tokens, and events' names."""
     kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [
         decode(entry.payload).token_ids.tolist()
@@ -46,7 +44,6 @@ class Gated:
         self.errors: list[Exception] = []
 
     def emit(self, arrays: StepArrays) -> None:
-        """Wait, and then write the tokens down, or raise."""
         self.began.set()
         assert self.gate.wait(MOST)
         if self.errors:
@@ -58,12 +55,10 @@ class Gated:
 
 
 def step(*ids: int) -> StepArrays:
-    """Return a step of one request with some tokens."""
     return StepArrays(request_keys=[7], positions=[0], token_counts=[len(ids)], token_ids=np.array(ids))
 
 
 def test_everything_is_published_in_order() -> None:
-    """Events and batches come into the stream in the order in which the engine said them."""
     publisher = running()
     with Outbox(Emitter(publisher, 0), 8) as outbox:
         outbox.admitted(8, 3)
@@ -148,7 +143,6 @@ def test_what_is_no_array_is_refused_where_all_else_is() -> None:
 
 
 def test_batch_is_that_of_the_engines_own_thread() -> None:
-    """A step is published as the same bytes, handed over or not."""
     made: list[list[LogprobBatch]] = []
     for hands_over in (False, True):
         publisher = running()
@@ -168,12 +162,10 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
 
 
 def test_who_waits_for_room_learns_that_nothing_more_is_published() -> None:
-    """An engine's thread that waits for room when the outbox is closed does not wait for ever."""
     gated = Gated()
     raised: list[Exception] = []
 
     def engine() -> None:
-        """Hand over more than fits, and go on after it was closed."""
         try:
             for number in range(100):
                 outbox.emit(step(number))

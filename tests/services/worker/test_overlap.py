@@ -20,7 +20,6 @@ def test_tokens_of_the_next_launch(real_batch_size: int, tokens_per_step: int, t
 
 
 def test_more_tokens_than_were_launched_are_refused() -> None:
-    """A step that emits more than it was launched for is an error with both numbers, and ends that step alone."""
     launches = Launches(4)
     first, second = launches.launch(2), launches.launch(2)
     with pytest.raises(ContractError, match="tokens of step 1: at most 8, got 9"):
@@ -30,7 +29,6 @@ def test_more_tokens_than_were_launched_are_refused() -> None:
 
 
 def test_launches_are_bounded() -> None:
-    """No more steps are launched ahead than may be, and none is finished twice."""
     launches = Launches(4, most=2)
     first = launches.launch(1)
     launches.launch(1)

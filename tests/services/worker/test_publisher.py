@@ -34,7 +34,6 @@ class Bare(Publisher):
         self.begin()
 
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
-        """Take a frame from the processor, on whichever thread."""
         with self._room:
             self.session.receive([write_frame(ProcessorFrame(**body))], 0.0)
 
@@ -47,26 +46,22 @@ class Bare(Publisher):
         self.hear(welcome=welcome)
 
     def kept(self, sequence: int) -> Retained:
-        """Return an item that must be retained."""
         entry = self.retention.find(sequence)
         assert isinstance(entry, Retained)
         return entry
 
     def waits(self) -> bool:
-        """Return whether some thread waits for room."""
         with self._room:
             return bool(self._room._waiters)  # type: ignore[attr-defined]
 
 
 def full(**worker: object) -> Bare:
-    """Return a publisher whose retention has room for nothing more, after one batch."""
     publisher = Bare(retention_items=2, **worker)
     publisher.publish(batch(rows([1])))
     return publisher
 
 
 def until_it_waits(publisher: Bare) -> None:
-    """Return once a thread waits for room: a state that nothing announces."""
     nudge = threading.Event()
     while not publisher.waits():
         nudge.wait(0.001)
@@ -86,7 +81,6 @@ def test_batch_is_published_under_this_stream() -> None:
 
 
 def test_time_produced_is_kept() -> None:
-    """When the tokens were known is the engine's to say."""
     publisher = Bare()
     made = batch(rows([1]))
     stamped = type(made).of_views(made.header._replace(produced_at_ns=5), made.columns)
@@ -137,7 +131,6 @@ def test_sizes_follow_content() -> None:
 
 
 def test_requests_are_known_from_first_to_last_row() -> None:
-    """Every request of a batch is the worker's until a row says that it leaves, and however it leaves."""
     publisher = Bare()
     publisher.publish(batch(rows(range(1, 7), tokens=0, status=RowStatus.IDLE)))
     assert publisher.session.requests == set(range(1, 7))
@@ -154,14 +147,12 @@ class Watched(threading.Condition):
         self._look = look
 
     def __exit__(self, *error: object) -> None:
-        """Look, unless an outer block still has the lock."""
         self.release()
         if not self._is_owned():  # type: ignore[attr-defined]
             self._look()
 
 
 def test_hello_never_tells_of_an_item_without_its_requests() -> None:
-    """Whenever a hello may be said, the requests of all that is retained are known, new ones too."""
     publisher = Bare()
     told: list[tuple[int, set[int]]] = []
 
@@ -174,7 +165,6 @@ def test_hello_never_tells_of_an_item_without_its_requests() -> None:
 
 
 def test_events_are_items_of_the_stream() -> None:
-    """What is said of one request has its place and number among the batches."""
     publisher = Bare(id="mine")
     publisher.publish(batch(rows([1])))
     assert publisher.admitted(8, prompt_tokens=0) == 2
@@ -199,7 +189,6 @@ def test_any_message_fits_an_error(message: str) -> None:
 
 
 def test_failed_request_is_no_longer_the_workers() -> None:
-    """A request that ended with an error is not named in a hello any more."""
     publisher = Bare()
     publisher.publish(batch(rows([1, 2])))
     publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke")
@@ -223,7 +212,6 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
 
 
 def test_batch_without_rows_that_finds_no_room_ends_no_request() -> None:
-    """Where no row was lost no gap is recorded: a gap that names no request would end every request."""
     publisher = full(policy="fail")
     with pytest.raises(RetentionFullError) as raised:
         publisher.publish(batch([]))
@@ -270,7 +258,6 @@ def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
 
 
 def test_other_policies_shed_nothing() -> None:
-    """However full it is, no other policy drops an alternative."""
     publisher = Bare(policy="block", retention_items=4, shed_at=0.1)
     for _ in range(3):
         publisher.publish(batch([Wanted(1, top_k=3)]))
@@ -296,7 +283,6 @@ def test_many_threads_leave_no_hole() -> None:
 
 
 def test_order_is_kept_while_waiting_for_room() -> None:
-    """What is published while another batch waits for room gets a later number than that."""
     publisher = full(policy="block")
     publisher.connect()
     with ThreadPoolExecutor(2) as pool:
@@ -313,7 +299,6 @@ def test_order_is_kept_while_waiting_for_room() -> None:
 
 
 def test_waiting_ends_when_the_publisher_is_closed() -> None:
-    """A caller that waits for room when the publisher is closed gets an error that says so, and no sequence is used."""
     publisher = full(policy="block")
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[int] = pool.submit(publisher.publish, batch(rows([2])))

@@ -25,25 +25,19 @@ ADDRESS = "memory://workers"
 
 
 def at_memory(**worker: object) -> Settings:
-    """Return settings whose processor is in memory."""
     return settings({"bus.workers_address": ADDRESS} | {f"worker.{name}": value for name, value in worker.items()})
 
 
 class Processor:
-    """A processor that the test plays, for one worker."""
-
     def __init__(self, listener: Listener) -> None:
-        """Take where the worker connects."""
         self.listener = listener
         self.peer = b""
 
     async def frame(self) -> WorkerFrame:
-        """Return the next frame that comes."""
         self.peer, parts = await soon(self.listener.receive())
         return read_frame(WorkerFrame, parts[0])
 
     async def body(self, kind: str) -> WorkerFrame:
-        """Return the next frame of a kind."""
         while not (frame := await self.frame()).HasField(kind):
             pass
         return frame
@@ -52,7 +46,6 @@ class Processor:
         self.listener.send(self.peer, [write_frame(frame)])
 
     async def welcome(self) -> None:
-        """Wait for the hello, and answer it."""
         await self.body("hello")
         credit = Credit(through_sequence=1000, bytes=2**30)
         welcome = Welcome(
@@ -62,7 +55,6 @@ class Processor:
 
 
 async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
-    """Return a processor and a publisher that will find each other, and the publisher's clock."""
     transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = Processor(await transport.listen(ADDRESS))
     return processor, Publisher(chosen, epoch=EPOCH, transport=transport, clock=clock), clock
@@ -81,8 +73,6 @@ async def test_batches_reach_the_processor() -> None:
 
 
 class Described:
-    """What an engine says of its model."""
-
     max_model_tokens = 9
     tokenizer_digest = 8
     lora_adapters = ("x", "y")
@@ -135,7 +125,6 @@ async def test_loop_does_not_wait_for_itself() -> None:
 
 
 async def test_published_does_not_leave_the_loop_where_there_is_room() -> None:
-    """With room, awaiting a publication takes no thread: it is done when it is called."""
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
         coroutine = publisher.published(batch(rows([1])))
@@ -147,7 +136,6 @@ async def test_published_does_not_leave_the_loop_where_there_is_room() -> None:
 
 
 async def test_nothing_is_taken_before_it_starts_and_after_it_closed() -> None:
-    """Batches and events are refused by a publisher that was not started, and by one that was closed."""
     _, publisher, _ = await meeting(at_memory())
     with pytest.raises(NotRunningError):
         publisher.publish(batch(rows([1])))
@@ -198,7 +186,6 @@ async def test_leaving_has_an_end() -> None:
 
 
 async def test_leaving_after_an_error_is_at_once() -> None:
-    """An engine that fails does not wait for acknowledgements."""
     processor, publisher, _ = await meeting(at_memory())
     await publisher.__aenter__()
     publisher.publish(batch(rows([1])))
@@ -224,7 +211,6 @@ async def test_requests_reach_the_engine() -> None:
 
 
 async def test_waiting_for_requests_ends_with_the_publisher() -> None:
-    """An engine that waits for requests goes on when the publisher is closed."""
     _, publisher, _ = await meeting(at_memory())
     async with publisher:
         taking = asyncio.create_task(asyncio.to_thread(publisher.take_requests, 60))
@@ -266,7 +252,6 @@ def test_thread_of_its_own() -> None:
 
 
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
-    """Starting a publisher raises the error of an address that cannot be used, with a thread and on a loop."""
     chosen = at_memory()
     broken = UselessTransport(chosen.bus)
     with pytest.raises(AddressError, match="of no use"), Publisher(chosen, transport=broken):
@@ -277,13 +262,11 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
 
 
 async def test_epochs_of_later_lives_are_larger() -> None:
-    """Two publishers that were made one after the other have epochs in that order: a restart is a new stream."""
     first, second = Publisher(at_memory()), Publisher(at_memory())
     assert 0 < first.epoch < second.epoch
 
 
 def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
-    """What was drafted in a request's last step does not bring the request back."""
     publisher = Publisher(at_memory(), epoch=EPOCH)
     publisher.begin()
     publisher.publish(batch(rows([1], status=RowStatus.FINISHED_STOP), draft_follows=True))
@@ -304,7 +287,6 @@ async def test_nothing_is_taken_once_the_connection_has_failed() -> None:
 
 
 def test_thread_whose_connection_failed_ends_waiting() -> None:
-    """An engine in another thread that waits for requests goes on when the connection has failed, and learns why."""
     chosen = at_memory()
     with Publisher(chosen, transport=BreakingTransport(chosen.bus)) as publisher:
         assert publisher.take_requests(60) == []

@@ -13,12 +13,10 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 
 def made(items: int = 8, size: int = 100, *, checksum: bool = True) -> Retention:
-    """Return an empty retention."""
     return Retention(items, size, checksum=checksum)
 
 
 def kept(count: int, *, items: int = 8) -> Retention:
-    """Return a retention with some items of one byte each."""
     retention = made(items)
     for number in range(count):
         retention.keep(BATCH, bytes([number]))
@@ -26,13 +24,11 @@ def kept(count: int, *, items: int = 8) -> Retention:
 
 
 def retained(entry: Retained | Dropped | None) -> Retained:
-    """Return an entry that must be an item."""
     assert isinstance(entry, Retained)
     return entry
 
 
 def dropped(entry: Retained | Dropped | None) -> Dropped:
-    """Return an entry that must be a run of dropped items."""
     assert isinstance(entry, Dropped)
     return entry
 
@@ -50,7 +46,6 @@ def test_items_keep_their_bytes() -> None:
 
 
 def test_checksums_are_optional() -> None:
-    """Without checksums none is computed, and none is said to be zero instead."""
     assert made(checksum=False).keep(BATCH, b"x").checksum is None
 
 
@@ -91,19 +86,7 @@ def test_last_place_is_for_telling_of_a_loss() -> None:
     assert (run.sequence, run.last_sequence, run.keys) == (4, 103, frozenset(range(100)))
 
 
-def test_runs_that_are_no_neighbours_stay_apart() -> None:
-    """Dropped items become one run only where nothing lies between them."""
-    retention = made()
-    retention.drop([1])
-    retention.keep(BATCH, b"x")
-    retention.drop([2])
-    assert len(retention) == 3
-    assert dropped(retention.find(1)).keys == {1}
-    assert dropped(retention.find(3)).keys == {2}
-
-
 def test_run_on_its_way_out_does_not_change() -> None:
-    """A run that grows is another entry: the old one may be being written to a connection."""
     retention = made()
     retention.drop([1])
     before = dropped(retention.find(1))
@@ -127,7 +110,6 @@ def test_too_many_keys_become_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_acknowledging_lets_go_through_the_sequence() -> None:
-    """Everything up to the acknowledged sequence goes, nothing after it, and bytes are given back."""
     retention = kept(4)
     assert retention.acknowledge(2)
     assert (len(retention), retention.bytes, retention.first_sequence) == (2, 2, 3)
@@ -140,7 +122,6 @@ def test_acknowledging_lets_go_through_the_sequence() -> None:
 
 
 def test_run_goes_only_when_all_of_it_is_acknowledged() -> None:
-    """A run of dropped items stays while its last one is not acknowledged, and takes no bytes."""
     retention = kept(1)
     retention.drop([1])
     retention.drop([2])
@@ -151,7 +132,6 @@ def test_run_goes_only_when_all_of_it_is_acknowledged() -> None:
 
 
 def test_share_used_is_the_fuller_of_the_two() -> None:
-    """How full it is counts items or bytes, whichever is fuller."""
     retention = made(items=4, size=100)
     retention.keep(BATCH, bytes(50))
     assert retention.share_used() == 0.5
@@ -161,7 +141,6 @@ def test_share_used_is_the_fuller_of_the_two() -> None:
 
 
 def test_peaks_are_remembered() -> None:
-    """The most items and bytes that were kept at once can be asked for, also after they are gone."""
     retention = kept(3)
     retention.acknowledge(3)
     retention.keep(BATCH, b"xx")

@@ -16,12 +16,9 @@ from tokenbus_services.worker.retention import Dropped, Retained
 
 
 class Engine:
-    """An engine whose steps the test writes."""
-
     vocabulary_size = 0
 
     def __init__(self, *steps: Sequence[LogprobBatch] | Exception) -> None:
-        """Take what each step returns, or raises."""
         self.steps = list(steps)
         self.admitted: list[int] = []
         self.aborted: list[int] = []
@@ -29,11 +26,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are left."""
         return bool(self.steps)
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Take a request, or refuse it."""
         assert state is None
         if self.refusal is not None:
             raise self.refusal
@@ -41,11 +36,9 @@ class Engine:
         return 3
 
     def abort(self, key: int) -> None:
-        """Remember whose end was asked for."""
         self.aborted.append(key)
 
     def step(self) -> Sequence[StepArrays]:
-        """Return the next step, or raise."""
         step = self.steps.pop(0)
         if isinstance(step, Exception):
             raise step
@@ -59,7 +52,6 @@ class Once(threading.Event):
     """A stop that is asked for after some turns."""
 
     def __init__(self, turns: int = 1) -> None:
-        """Let so many turns happen."""
         super().__init__()
         self.turns = turns
 
@@ -74,7 +66,6 @@ def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Cal
 
 
 def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
-    """Return a publisher without a link, and some requests for its engine."""
     chosen = settings({"worker.retention_items": items, "worker.policy": "fail", "worker.tp_rank": tp_rank})
     publisher = Publisher(chosen, epoch=EPOCH)
     publisher.begin()
@@ -89,7 +80,6 @@ def events(publisher: Publisher) -> list[RequestEvent]:
 
 
 def keys(publisher: Publisher) -> list[list[int]]:
-    """Return the requests of each batch that is retained."""
     return [made.request_keys.tolist() for made in batches(publisher)]
 
 
@@ -99,14 +89,12 @@ def batches(publisher: Publisher) -> list[LogprobBatch]:
 
 
 def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:
-    """Return a batch with a logprob that is no number."""
     logprobs = made.logprobs.copy()
     logprobs[token] = float("nan")
     return type(made).of_views(made.header, made.columns | {"logprobs": logprobs})
 
 
 def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
-    """Each request is handed to the engine and reported as admitted; an abort goes to the engine."""
     publisher = running(requests=[generate_of(8), Abort(request_key=4), generate_of(9)])
     engine = Engine([batch(rows([8]))])
     serve(publisher, engine, Once())
@@ -114,26 +102,6 @@ def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
     told = [(event.admitted.request_key, event.admitted.prompt_tokens) for event in events(publisher)]
     assert told == [(8, 3), (9, 3)]
     assert keys(publisher) == [[8]]
-
-
-@pytest.mark.parametrize("text", ["too long a prompt", ""])
-def test_request_that_the_engine_refuses_ends_with_its_reason(text: str) -> None:
-    """The reason why an engine refuses a request is reported to its client, and the engine goes on."""
-    publisher = running(requests=[generate_of(8)])
-    engine = Engine([batch(rows([1]))])
-    engine.refusal = ValueError(text)
-    serve(publisher, engine, Once())
-    (event,) = events(publisher)
-    assert (event.error.request_key, event.error.code) == (8, ErrorCode.ERROR_CODE_INVALID_REQUEST)
-    assert event.error.message == (text or "invalid_request")
-    assert keys(publisher) == [[1]]
-
-
-def test_all_batches_of_a_step_are_published() -> None:
-    """A step's parts and drafts go out in the order in which the engine returned them."""
-    publisher = running()
-    serve(publisher, Engine([batch(rows([1])), batch(rows([2])), batch(rows([3]))]), Once())
-    assert keys(publisher) == [[1], [2], [3]]
 
 
 def test_batch_without_room_ends_its_own_requests_alone() -> None:
@@ -177,7 +145,6 @@ def test_step_that_contradicts_itself_ends_its_requests() -> None:
 
 
 def test_step_that_raises_ends_what_the_engine_had() -> None:
-    """After a step that raised the requests of the engine end with what it raised, and the worker goes on."""
     publisher = running(requests=[generate_of(8), generate_of(9)])
     done = [Wanted(9, 0, 1, RowStatus.FINISHED_STOP)]
     engine = Engine([batch(rows([8])), batch(done, step=2)], OSError("no memory"), [batch(rows([7]), step=3)])
@@ -191,7 +158,6 @@ def test_step_that_raises_ends_what_the_engine_had() -> None:
 
 
 def test_engine_that_says_that_it_is_broken_ends_the_loop() -> None:
-    """An engine that cannot go on ends its requests, and the loop, with what it said."""
     publisher = running(requests=[generate_of(8)])
     with pytest.raises(EngineBrokenError, match="card gone"):
         serve(publisher, Engine(EngineBrokenError("card gone"), [batch(rows([8]))]), Once(2))
@@ -225,7 +191,6 @@ def test_news_without_room_end_the_request_they_are_of() -> None:
 
 @pytest.mark.parametrize("requests", [[], [generate_of(8)]])
 def test_closed_publisher_ends_the_loop(requests: list[Generate | Abort]) -> None:
-    """When the publisher was closed the loop returns, whatever it was about to publish."""
     publisher = running(requests=requests)
     publisher.end()
     engine = Engine([batch(rows([1]))], [batch(rows([1]))])
@@ -245,7 +210,6 @@ def test_every_rank_does_all_but_publish() -> None:
 
 
 def test_pace_is_kept_before_each_step_and_never_when_idle() -> None:
-    """What sets the pace is called once before each step, and not where there is nothing to compute."""
     paces: list[int] = []
     engine = Engine([batch(rows([1]))], [batch(rows([1]), step=2)])
     pace: Callable[[], None] = lambda: paces.append(len(engine.steps))  # noqa: E731 - typed
@@ -267,7 +231,6 @@ def test_stop_is_looked_at_before_each_turn() -> None:
 
 
 def test_zero_keys_end_nobody() -> None:
-    """A broken batch that names request 0, which is none, ends those that it names beside it."""
     publisher = running()
     engine = Engine([batch(rows([0, 3]))])
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
@@ -278,22 +241,14 @@ class Strange(Engine):
     """An engine whose first step cannot be published."""
 
     def step(self) -> Sequence[StepArrays]:
-        """Return a count below zero first."""
         strange = StepArrays(request_keys=[2**64 - 1], positions=[0], token_counts=[-5], token_ids=[1])
         return super().step() or [strange]
 
 
 def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
-    """Arrays that nothing can be made of end the step's requests, and the loop goes on."""
     publisher = running()
     engine = Strange([], [batch(rows([4]), step=2)])
     serve(publisher, engine, Once(2))
     assert engine.aborted == [2**64 - 1]
     assert [event.error.request_key for event in events(publisher)] == [2**64 - 1]
     assert keys(publisher) == [[4]]
-
-
-def test_publisher_that_ended_by_itself_ends_the_loop() -> None:
-    publisher = running()
-    publisher.end()
-    serve(publisher, Engine(), threading.Event())

@@ -22,8 +22,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 def test_nothing_goes_out_before_the_handshake() -> None:
     """Items wait until a processor has answered the hello: none arrives before the handshake (case 19)."""
     peer = Peer(items=2)
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert (frame.epoch, frame.hello.first_sequence, frame.hello.next_sequence) == (EPOCH, 1, 3)
     assert peer.says() is None
     peer.welcome()
@@ -34,17 +33,14 @@ def test_worker_that_leaves_says_so_at_once_and_to_every_processor() -> None:
     """The session sends it before waiting items and before a heartbeat is due, and again to every later processor."""
     peer = opened(items=2)
     peer.session.take_no_more()
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.heartbeat.takes_no_more
     assert peer.sequences() == [1, 2]
     peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.hello.max_requests == 0
     peer.welcome()
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.heartbeat.takes_no_more
 
 
@@ -112,7 +108,6 @@ def test_replay_needs_no_credit_and_goes_before_new_items() -> None:
 
 
 def test_acknowledged_items_are_not_replayed() -> None:
-    """A replay leaves out items that were acknowledged in the meantime: they are not needed and not retained."""
     peer = opened(items=4)
     assert peer.sequences() == [1, 2, 3, 4]
     peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=3))
@@ -134,16 +129,13 @@ def test_replay_of_what_was_not_sent_is_refused(first: int, last: int) -> None:
 
 
 def test_hello_names_as_many_requests_as_it_may() -> None:
-    """A worker with more requests than a hello may name says hello all the same, with as many as fit."""
     peer = Peer()
     peer.session.requests.update(range(1, 65_538))
-    hello = peer.says()
-    assert hello is not None
+    hello = peer.must_say()
     assert list(hello.hello.request_keys) == list(range(1, 65_537))
 
 
 def test_replays_that_wait_are_bounded() -> None:
-    """At most 64 replays wait; one more is left out, as it will be asked for again."""
     peer = opened(items=1)
     assert peer.sequences() == [1]
     for _ in range(65):
@@ -152,7 +144,6 @@ def test_replays_that_wait_are_bounded() -> None:
 
 
 def test_new_handshake_forgets_replays() -> None:
-    """After a welcome the stream goes on from where that says; older replays are void."""
     peer = opened(items=3)
     assert peer.sequences() == [1, 2, 3]
     peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=3))
@@ -172,7 +163,6 @@ def test_welcome_says_where_to_go_on_and_counts_bytes_anew() -> None:
 
 
 def test_what_is_not_wanted_again_is_retained_until_it_is_acknowledged() -> None:
-    """Front on from a later item acknowledges nothing: it may still be on its way to a client."""
     peer = opened(items=4)
     peer.welcome(resume_from=4)
     assert peer.session.outstanding == 4
@@ -220,7 +210,6 @@ def test_run_of_dropped_items_longer_than_the_credit_is_told() -> None:
 
 
 def test_dropped_items_wait_for_credit_too() -> None:
-    """A run of dropped items is reported in its place: not before the items in front of it may be sent."""
     peer = Peer(items=2)
     peer.retention.drop([7])
     peer.says()
@@ -229,7 +218,6 @@ def test_dropped_items_wait_for_credit_too() -> None:
 
 
 def test_dropped_items_in_a_replay_are_told_again() -> None:
-    """A replay over a run of dropped items says the gap again and goes on behind it."""
     peer = Peer(items=1)
     peer.retention.drop([7])
     peer.retention.drop([8])
@@ -253,7 +241,6 @@ def test_acknowledging_what_never_was_is_refused() -> None:
 
 
 def test_room_is_told_only_when_there_is_some() -> None:
-    """A caller that waits for room is notified of an acknowledgement that made some, and of no other."""
     peer = opened(items=2)
     told: list[int] = []
     peer.on_room = lambda: told.append(len(peer.retention))
@@ -274,13 +261,11 @@ def test_request_that_was_handed_off_already_is_not_begun_again() -> None:
 
 
 def test_request_is_run_again_only_where_a_hello_could_not_name_it() -> None:
-    """Sent again after a hello that was on its way before it came, it is the same; else its key is used again."""
     peer = opened()
     taken: list[Any] = []
     peer.on_request = taken.append
 
     def hear(deadline: int) -> None:
-        """Hear a request, and have its last token."""
         peer.hear(generate=generate_of(1, deadline_unix_ms=deadline))
         peer.session.requests.discard(1)
 

@@ -37,7 +37,6 @@ def test_welcome_that_cannot_be_is_refused() -> None:
 
 
 def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
-    """An idle session sends a heartbeat once an interval, with its last sequence and the last heartbeat it heard."""
     peer = opened(items=2, heartbeat_interval_ms=500)
     peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
     assert peer.sequences() == [1, 2]
@@ -45,41 +44,34 @@ def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
     assert peer.says() is None
     assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
     peer.now = FIRST + 0.5
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     beat = frame.heartbeat
     assert (beat.last_sequence, beat.echo_ns, beat.sent_at_ns) == (2, 77, int((FIRST + 0.5) * 1e9))
     assert peer.says() is None
 
 
 def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
-    """A processor that was silent for exactly the timeout is still there; a moment later it is sent a hello again."""
     peer = opened(items=1)
     assert peer.sequences() == [1]
     peer.now = FIRST + TIMEOUT
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.HasField("heartbeat")
     peer.now += 0.01
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.HasField("hello")
     assert peer.state() is SessionState.GREETING
 
 
 def test_any_frame_is_a_sign_of_life() -> None:
-    """A processor that sends anything at all is not silent."""
     peer = opened()
     for _ in range(5):
         peer.now += TIMEOUT
         peer.hear(credit=Credit())
-        frame = peer.says()
-        assert frame is not None
+        frame = peer.must_say()
         assert frame.HasField("heartbeat")
 
 
 def test_refused_worker_asks_again_after_the_timeout() -> None:
-    """After a refusal the session keeps the reason and says hello again after a while, not at once."""
     peer = Peer()
     peer.says()
     refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="too wide")
@@ -100,8 +92,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
     peer = opened()
     again = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="who are you")
     peer.hear(refusal=again)
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.HasField("hello")
     peer.hear(refusal=again)
     assert peer.says() is None
@@ -113,8 +104,7 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.says() is None
     peer.now += INTERVAL
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.HasField("hello")
 
 
@@ -131,7 +121,6 @@ def test_requests_are_handed_over_once() -> None:
 
 
 def test_request_that_finds_no_room_is_not_believed_to_be_here() -> None:
-    """A request that its engine could not take is an error, and the next hello does not name it."""
     peer = opened()
 
     def refuse(_request: Generate | Abort) -> None:
@@ -157,7 +146,6 @@ def test_frames_before_the_handshake_change_nothing() -> None:
 
 
 def test_message_of_several_parts_is_refused() -> None:
-    """A processor's message has one part; none and two are errors."""
     peer = opened()
     for parts in ([], [write_frame(ProcessorFrame(ack=Ack())), b""]):
         with pytest.raises(ContractError, match="one part"):
@@ -197,20 +185,17 @@ def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
     assert peer.says() is None
     assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
     peer.now = FIRST + INTERVAL
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert frame.HasField("hello")
 
 
 def test_hello_names_what_is_retained_and_what_is_open_now() -> None:
-    """Each hello has the retention and the requests of its own moment, not of the first one's."""
     peer = opened(items=3)
     peer.hear(generate=generate_of(9))
     peer.session.requests.add(4)
     assert peer.sequences() == [1, 2, 3]
     peer.hear(ack=Ack(through_sequence=2))
     peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
-    frame = peer.says()
-    assert frame is not None
+    frame = peer.must_say()
     assert (frame.hello.first_sequence, frame.hello.next_sequence) == (3, 4)
     assert list(frame.hello.request_keys) == [4, 9]

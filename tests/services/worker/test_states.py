@@ -74,7 +74,6 @@ class Worker:
         self.loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 
     def turn(self, *handed: tuple[Generate, bytes]) -> None:
-        """Be handed requests, and compute a step."""
         for generate, state in handed:
             key = generate.request_key
 
@@ -95,7 +94,6 @@ class Worker:
         raise AssertionError("it does not end")
 
     def rows(self, keys: Sequence[int]) -> dict[int, list[Row]]:
-        """Return what was published of some requests."""
         found: dict[int, list[Row]] = {key: [] for key in keys}
         for made in batches(self.publisher):
             for row in made.rows():
@@ -105,7 +103,6 @@ class Worker:
 
 
 def handed_off(kind: Kind, keys: Sequence[int]) -> dict[int, bytes]:
-    """Return the states of requests after their first token."""
     engine, states = kind.prefill(), dict[int, bytes]()
     for key in keys:
         engine.admit(kind.asked(key))
@@ -117,7 +114,6 @@ def handed_off(kind: Kind, keys: Sequence[int]) -> dict[int, bytes]:
 
 
 def mutated(state: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
-    """Return a state that is wrong in some way, or perhaps only different."""
     data = bytearray(state)
     match draw.randrange(7):
         case 0:
@@ -144,7 +140,6 @@ def mutated(state: bytes, others: Sequence[bytes], draw: random.Random) -> bytes
 
 @EVERY_KIND
 def test_mutated_states_end_their_own_requests_alone(name: str) -> None:
-    """Hundreds of damaged and forged states: the other requests get every token as without, and each is answered."""
     kind, victims = KINDS[name], (1, 2)
     states = handed_off(kind, [*victims, 3])
     control = Worker(kind.decode())
@@ -199,7 +194,6 @@ def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], byt
 
 
 def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ngram engine that fails in the midst of keeping a request does not have it, and takes the next one."""
     engine = NgramEngine(NgramOptions())
     monkeypatch.setattr("tokenbus_engines.ngram.model.Model.context_of", lambda *_: "none")
     with pytest.raises(ValueError, match="invalid literal"):

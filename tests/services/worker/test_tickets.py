@@ -19,7 +19,6 @@ NAMED, OTHER_NAME = (Identity(name, ROLES, (name,)) for name in ("gpu-7", "gpu-8
 
 
 def given(clock: ManualClock, key: int = 1, **fields: int) -> Generate:
-    """Return a request as a prefill worker gets it, still without a ticket."""
     return generate_of(key, owner=OWNER, deadline_unix_ms=clock.unix_ms() + LASTS_MS, **fields)
 
 
@@ -58,7 +57,6 @@ def test_ticket_for_the_request_and_the_worker_is_good() -> None:
     ids=str,
 )
 def test_ticket_for_anything_else_is_refused(changed: dict[str, object]) -> None:
-    """A ticket serves no other request, owner, deadline or worker, and none can be made up."""
     clock = ManualClock()
     mine = Tickets(clock)
     handoff = shown(mine, clock)
@@ -95,7 +93,6 @@ def test_ticket_for_anything_else_is_refused(changed: dict[str, object]) -> None
     ],
 )
 def test_ticket_is_bound_to_what_its_worker_proved(made_for: Identity, by: Identity, is_good: bool) -> None:  # noqa: FBT001
-    """Where both connections prove a key, or a name, it is the same; a key and a name cannot be compared."""
     clock = ManualClock()
     mine = Tickets(clock)
     handoff = shown(mine, clock, made_for)
@@ -119,7 +116,6 @@ def test_ticket_ends_with_its_request() -> None:
 
 
 def test_request_without_a_deadline_is_refused() -> None:
-    """A ticket without an end would be remembered for ever: a processor makes none."""
     clock = ManualClock()
     mine = Tickets(clock)
     generate = generate_of(1)
