@@ -119,7 +119,6 @@ class ReconnectingSession(ABC):
 
     @property
     def _last_sequence(self) -> int:
-        """The last sequence that was sent, or zero."""
         return 0
 
     def receive(self, parts: list[bytes], now: float) -> None:

@@ -22,22 +22,36 @@ _FEWER = 2
 class ProcessorList:
     """The addresses of processors: fixed, or of those that announce themselves over NATS, which come and go."""
 
-    is_fixed = True
-    """Whether none comes or goes."""
+    def __init__(
+        self, *addresses: str, worker_id: str = "", group: str = "", settings: BusSettings | None = None
+    ) -> None:
+        """Take fixed addresses, or a group's, as `nats://HOST:PORT/workers.*`, and the settings to look for it.
 
-    def __init__(self, *addresses: str, worker_id: str = "") -> None:
-        """Take the addresses; a worker's id decides in which order it tries those that are alike."""
+        A worker's id decides in which order it tries those that are alike.
+        """
         self._worker_id = worker_id
+        self._group = group
+        self._settings = settings
         self._fixed = dict.fromkeys(sorted(addresses, key=self._rank), 0)
+        self._directory: NatsDirectory | None = None
+        self._came = asyncio.Event()
+        self._seen: set[str] = set()
+        self._has_newcomer = False
+        self._report: Callable[[], None] = lambda: None
         self._tries: Counter[str] = Counter()
         """How often each was tried since one was found."""
         self.current = ""
         """The address that was chosen last."""
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether none comes or goes."""
+        return not self._group
+
+    @property
     def workers(self) -> Mapping[str, int]:
         """How many workers each processor has, by its address, as far as is known."""
-        return self._fixed
+        return self._fixed if self._directory is None else self._directory.listeners
 
     @property
     def count(self) -> int:
@@ -47,78 +61,16 @@ class ProcessorList:
     @property
     def is_outdated(self) -> bool:
         """Whether the current processor has gone, or another one has come since it was chosen and not yet found."""
-        return bool(self.workers) and bool(self.current) and self.current not in self.workers
+        return self._has_newcomer or (bool(self.workers) and bool(self.current) and self.current not in self.workers)
 
     async def open(self, changed: Callable[[], None] = lambda: None) -> None:
         """Begin to look for processors; `changed` is called when some come or go. Raises AddressError."""
+        if self._settings is not None:
+            require_nats(self._group)
+            from tokenbus_services.bus.nats import NatsTransport  # noqa: PLC0415 - an extra
 
-    async def next(self) -> str:
-        """Choose the next address: one that was not tried yet, with the fewest workers; waits while there is none."""
-        workers = self.workers
-        self._tries = Counter({address: self._tries[address] for address in workers})
-        self.current = min(workers, key=lambda each: (self._tries[each], workers[each], self._rank(each)))
-        self._tries[self.current] += 1
-        return self.current
-
-    def welcomed(self) -> None:
-        """Learn that the processor at the current address took this worker."""
-        self._tries = Counter([self.current])
-
-    def share_to_leave(self) -> float:
-        """Return how large a share of the workers at the current address should go to others that have far fewer."""
-        workers = self.workers
-        here = workers.get(self.current, 0)
-        if here - min(workers.values(), default=here) < _FEWER:
-            return 0.0
-        return 1 - sum(workers.values()) / len(workers) / here
-
-    async def close(self) -> None:
-        """Look for processors no longer."""
-
-    def _rank(self, address: str) -> bytes:
-        if not self._worker_id:
-            return b""
-        return blake2b(f"{self._worker_id} {address}".encode(), digest_size=8).digest()
-
-
-class FoundProcessors(ProcessorList):
-    """Those that announce themselves in a group, as at `nats://HOST:PORT/workers.*`."""
-
-    is_fixed = False
-
-    def __init__(self, address: str, settings: BusSettings, *, worker_id: str = "") -> None:
-        """Take the group's address; nothing is looked for before `open`."""
-        super().__init__(worker_id=worker_id)
-        self._address = address
-        self._settings = settings
-        self._directory: NatsDirectory | None = None
-        self._came = asyncio.Event()
-        self._seen: set[str] = set()
-        self._has_newcomer = False
-        self._report: Callable[[], None] = lambda: None
-
-    @property
-    def workers(self) -> Mapping[str, int]:
-        """How many workers each has announced."""
-        return self._fixed if self._directory is None else self._directory.listeners
-
-    async def open(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Begin to look for processors."""
-        require_nats(self._address)
-        from tokenbus_services.bus.nats import NatsTransport  # noqa: PLC0415 - an extra
-
-        self._report = changed
-        self._directory = NatsTransport(self._settings).directory(self._address, self._changed)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the current one has gone, or another one has come since it was chosen."""
-        return super().is_outdated or self._has_newcomer
-
-    def welcomed(self) -> None:
-        """Learn that the current one took this worker: newcomers are of no interest any more."""
-        super().welcomed()
-        self._has_newcomer = False
+            self._report = changed
+            self._directory = NatsTransport(self._settings).directory(self._group, self._changed)
 
     def _changed(self) -> None:
         self._has_newcomer = bool(self._has_newcomer or self.workers.keys() - self._seen)
@@ -130,18 +82,40 @@ class FoundProcessors(ProcessorList):
         self._report()
 
     async def next(self) -> str:
-        """Choose the next address; waits while no processor is known."""
+        """Choose the next address: one that was not tried yet, with the fewest workers; waits while there is none."""
         while not self.workers:
             await self._came.wait()
             if not self.current:
                 await asyncio.sleep(_SETTLE_SECONDS)
         self._has_newcomer = False
-        return await super().next()
+        workers = self.workers
+        self._tries = Counter({address: self._tries[address] for address in workers})
+        self.current = min(workers, key=lambda each: (self._tries[each], workers[each], self._rank(each)))
+        self._tries[self.current] += 1
+        return self.current
+
+    def welcomed(self) -> None:
+        """Learn that the processor at the current address took this worker: newcomers are of no interest any more."""
+        self._tries = Counter([self.current])
+        self._has_newcomer = False
+
+    def share_to_leave(self) -> float:
+        """Return how large a share of the workers at the current address should go to others that have far fewer."""
+        workers = self.workers
+        here = workers.get(self.current, 0)
+        if here - min(workers.values(), default=here) < _FEWER:
+            return 0.0
+        return 1 - sum(workers.values()) / len(workers) / here
 
     async def close(self) -> None:
         """Look for processors no longer."""
         if self._directory is not None:
             await self._directory.close()
+
+    def _rank(self, address: str) -> bytes:
+        if not self._worker_id:
+            return b""
+        return blake2b(f"{self._worker_id} {address}".encode(), digest_size=8).digest()
 
 
 def processors_at(setting: str, settings: BusSettings, *, worker_id: str = "") -> ProcessorList:
@@ -151,4 +125,4 @@ def processors_at(setting: str, settings: BusSettings, *, worker_id: str = "") -
         return ProcessorList(*addresses, worker_id=worker_id)
     if len(addresses) > 1:
         raise AddressError(setting, "an address that ends with .* stands alone")
-    return FoundProcessors(setting, settings, worker_id=worker_id)
+    return ProcessorList(worker_id=worker_id, group=setting, settings=settings)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.waiting import soon
 from tokenbus_services.bus import AddressError
-from tokenbus_services.processor_list import FoundProcessors, ProcessorList, processors_at
+from tokenbus_services.processor_list import ProcessorList, processors_at
 from tokenbus_services.settings import BusSettings
 
 GROUP = "nats://127.0.0.1:1/workers.*"
@@ -75,7 +75,7 @@ async def test_current_one_that_has_gone() -> None:
 async def test_group_stands_alone() -> None:
     """An address of a group is the whole setting; a list beside it is refused with the value."""
     settings = BusSettings()
-    assert isinstance(processors_at(GROUP, settings), FoundProcessors)
+    assert not processors_at(GROUP, settings).is_fixed
     assert processors_at("tcp://a:1,tcp://b:1", settings).count == 2
     with pytest.raises(AddressError, match=r"an address that ends with \.\* stands alone"):
         processors_at(f"{GROUP},tcp://b:1", settings)
@@ -88,7 +88,7 @@ async def test_group_beyond_loopback_needs_what_its_listeners_need() -> None:
 
 
 async def test_newcomer_is_tried_at_once() -> None:
-    processors = FoundProcessors(GROUP, BusSettings())
+    processors = processors_at(GROUP, BusSettings())
     found: dict[str, int] = {"a": 0}
     processors._directory = SimpleNamespace(listeners=found)  # type: ignore[assignment]
     processors._changed()

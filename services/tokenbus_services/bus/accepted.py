@@ -148,7 +148,6 @@ class AcceptedConnection:
         return bool(poll.poll(0))
 
     def __str__(self) -> str:
-        """Return the peer's address, if it has one."""
         with contextlib.suppress(OSError):
             where = self.connection.getpeername()
             if isinstance(where, tuple):

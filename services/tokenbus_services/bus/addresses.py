@@ -37,7 +37,6 @@ class TcpEndpoint:
             return self.host.lower() == "localhost"
 
     def __str__(self) -> str:
-        """Return the address."""
         return f"tcp://[{self.host}]:{self.port}" if self.is_v6 else f"tcp://{self.host}:{self.port}"
 
 
@@ -48,7 +47,6 @@ class IpcEndpoint:
     path: Path
 
     def __str__(self) -> str:
-        """Return the address."""
         return f"ipc://{self.path}"
 
 

@@ -36,7 +36,6 @@ class Binding:
     """A listening socket, and the lock on its path if it has one."""
 
     def __init__(self, endpoint: TcpEndpoint | IpcEndpoint, listening: socket.socket, lock: "_PathLock | None") -> None:
-        """Take a socket that is listening."""
         self.address = str(endpoint)
         self.descriptor = listening.fileno()
         self._listening = listening

@@ -14,7 +14,6 @@ class AddressError(BusError):
         self.reason = reason
 
     def __str__(self) -> str:
-        """Return both in one printable line."""
         return f"{self.address if self.address.isprintable() else ascii(self.address)}: {self.reason}"
 
 
@@ -30,7 +29,6 @@ class ClosedError(BusError):
         self.what = what
 
     def __str__(self) -> str:
-        """Return a line that says so."""
         return f"{self.what}: closed on this side, by its owner"
 
 
@@ -43,5 +41,4 @@ class MessageError(BusError):
         self.actual = actual
 
     def __str__(self) -> str:
-        """Return one line with both."""
         return f"message: {self.limit}, got {self.actual}"

@@ -29,16 +29,24 @@ class KeyPair:
     secret: bytes = field(repr=False)
 
 
+def check_private(setting: str, path: str) -> None:
+    """Raise a SettingsError for a file with a secret that other users may read, or that cannot be read at all."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError) as error:
+        raise SettingsError(setting, f"a file that can be read: {_reason(error)}", path) from None
+    if mode & _OTHERS:
+        limit = "a file that only its owner may read (chmod 600)"
+        raise SettingsError(setting, limit, f"{path} of mode {stat.S_IMODE(mode):04o}")
+
+
 def load_key(path: str) -> KeyPair:
     """Return the key in a file; raises SettingsError for `bus.key_file` if others may read it, or it is no key."""
+    check_private("bus.key_file", path)
     try:
-        mode = stat.S_IMODE(Path(path).stat().st_mode)
         public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise SettingsError("bus.key_file", f"a key file that can be read: {_reason(error)}", path) from None
-    if mode & _OTHERS:
-        limit = f"a file that only its owner may read (chmod 600), mode {_SECRET_MODE:04o}"
-        raise SettingsError("bus.key_file", limit, f"{path} of mode {mode:04o}")
     if secret is None or not (is_key(public) and is_key(secret)):
         raise SettingsError("bus.key_file", "a file with a secret key, as `tokenbus keygen` writes it", path)
     return KeyPair(public, secret)

@@ -65,19 +65,20 @@ class _Meeting:
         """Make a connection a new peer of the listener, if there is one."""
         if self.listener is not None:
             connection.peer = b"peer-%d" % next(self.ids)
-            self.listener.welcome(connection)
+            self.listener.peers[connection.peer] = connection
+            if connection.outgoing:
+                self.listener.notice(connection)
 
 
 class MemoryListener:
     """The listener at a name."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
-        """Accept the connections that are there, with what they have sent."""
         self.address = meeting.address
         self.server_key = b""
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
-        self._peers: dict[bytes, MemoryConnection] = {}
+        self.peers: dict[bytes, MemoryConnection] = {}
         self._ready: deque[MemoryConnection] = deque()  # each at most once
         self._readable = asyncio.Event()
         self._budget = ReceiveBudget()
@@ -104,7 +105,7 @@ class MemoryListener:
         """Send to one peer, without waiting."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
-        connection = self._peers.get(peer)
+        connection = self.peers.get(peer)
         if connection is None:
             return Outcome.GONE
         return Outcome.SENT if connection.deliver(list(parts)) else Outcome.FULL
@@ -119,7 +120,7 @@ class MemoryListener:
 
     def disconnect(self, peer: bytes) -> None:
         """Cut a peer off; it is another peer from then on."""
-        connection = self._peers.pop(peer, None)
+        connection = self.peers.pop(peer, None)
         if connection is not None:
             connection.outgoing.clear()
             with contextlib.suppress(ValueError):
@@ -144,23 +145,13 @@ class MemoryListener:
             self._closed = True
             self._meeting.listener = None
             self._readable.set()
-            for connection in self._peers.values():
+            for connection in self.peers.values():
                 connection.lost()
-
-    def welcome(self, connection: "MemoryConnection") -> None:
-        """Add a new peer."""
-        self._peers[connection.peer] = connection
-        if connection.outgoing:
-            self.notice(connection)
 
     def notice(self, connection: "MemoryConnection") -> None:
         """Mark a connection as having messages to read."""
         self._ready.append(connection)
         self._readable.set()
-
-    def forget(self, connection: "MemoryConnection") -> None:
-        """Remove a closed connection; what it has sent is still received."""
-        self._peers.pop(connection.peer, None)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -171,7 +162,6 @@ class MemoryConnection:
     """A connection to a name."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings, lost: Callable[[], None]) -> None:
-        """Become a peer of the listener, if there is one."""
         self.peer = b""
         self.lost = lost
         self.outgoing: deque[list[bytes]] = deque()  # read by the listener; bounded in `send`
@@ -212,7 +202,7 @@ class MemoryConnection:
             self._closed = True
             self._meeting.connections.remove(self)
             if self._meeting.listener is not None:
-                self._meeting.listener.forget(self)
+                self._meeting.listener.peers.pop(self.peer, None)
             self._readable.set()
 
     def deliver(self, parts: list[bytes]) -> bool:

@@ -37,7 +37,6 @@ class NatsEnd(ABC):
         """Use a connection until it is lost."""
 
     def _conversations(self) -> Iterable[Conversation]:
-        """Return those that may have something to send."""
         return ()
 
     def _say_goodbye(self) -> None:  # noqa: B027 - not all have peers

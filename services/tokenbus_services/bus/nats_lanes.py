@@ -88,7 +88,6 @@ class Lane(NatsEnd):
         welcome: Callable[[bytes], None],
         forget: Callable[[Peer], None],
     ) -> None:
-        """Take the listener's functions for a hello, for a peer that waited for this lane, and for one that is lost."""
         self.peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, None] = {}
         """Peers whose hello came before this was connected."""

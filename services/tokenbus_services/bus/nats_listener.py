@@ -158,7 +158,6 @@ class NatsListener(NatsEnd):
             self._announcing = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._announce)
 
     def _announce(self) -> None:
-        """Say that it is here, and how many peers have introduced themselves."""
         if self._announcing is not None:
             self._announcing.cancel()
             self._announcing = None
@@ -290,7 +289,6 @@ class NatsListener(NatsEnd):
         return self._lanes.get(name)
 
     def _take(self, known: Peer, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001
-        """Take a frame of a peer that was welcomed."""
         del subject
         if self._peers.get(known.id) is not known:
             return
@@ -342,7 +340,6 @@ class NatsListener(NatsEnd):
             self._drop(known)
 
     def _drop(self, known: Peer) -> None:
-        """Drop what a peer has sent and was not read."""
         known.conversation.drop_unread()
         self._bounds.count(known)
         if known in self._ready:

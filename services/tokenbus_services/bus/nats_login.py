@@ -3,11 +3,11 @@
 import base64
 import binascii
 import ssl
-import stat
 from pathlib import Path
 from typing import Any
 
 from tokenbus_services.bus.addresses import NatsEndpoint
+from tokenbus_services.bus.keys import check_private
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings, SettingsError
 from tokenbus_services.watched_files import WatchedFiles
@@ -16,7 +16,6 @@ _log = logger("bus")
 _KEY = "bus.nats_credentials"
 _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
 _USER_SEED, _USER = b"\x95\x00", b"\xa0"
 """The first bytes of a user's seed and of its public key, as NKEYS has them; the seed shares its last three bits."""
@@ -70,7 +69,7 @@ class Login:
     def _show_certificate(self, settings: BusSettings) -> None:
         """Show a server that asks for it this process's certificate."""
         certificate, key = settings.nats_certificate, settings.nats_certificate_key
-        _check_mode("bus.nats_certificate_key" if key else "bus.nats_certificate", key or certificate)
+        check_private("bus.nats_certificate_key" if key else "bus.nats_certificate", key or certificate)
         try:
             # Without a password of our own, Python would ask for one on the terminal.
             self.options["tls"].load_cert_chain(certificate, key or None, password=lambda: b"")
@@ -115,20 +114,8 @@ def _is_whole(raw: bytes) -> bool:
     return binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") == raw[-2:]
 
 
-def _check_mode(name: str, path: str) -> None:
-    """Raise a SettingsError for a secret that other users may read, or that cannot be read at all."""
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise SettingsError(name, f"a file that can be read: {reason}", path) from None
-    if mode & _OTHERS:
-        limit = "a file that only its owner may read (chmod 600)"
-        raise SettingsError(name, limit, f"{path} of mode {stat.S_IMODE(mode):04o}")
-
-
 def _read(path: str) -> str:
-    _check_mode(_KEY, path)
+    check_private(_KEY, path)
     try:
         with Path(path).open("rb") as file:
             text = file.read(_MOST_BYTES).decode().strip().replace("\r\n", "\n")

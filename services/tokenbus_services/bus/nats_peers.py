@@ -32,7 +32,6 @@ class Peer:
     def __init__(
         self, peer: bytes, beside: dict[bytes, "Peer"], server: ServerConnection, cut: Cut, settings: BusSettings
     ) -> None:
-        """Take its id, the peers of its lane, the connection where it is heard, and how its listener cuts it off."""
         self.id = peer
         self.name = name_of(peer)
         self.server = server

@@ -124,7 +124,6 @@ class Servers:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait before the next try, longer each time."""
         await asyncio.sleep(self._seconds)
         self._seconds = min(2 * self._seconds, self._settings.reconnect_max_ms / 1000)
 
@@ -229,7 +228,6 @@ class ServerConnection:
     """One connection to a server, from its handshake to its end."""
 
     def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
-        """Connect with `open`."""
         self.lost = asyncio.Event()
         self.max_payload = 0
         self.denied = ""

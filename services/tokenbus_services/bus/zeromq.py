@@ -42,7 +42,6 @@ class SharedContext:
     """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Take the clock of the listening sockets' guard, in seconds."""
         self._now = now
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._authenticator: Authenticator | None = None
@@ -96,7 +95,6 @@ class ZeroMQTransport:
     """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Take the bounds and times from the settings, and the clock of the bounds on peers, in seconds."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
         # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.

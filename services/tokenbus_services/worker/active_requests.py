@@ -14,7 +14,6 @@ class ActiveRequests:
     """
 
     def __init__(self, *, keep_requests: bool) -> None:
-        """Keep what each request asked for, too, if it is to be handed off."""
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
         """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""

@@ -109,7 +109,6 @@ class StepAssembler:
         )
 
     def _scored(self, arrays: StepArrays, rows: int) -> Host | None:
-        """Return which rows are scored, or None if no row is."""
         if arrays.logprobs is None:
             if arrays.scored is not None and on_host("scored", arrays.scored).any():
                 raise ContractError("logprobs", "one for each token of the scored rows", "none", rule=Rule.LENGTH)

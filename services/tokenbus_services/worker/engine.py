@@ -24,7 +24,6 @@ class EngineStepError(RuntimeError):
     """
 
     def __init__(self, message: str, keys: Iterable[int] = ()) -> None:
-        """Take the reason, and the ids of the requests that the step failed for, if they are known."""
         super().__init__(message)
         self.keys = frozenset(keys)
 

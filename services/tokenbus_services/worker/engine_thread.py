@@ -25,12 +25,10 @@ class EngineThread:
         """The engine, or what the function raised."""
 
     def __enter__(self) -> "EngineThread":
-        """Start the thread, and begin to make the engine."""
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Have the engine closed, without waiting for it."""
         self.close()
 
     def run(self, call: Callable[[], T]) -> "Future[T]":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any
 from zlib import crc32
 
 from tokenbus_contracts import ContractError, Rule
@@ -25,13 +25,13 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
 from tokenbus_services.worker.session import HandoffPoint
 
-_T = TypeVar("_T")
 _log = logger("worker")
 _MOST_REFUSAL = 1000
 _MOST_ADMITTED = 4096
 _TRIES = 4
 """How often a hand-off is sent until its timeout, while no answer comes."""
 _FULL_WAIT = 0.005
+_USED = "its ticket was used before, or is void: its request ended or went elsewhere"
 _Target = tuple[str, bytes]
 """A decode worker's address and public key, empty where it asks for none: a restarted one may have another key."""
 
@@ -76,7 +76,6 @@ class HandoffSender:
         self._repeated_log = DeduplicatedLog()
 
     async def __aenter__(self) -> "HandoffSender":
-        """Begin to send."""
         self._loop = asyncio.get_running_loop()
         return self
 
@@ -207,7 +206,6 @@ class HandoffReceiver:
         """The peers whose hand-offs were accepted last; a refused one has to be accepted anew."""
 
     async def __aenter__(self) -> "HandoffReceiver":
-        """Listen; raises AddressError for an address that cannot be used."""
         address = self._settings.worker.handoff_address
         self._listener = await listen_once_there(self._transport, address, self._connection_refused)
         tickets = self._tickets
@@ -215,7 +213,6 @@ class HandoffReceiver:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop listening."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -273,27 +270,27 @@ class HandoffReceiver:
 
     def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         use = self._tickets.use_of(handoff)
-        if use is None:
-            self._listener.admit(peer)
-            self._admitted[peer] = None
-            if len(self._admitted) > _MOST_ADMITTED:
-                self._admitted.popitem(last=False)
-            self._accept(peer, handoff, state)
-        elif use.number != handoff.number:
-            self._decide(peer, handoff, "its ticket was used before, or is void: its request ended or went elsewhere")
-        elif use.answer is not None:  # it was answered, and the reply was lost
-            self._reply(peer, handoff, use.answer)
-
-    def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
+        if use is not None:
+            if use.number != handoff.number:
+                self._decide(
+                    peer, handoff, "its ticket was used before, or is void: its request ended or went elsewhere"
+                )
+            elif use.answer is not None:  # it was answered, and the reply was lost
+                self._reply(peer, handoff, use.answer)
+            return
+        self._listener.admit(peer)
+        self._admitted[peer] = None
+        if len(self._admitted) > _MOST_ADMITTED:
+            self._admitted.popitem(last=False)
         if refusal := self._obstacle(handoff, state):
             self._decide(peer, handoff, refusal)
             return
-        use = self._tickets.use(handoff)
+        used = self._tickets.use(handoff)
         self.counts.waiting_state_bytes += len(state)
 
         def _answered(refusal: str) -> None:
             self.counts.waiting_state_bytes -= len(state)
-            use.answer = refusal
+            used.answer = refusal
             self._decide(peer, handoff, refusal)
 
         self._publisher.add_handoff(ReceivedHandoff(handoff.generate, state, partial(self._call_soon, _answered)))
@@ -311,7 +308,7 @@ class HandoffReceiver:
             return f"state: {limit}, got {waiting + len(state)}"
         return ""
 
-    def _call_soon(self, call: Callable[[_T], object], argument: _T) -> None:
+    def _call_soon(self, call: Callable[[Any], object], argument: object) -> None:
         """Call from the event loop; the engine's and the publisher's threads come here."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, and the listener with it
             self._loop.call_soon_threadsafe(call, argument)

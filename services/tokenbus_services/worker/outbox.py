@@ -40,12 +40,10 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="tokenbus-outbox", daemon=True)
 
     def __enter__(self) -> "Outbox":
-        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Publish what is queued, and stop the thread."""
         self._waiting.put(None)
         self._thread.join()
 

@@ -148,27 +148,23 @@ class Publisher:
     # Start and end.
 
     def __enter__(self) -> "Publisher":
-        """Start, in a thread of its own."""
         self._thread, _ = start_loop_thread(f"tokenbus-{self.worker_id}", self._run)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take nothing more, wait until all is acknowledged or the drain's time is over, and leave."""
         self._close(error)
         if self._thread is not None:
             self._thread.join()
 
     async def __aenter__(self) -> "Publisher":
-        """Start, on this event loop."""
         self._task = await self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take nothing more, wait until all is acknowledged or the drain's time is over, and leave."""
         self._close(error)
         if self._task is not None:
             await self._task

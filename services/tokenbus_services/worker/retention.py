@@ -48,7 +48,6 @@ class Retention:
     """The items that are published and not acknowledged. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
-        """Take the most items and payload bytes to keep, and whether items have a checksum."""
         self._kept: deque[Retained | Dropped] = deque()
         self._max_items = max_items
         self._max_bytes = max_bytes
@@ -61,11 +60,9 @@ class Retention:
         self.peak_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many entries are kept."""
         return len(self._kept)
 
     def __iter__(self) -> Iterator[Retained | Dropped]:
-        """Iterate over the entries, the oldest first."""
         return iter(self._kept)
 
     @property

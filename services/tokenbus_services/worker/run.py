@@ -205,7 +205,6 @@ class Pace:
     """Called before each step, it waits so that at most so many begin in a second."""
 
     def __init__(self, per_second: float, now: Callable[[], float], wait: Callable[[float], object]) -> None:
-        """Take the rate, the time in seconds, and a function that waits for some seconds and may return early."""
         self._period = 1 / per_second
         self._now = now
         self._wait = wait

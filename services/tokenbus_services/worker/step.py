@@ -109,7 +109,6 @@ class Launches:
         self._open: OrderedDict[int, Launch] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many launched steps are unfinished."""
         return len(self._open)
 
     def launch(self, real_batch_size: int) -> Launch:

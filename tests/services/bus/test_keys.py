@@ -373,7 +373,7 @@ async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, tmp_path:
     empty.chmod(0o600)
     good = keyring.connecting("w0")
     wrong = [
-        (replace(good, key_file=str(tmp_path / "none")), "bus.key_file: a key file that can be read: no such file"),
+        (replace(good, key_file=str(tmp_path / "none")), "bus.key_file: a file that can be read: no such file"),
         (replace(good, key_file=str(empty)), "bus.key_file: a key file that can be read: no public key"),
         (replace(good, key_file=str(keyring.folder / "w0.key")), "bus.key_file: a file that only its owner may read"),
         (replace(good, server_key="nonsense"), "bus.server_key: a public key of 40 characters"),
