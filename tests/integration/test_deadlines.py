@@ -4,7 +4,7 @@ from tests.integration.asking import Asked, begun, wanted
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import working
 from tests.integration.test_stopped import LONG, SHORT
-from tests.services.worker.test_service import events
+from tests.services.worker.looped import events
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.synthetic import SyntheticEngine

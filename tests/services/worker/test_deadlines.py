@@ -3,13 +3,12 @@
 import pytest
 
 from tests.services.builders import generate_of, ids
-from tests.services.worker.test_service import Engine, Once, batches, events, running
+from tests.services.worker.looped import Engine, Looped, Once, batches, running
 from tests.services.worker.test_states import KINDS, handed_off
 from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.active_requests import ActiveRequests
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
@@ -19,28 +18,14 @@ DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
 LONG = 100_000
 
 
-class Worker:
-    """A worker without a link, and thus without a processor, in time that stands still."""
+class Worker(Looped[SyntheticEngine]):
+    """A worker whose requests have deadlines."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.engine = SyntheticEngine()
-        self.publisher: Publisher = running(items=10_000)
-        self.loop = EngineLoop(
-            self.engine, Emitter(self.publisher, self.engine.vocabulary_size), unix_ms=self.clock.unix_ms
-        )
+        super().__init__(SyntheticEngine())
 
     def asked(self, key: int, ms: int, max_tokens: int = LONG) -> Generate:
         return generate_of(key, max_tokens, deadline_unix_ms=self.clock.unix_ms() + ms)
-
-    def turn(self, *requests: Generate) -> None:
-        for request in requests:
-            self.publisher.take_request(request)
-        self.loop.serve(Once())
-
-    def ended(self) -> dict[int, tuple[int, str]]:
-        found = [event.error for event in events(self.publisher) if event.HasField("error")]
-        return {error.request_key: (error.code, error.message) for error in found}
 
 
 def test_request_ends_at_its_moment_and_not_before() -> None:
@@ -48,11 +33,11 @@ def test_request_ends_at_its_moment_and_not_before() -> None:
     worker.turn(worker.asked(1, 6000), worker.asked(2, 60_000), generate_of(3, LONG))
     worker.clock.advance(5.999)
     worker.turn()
-    assert worker.ended() == {}
+    assert worker.errors() == {}
     worker.clock.advance(0.001)
     worker.turn()
     worker.turn()
-    assert worker.ended() == {1: (DEADLINE, "its deadline came before its last token")}
+    assert worker.errors() == {1: (DEADLINE, "its deadline came before its last token")}
     last = batches(worker.publisher)[-2:]
     statuses = {row.key: row.status for made in last for row in made.rows()}
     assert statuses == {1: RowStatus.ABORTED, 2: RowStatus.ACTIVE, 3: RowStatus.ACTIVE}
@@ -64,7 +49,7 @@ def test_request_that_comes_too_late_does_not_begin() -> None:
     late = worker.asked(1, 100)
     worker.clock.advance(0.25)
     worker.turn(late)
-    assert worker.ended() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
+    assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
     assert not worker.engine.has_work
 
 
@@ -73,7 +58,7 @@ def test_request_that_ended_has_no_deadline() -> None:
     worker.turn(worker.asked(1, 1000, max_tokens=3))
     worker.clock.advance(10)
     worker.turn(worker.asked(2, 1000, max_tokens=3))
-    assert worker.ended() == {}
+    assert worker.errors() == {}
     assert [row.token_ids.tolist() for made in batches(worker.publisher) for row in made.rows()] == [
         ids(1, 0, 3),
         ids(2, 0, 3),
@@ -93,7 +78,7 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
     assert answers == ["", "deadline_unix_ms: a moment to come, got one 0 ms ago"]
     worker.clock.advance(0.5)
     worker.turn()
-    assert worker.ended()[1][0] == DEADLINE
+    assert worker.errors()[1][0] == DEADLINE
 
 
 def test_worker_that_finishes_ends_what_is_overdue() -> None:
@@ -101,14 +86,14 @@ def test_worker_that_finishes_ends_what_is_overdue() -> None:
     worker.turn(worker.asked(1, 1000))
     worker.clock.advance(1)
     worker.loop.finish(10, worker.clock.now)
-    assert worker.ended()[1][0] == DEADLINE
+    assert worker.errors()[1][0] == DEADLINE
     assert not worker.engine.has_work
 
 
 def test_moments_far_away_are_moments() -> None:
     worker = Worker()
     worker.turn(generate_of(1, 3, deadline_unix_ms=2**64 - 1), generate_of(2, 3, deadline_unix_ms=0))
-    assert worker.ended() == {}
+    assert worker.errors() == {}
     assert sorted(row.key for made in batches(worker.publisher) for row in made.rows()) == [1, 2]
 
 

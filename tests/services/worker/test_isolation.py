@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.services.builders import Wanted, arrays_of, batch, generate_of, ids
-from tests.services.worker.test_service import batches, events, running
+from tests.services.worker.looped import Looped, batches, events, running
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
+from tokenbus_services.worker import EngineBrokenError, EngineStepError, StepArrays
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.publisher import ReceivedHandoff
 
 ENGINE = ErrorCode.ERROR_CODE_ENGINE
@@ -49,47 +48,14 @@ class PoisonedEngine(SyntheticEngine):
         return super().step()
 
 
-class Worker:
-    """An engine's loop over a publisher without a link, one turn at a time."""
-
-    def __init__(self, engine: PoisonedEngine) -> None:
-        self.engine = engine
-        self.publisher: Publisher = running(items=10_000)
-        self.loop = EngineLoop(engine, Emitter(self.publisher, engine.vocabulary_size))
-
-    def turn(self, *requests: Generate | Abort) -> None:
-        for request in requests:
-            self.publisher.take_request(request)
-        self.loop._take_all(0)
-        if self.engine.has_work:
-            self.loop.compute()
-
-    def finish(self) -> None:
-        while self.engine.has_work:
-            self.turn()
-
-    def errors(self) -> dict[int, tuple[int, str]]:
-        found = [event.error for event in events(self.publisher) if event.HasField("error")]
-        assert len({error.request_key for error in found}) == len(found)
-        return {error.request_key: (error.code, error.message) for error in found}
-
-    def tokens(self, key: int) -> list[int]:
-        found: list[int] = []
-        for made in batches(self.publisher):
-            for row in made.rows():
-                if row.key == key:
-                    assert row.position == len(found)
-                    found += row.token_ids.tolist()
-        return found
-
-
-def worker(error: Callable[[], Exception]) -> Worker:
-    made = Worker(PoisonedEngine(error))
+def worker(error: Callable[[], Exception]) -> Looped[PoisonedEngine]:
+    """Return a worker with two requests under way."""
+    made = Looped(PoisonedEngine(error))
     made.turn(generate_of(1, 30), generate_of(2, 31))
     return made
 
 
-def assert_neighbours_are_right(made: Worker) -> None:
+def assert_neighbours_are_right(made: Looped[PoisonedEngine]) -> None:
     made.finish()
     assert (made.tokens(1), made.tokens(2)) == (ids(1, 0, 30), ids(2, 0, 31))
     assert set(made.errors()) == {POISON}
@@ -137,7 +103,7 @@ def test_request_that_fails_late_and_is_not_named_ends_the_engines_requests_and_
 @pytest.mark.parametrize("error", [EngineStepError("bad"), OSError("bad"), ZeroDivisionError("bad")])
 def test_requests_that_fail_each_step_never_end_the_worker(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """However many poisonous requests come one after the other, each ends, and the worker serves the next good one."""
-    made = Worker(PoisonedEngine(lambda: error))
+    made = Looped(PoisonedEngine(lambda: error))
     for _ in range(20):
         made.turn(generate_of(POISON))
         made.turn()
@@ -149,7 +115,7 @@ def test_requests_that_fail_each_step_never_end_the_worker(error: Exception, cap
 
 def test_engine_that_fails_whatever_it_has_is_broken() -> None:
     """Where the newest requests have ended and steps fail all the same, so many in a row are the engine's end."""
-    made = Worker(PoisonedEngine(lambda: OSError("bad")))
+    made = Looped(PoisonedEngine(lambda: OSError("bad")))
     made.engine.abort = lambda key: None  # type: ignore[method-assign]  # noqa: ARG005 - it ends nothing
     made.turn(generate_of(POISON))
     made.turn()
@@ -180,8 +146,7 @@ def test_request_that_cannot_be_admitted_ends_alone(
     answers: list[str] = []
     for _ in range(3):
         if is_handed_off:
-            made.publisher.add_handoff(ReceivedHandoff(generate_of(POISON), state_of(POISON, 1), answers.append))
-            made.turn()
+            made.turn(ReceivedHandoff(generate_of(POISON), state_of(POISON, 1), answers.append))
         else:
             made.turn(generate_of(POISON))
         made.turn()  # which ends what the engine kept of it
@@ -245,10 +210,10 @@ def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
 
 
 def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    made = Worker(PoisonedEngine(lambda: OSError("never")))
+    made = Looped(PoisonedEngine(lambda: OSError("never")))
     made.engine.fails_from = 1000
     for key in range(1, 20):
-        made.loop._out.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
+        made.emitter.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
     assert len(made.errors()) == 19
     (line,) = caplog.messages
     assert line.startswith("requests ended: their batch breaks the contract")

@@ -5,87 +5,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.services.builders import EPOCH, Wanted, arrays_of, batch, generate_of, rows, settings
-from tokenbus_contracts import LogprobBatch, RowStatus, decode
-from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
+from tests.services.builders import Wanted, batch, generate_of, rows
+from tests.services.worker.looped import Engine, Once, batches, events, keys, running
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.worker import EngineBrokenError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.retention import Dropped, Retained
-
-
-class Engine:
-    vocabulary_size = 0
-
-    def __init__(self, *steps: Sequence[LogprobBatch] | Exception) -> None:
-        self.steps = list(steps)
-        self.admitted: list[int] = []
-        self.aborted: list[int] = []
-        self.refusal: Exception | None = None
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.steps)
-
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        assert state is None
-        if self.refusal is not None:
-            raise self.refusal
-        self.admitted.append(generate.request_key)
-        return 3
-
-    def abort(self, key: int) -> None:
-        self.aborted.append(key)
-
-    def step(self) -> Sequence[StepArrays]:
-        step = self.steps.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        return list(map(arrays_of, step))
-
-    def close(self) -> None:
-        """Have nothing to let go of."""
-
-
-class Once(threading.Event):
-    """A stop that is asked for after some turns."""
-
-    def __init__(self, turns: int = 1) -> None:
-        super().__init__()
-        self.turns = turns
-
-    def is_set(self) -> bool:
-        self.turns -= 1
-        return self.turns < 0
+from tokenbus_services.worker.retention import Dropped
 
 
 def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
     """Run the engine's loop until `stop` is set."""
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, pace)
-
-
-def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
-    chosen = settings({"worker.retention_items": items, "worker.policy": "fail", "worker.tp_rank": tp_rank})
-    publisher = Publisher(chosen, epoch=EPOCH)
-    publisher.begin()
-    for request in requests:
-        publisher.take_request(request)
-    return publisher
-
-
-def events(publisher: Publisher) -> list[RequestEvent]:
-    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
-    return [read_frame(RequestEvent, entry.payload) for entry in kept if entry.kind == 2]
-
-
-def keys(publisher: Publisher) -> list[list[int]]:
-    return [made.request_keys.tolist() for made in batches(publisher)]
-
-
-def batches(publisher: Publisher) -> list[LogprobBatch]:
-    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
-    return [decode(entry.payload) for entry in kept if entry.kind == 1]
 
 
 def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:

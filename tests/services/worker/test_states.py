@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
@@ -11,15 +11,13 @@ import pytest
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked
 from tests.services.builders import generate_of
-from tests.services.worker.test_service import batches, events, running
+from tests.services.worker.looped import Looped, batches, events
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_engines.ngram import NgramEngine, NgramOptions
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Engine
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.publisher import ReceivedHandoff
 
 HUGE = [b"0", b"-1", b"65536", b"4294967296", b"18446744073709551615", b"9" * 30, b"1e308", b"null", b"[]"]
@@ -62,36 +60,24 @@ EVERY_KIND = pytest.mark.parametrize(
 )
 
 
-@dataclass
-class Worker:
-    """A decode worker: its engine's loop over a publisher without a link, one turn at a time."""
+class Worker(Looped[Engine]):
+    """A decode worker."""
 
-    engine: Engine
-    answers: dict[int, str] = field(default_factory=dict)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.answers: dict[int, str] = {}
 
-    def __post_init__(self) -> None:
-        self.publisher = running(items=100_000)
-        self.loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
+    def take(self, *handed: tuple[Generate, bytes]) -> None:
+        """Be handed requests, and compute a step."""
 
-    def turn(self, *handed: tuple[Generate, bytes]) -> None:
-        for generate, state in handed:
-            key = generate.request_key
+        def received(generate: Generate, state: bytes) -> ReceivedHandoff:
+            def answer(refusal: str) -> None:
+                assert generate.request_key not in self.answers
+                self.answers[generate.request_key] = refusal
 
-            def _answer(refusal: str, key: int = key) -> None:
-                assert key not in self.answers
-                self.answers[key] = refusal
+            return ReceivedHandoff(generate, state, answer)
 
-            self.publisher.add_handoff(ReceivedHandoff(generate, state, _answer))
-        self.loop._take_all(0)
-        if self.engine.has_work:
-            self.loop.compute()
-
-    def finish(self) -> None:
-        for _ in range(5000):
-            if not self.engine.has_work:
-                return
-            self.turn()
-        raise AssertionError("it does not end")
+        self.turn(*(received(*each) for each in handed))
 
     def rows(self, keys: Sequence[int]) -> dict[int, list[Row]]:
         found: dict[int, list[Row]] = {key: [] for key in keys}
@@ -143,20 +129,20 @@ def test_mutated_states_end_their_own_requests_alone(name: str) -> None:
     kind, victims = KINDS[name], (1, 2)
     states = handed_off(kind, [*victims, 3])
     control = Worker(kind.decode())
-    control.turn(*[(kind.asked(key), states[key]) for key in victims])
+    control.take(*[(kind.asked(key), states[key]) for key in victims])
     control.finish()
     others = [b"", bytes(8), (2**63).to_bytes(8, "little"), b"{}", states[1], *_states_of_other_kinds(name)]
     attacked, keys = Worker(kind.decode()), count(100)
     draw = random.Random(7)  # noqa: S311 - the same mutations each time
-    attacked.turn(*[(kind.asked(key), states[key]) for key in victims])
+    attacked.take(*[(kind.asked(key), states[key]) for key in victims])
     taken = 0
     for key, _ in zip(keys, range(kind.rounds), strict=False):
         generate = kind.asked(3)
         generate.request_key = key
-        attacked.turn((generate, mutated(states[3], others, draw)))
+        attacked.take((generate, mutated(states[3], others, draw)))
         taken += not attacked.answers[key]
         if not attacked.answers[key]:
-            attacked.loop._abort(key)  # or those that are taken keep the step busy
+            attacked.publisher.take_request(Abort(request_key=key))  # or those that are taken keep the step busy
     attacked.finish()
     assert attacked.rows(victims) == control.rows(victims)
     assert attacked.publisher.counts.failed_steps == attacked.publisher.counts.engine_errors == 0
