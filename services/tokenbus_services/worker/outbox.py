@@ -11,7 +11,7 @@ import numpy as np
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.logs import logger
-from tokenbus_services.worker.arrays import on_host
+from tokenbus_services.worker.assembler import on_host
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.step import Array, StepArrays

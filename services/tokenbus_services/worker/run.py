@@ -6,10 +6,12 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
@@ -22,7 +24,6 @@ from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.engine_thread import EngineThread
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.outbox import Outbox
@@ -31,6 +32,7 @@ from tokenbus_services.worker.session import HandoffPoint
 
 _POLL_SECONDS = 0.05
 _log = logger("worker")
+T = TypeVar("T")
 
 
 def run_engine(
@@ -127,7 +129,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
 
 
 async def _serve(  # noqa: PLR0913 - as above
-    thread: EngineThread,
+    thread: "EngineThread",
     settings: Settings,
     stop: asyncio.Event,
     *,
@@ -199,6 +201,53 @@ async def _serve(  # noqa: PLR0913 - as above
         _log.error("the engine's loop failed", exc_info=error)
         raise EngineBrokenError(f"the engine's loop failed: {type(error).__name__}: {error}") from error
     _log.info("worker stopped", worker=settings.worker.id)
+
+
+class EngineThread:
+    """Makes an engine, runs its loop, and closes it when `with` ends, all on one thread.
+
+    What an engine takes at its start often belongs to a thread: a CUDA device, OpenMP's threads, their cores. The
+    thread is a daemon, so that a process that is interrupted while the engine is made need not wait for it.
+    """
+
+    def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._closed: Future[None] | None = None
+        self.made: Future[Engine] = self.run(engine if callable(engine) else lambda: engine)
+        """The engine, or what the function raised."""
+
+    def __enter__(self) -> "EngineThread":
+        threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, call: Callable[[], T]) -> "Future[T]":
+        """Call a function on the thread, once the calls before it have returned."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()
+        self._calls.put((call, done))
+        return done
+
+    def close(self) -> "Future[None]":
+        """Have the engine closed, once it is made and its loop has returned."""
+        if self._closed is None:
+            self._closed = self.run(self._close)
+            self._calls.put(None)
+        return self._closed
+
+    def _close(self) -> None:
+        if self.made.exception() is None:
+            self.made.result().close()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, done = call
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - who waits for the call gets it
+                done.set_exception(error)
 
 
 class Pace:

@@ -16,6 +16,13 @@ FIRST = 1000.0
 """When everything begins; not zero, as with a machine's clock."""
 
 
+def welcome_of(through: int = 1000, size: int = 2**30, **more: Any) -> Welcome:  # noqa: ANN401 - as the message has it
+    """Return a welcome with so much credit."""
+    usual: dict[str, Any] = {"processor_id": "p", "resume_from": 1}
+    times = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
+    return Welcome(credit=Credit(through_sequence=through, bytes=size), **usual | times | more)
+
+
 class Peer:
     """A session, and a processor that the test plays."""
 
@@ -47,9 +54,7 @@ class Peer:
         self.session.receive([write_frame(ProcessorFrame(**body))], self.now)
 
     def welcome(self, through: int = 100, size: int = 1000, *, resume_from: int = 1, **more: Any) -> None:  # noqa: ANN401
-        usual: dict[str, Any] = {"processor_id": "p", "heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
-        credit = Credit(through_sequence=through, bytes=size)
-        self.hear(welcome=Welcome(resume_from=resume_from, credit=credit, **usual | more))
+        self.hear(welcome=welcome_of(through, size, resume_from=resume_from, **more))
 
     def state(self) -> SessionState:
         return self.session.state

@@ -11,8 +11,7 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays
-from tokenbus_services.worker.engine_thread import EngineThread
-from tokenbus_services.worker.run import run_engine, serve_engine
+from tokenbus_services.worker.run import EngineThread, run_engine, serve_engine
 
 
 class Noting(SyntheticEngine):

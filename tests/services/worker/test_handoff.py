@@ -12,13 +12,14 @@ import pytest
 
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.bus.keyed import Keyring
+from tests.services.worker.peer import welcome_of
 from tests.support.clock import ManualClock
 from tests.support.waiting import MOST, turns, until
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_contracts.generated.stream_pb2 import Credit, ProcessorFrame, VoidTicket, Welcome
+from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, VoidTicket
 from tokenbus_services.backports import timeout
 from tokenbus_services.bus import Identity, Listener, Role, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
@@ -199,10 +200,7 @@ async def test_void_ticket_is_refused() -> None:
     async with pair() as both:
         wanted = both.request(7)
         frame = ProcessorFrame(void_ticket=VoidTicket(ticket=wanted.handoff_ticket))
-        credit = Credit(through_sequence=9, bytes=9)
-        times = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
-        welcome = ProcessorFrame(welcome=Welcome(processor_id="p", resume_from=1, credit=credit, **times))
-        for each in (welcome, frame):
+        for each in (ProcessorFrame(welcome=welcome_of()), frame):
             await asyncio.to_thread(both.publisher.session.receive, [write_frame(each)], 0.0)
         both.sender.send(wanted, b"state")
         await both.answered()

@@ -7,21 +7,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.services.builders import EPOCH, arrays_of, batch, generate_of, rows, settings
+from tests.services.builders import arrays_of, batch, generate_of, rows
+from tests.services.worker.looped import batches, running
 from tests.support.waiting import MOST
-from tokenbus_contracts import LogprobBatch, decode
+from tokenbus_contracts import decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_services.worker import NotRunningError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.retention import Retained
-
-
-def running() -> Publisher:
-    publisher = Publisher(settings({"worker.policy": "fail"}), epoch=EPOCH)
-    publisher.begin()
-    return publisher
 
 
 def said(publisher: Publisher) -> list[Any]:
@@ -143,7 +138,7 @@ def test_what_is_no_array_is_refused_where_all_else_is() -> None:
 
 
 def test_batch_is_that_of_the_engines_own_thread() -> None:
-    made: list[list[LogprobBatch]] = []
+    made: list[dict[str, bytes]] = []
     for hands_over in (False, True):
         publisher = running()
         emitter = Emitter(publisher, 0)
@@ -153,12 +148,9 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
                 outbox.emit(arrays)
         else:
             emitter.emit(arrays)
-        kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
-        made.append([decode(entry.payload) for entry in kept])
-    alone, handed = (each.columns for (each,) in made)
-    assert {name: values.tobytes() for name, values in alone.items()} == {
-        name: values.tobytes() for name, values in handed.items()
-    }
+        (kept,) = batches(publisher)
+        made.append({name: values.tobytes() for name, values in kept.columns.items()})
+    assert made[0] == made[1]
 
 
 def test_who_waits_for_room_learns_that_nothing_more_is_published() -> None:

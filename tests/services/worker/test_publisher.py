@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.services.builders import BATCH, EPOCH, EVENT, Wanted, batch, rows, settings, values_by_key
+from tests.services.worker.peer import welcome_of
 from tokenbus_contracts import ContractError, RowStatus, Scoring, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Ack, Credit, ProcessorFrame, Welcome, WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, WorkerFrame
 from tokenbus_services.worker import NotRunningError, Publisher, PublishError, RetentionFullError
 from tokenbus_services.worker.retention import Dropped, Retained
 
@@ -39,11 +40,7 @@ class Bare(Publisher):
 
     def connect(self) -> None:
         self.session.next_message(0.0)
-        credit = Credit(through_sequence=1000, bytes=2**30)
-        welcome = Welcome(
-            processor_id="p", resume_from=1, credit=credit, heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000
-        )
-        self.hear(welcome=welcome)
+        self.hear(welcome=welcome_of())
 
     def kept(self, sequence: int) -> Retained:
         entry = self.retention.find(sequence)

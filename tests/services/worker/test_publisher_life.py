@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 
 from tests.services.breaking import BreakingTransport, UselessTransport
 from tests.services.builders import EPOCH, batch, generate_of, rows, settings
+from tests.services.worker.peer import welcome_of
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Ack, Credit, ProcessorFrame, Welcome, WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import AddressError, Listener
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.settings import Settings
@@ -47,11 +49,7 @@ class Processor:
 
     async def welcome(self) -> None:
         await self.body("hello")
-        credit = Credit(through_sequence=1000, bytes=2**30)
-        welcome = Welcome(
-            processor_id="p", resume_from=1, credit=credit, heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000
-        )
-        self.say(ProcessorFrame(welcome=welcome))
+        self.say(ProcessorFrame(welcome=welcome_of()))
 
 
 async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
@@ -141,12 +139,14 @@ async def test_nothing_is_taken_before_it_starts_and_after_it_closed() -> None:
         publisher.publish(batch(rows([1])))
     async with publisher:
         pass
-    with pytest.raises(NotRunningError):
-        publisher.publish(batch(rows([1])))
-    with pytest.raises(NotRunningError):
-        publisher.admitted(1, 1)
-    with pytest.raises(NotRunningError):
-        publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "no")
+    publishing: list[Callable[[], int]] = [
+        lambda: publisher.publish(batch(rows([1]))),
+        lambda: publisher.admitted(1, 1),
+        lambda: publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "no"),
+    ]
+    for publish in publishing:
+        with pytest.raises(NotRunningError):
+            publish()
     assert publisher.retention.next_sequence == 1
 
 
