@@ -459,7 +459,7 @@ async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
         ("prefill", {"given_to": ("prefill-1", "prefill")}, "refused"),
         ("prefill", {"given_to": ("prefill-0", "other")}, "refused"),
         ("observer", {"given_to": ("prefill-0", "observer")}, "refused"),
-        ("prefill", {"worker_id": "worker-0"}, "refused"),
+        ("prefill", {"worker_id": "worker-0", "given_to": ("worker-0", "prefill")}, "refused"),
         ("observer", {}, "refused"),
         ("", {}, "its listener asks for keys: set bus.key_file"),
         ("other", {}, "refused"),
