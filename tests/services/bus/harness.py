@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tests.support import nats
 from tests.support.waiting import soon, until
-from tokenbus_services.bus import Connection, Listener, Transport, ZeroMQTransport
+from tokenbus_services.bus import Connection, Listener, Outcome, Transport, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.bus.nats import NatsTransport
 from tokenbus_services.bus.transport import ignore_loss
@@ -90,6 +90,16 @@ async def introduce(connection: Connection, listener: Listener) -> bytes:
     assert parts == [b"hello"]
     listener.admit(peer)
     return peer
+
+
+async def both_ways(
+    listener: Listener, connection: Connection, peer: bytes, up: list[bytes], down: list[bytes] | None = None
+) -> None:
+    """Send a message from the connection, and one back: by default the same."""
+    assert connection.send(up)
+    assert await soon(listener.receive()) == (peer, up)
+    assert listener.send(peer, down or up) is Outcome.SENT
+    assert await soon(connection.receive()) == (down or up)
 
 
 async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes, list[list[bytes]]]:

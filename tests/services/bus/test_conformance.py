@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
+from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, both_ways, introduce, meet_again
 from tests.support.waiting import soon, until
 from tokenbus_services.backports import timeout
 from tokenbus_services.bus import AddressError, ClosedError, Connection, Listener, MessageError, Outcome
@@ -47,10 +47,7 @@ def fill(connection: Connection) -> int:
 async def test_listener_that_retires_keeps_its_peers(bus: Bus) -> None:
     listener, connection, peer = await bus.pair()
     listener.retire()
-    assert connection.send([b"up"])
-    assert await soon(listener.receive()) == (peer, [b"up"])
-    assert listener.send(peer, [b"down"]) is Outcome.SENT
-    assert await soon(connection.receive()) == [b"down"]
+    await both_ways(listener, connection, peer, [b"up"], [b"down"])
 
 
 async def test_order(bus: Bus) -> None:
@@ -81,20 +78,14 @@ async def test_parts_stay_together(bus: Bus) -> None:
 @pytest.mark.parametrize("parts", [[b""], [b"", b""], [b"", b"x", b""], [b"x", b""]])
 async def test_empty_parts(bus: Bus, parts: list[bytes]) -> None:
     listener, connection, peer = await bus.pair()
-    assert connection.send(parts)
-    assert await soon(listener.receive()) == (peer, parts)
-    assert listener.send(peer, parts) is Outcome.SENT
-    assert await soon(connection.receive()) == parts
+    await both_ways(listener, connection, peer, parts)
 
 
 async def test_largest_parts(bus: Bus) -> None:
     """Parts of as many bytes as are allowed arrive, both ways, several in one message."""
     listener, connection, peer = await bus.pair()
     parts = [bytes([number]) * MAX_PART_BYTES for number in range(3)]
-    assert connection.send(parts)
-    assert await soon(listener.receive()) == (peer, parts)
-    assert listener.send(peer, parts) is Outcome.SENT
-    assert await soon(connection.receive()) == parts
+    await both_ways(listener, connection, peer, parts)
 
 
 @pytest.mark.parametrize("parts", [[], [bytes(MAX_PART_BYTES + 1)], [b"first", bytes(MAX_PART_BYTES + 1)]])
@@ -105,10 +96,7 @@ async def test_what_no_peer_would_take(bus: Bus, parts: list[bytes]) -> None:
         connection.send(parts)
     with pytest.raises(MessageError):
         listener.send(peer, parts)
-    assert connection.send([b"next"])
-    assert await soon(listener.receive()) == (peer, [b"next"])
-    assert listener.send(peer, [b"next"]) is Outcome.SENT
-    assert await soon(connection.receive()) == [b"next"]
+    await both_ways(listener, connection, peer, [b"next"])
 
 
 async def test_peer_that_does_not_read(bus: Bus) -> None:

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tests.services.bus.foreign import call, sending
-from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
+from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, both_ways, introduce, meet_again
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.accepted import AcceptedConnection, place
@@ -33,10 +33,7 @@ async def refusal_of(bus: Bus, foreign: Callable[[Listener], Any]) -> str:
         reason = await soon(reasons.get())
     finally:
         stranger.close()
-    assert connection.send([b"still here"])
-    assert await soon(listener.receive()) == (peer, [b"still here"])
-    assert listener.send(peer, [b"so am I"]) is Outcome.SENT
-    assert await soon(connection.receive()) == [b"so am I"]
+    await both_ways(listener, connection, peer, [b"still here"], [b"so am I"])
     await soon(connection.close())
     await soon(listener.close())
     assert reasons.empty()
