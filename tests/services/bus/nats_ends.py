@@ -41,7 +41,10 @@ class Ends:
 
 @asynccontextmanager
 async def line_to(server: NatsServer) -> AsyncIterator[tuple[Proxy, str]]:
-    """Yield a proxy, and the address of `workers` through it: who is cut off there is gone without a word."""
+    """Yield a proxy, and the address of `workers` through it: who is cut off there is gone without a word.
+
+    Close that end before leaving: it connects again and again, and the proxy would go while it takes a connection.
+    """
     async with Proxy(f"tcp://{server.server}") as proxy:
         yield proxy, f"{proxy.address.replace('tcp:', 'nats:')}/workers"
 

@@ -205,9 +205,11 @@ async def test_peer_that_dies(start: Start, ends: Ends) -> None:
     server = start()
     listener = await ends.listen(server.address("workers"))
     async with line_to(server) as (proxy, address):
-        await introduce(await ends.connect(address), listener)
+        connection = await ends.connect(address)
+        await introduce(connection, listener)
         proxy.cut()
         await until(lambda: listener.usage().admitted == 0)
+        await soon(connection.close())
 
 
 async def test_listener_is_back_as_soon_as_it_is_connected(start: Start, ends: Ends) -> None:
@@ -248,6 +250,7 @@ async def test_listener_that_dies(start: Start, ends: Ends, *, is_full: bool) ->
         proxy.cut()
         peer, _ = await meet_again(connection, await ends.listen(server.address("workers")))
         assert peer != old
+        await soon(first.close())
 
 
 async def test_close_that_is_cancelled_leaves_nothing_behind(start: Start) -> None:

@@ -62,10 +62,11 @@ async def test_listener_that_dies_is_forgotten(start: Start, ends: Ends) -> None
     server = start()
     directory = look(ends, server.address("workers.*"))
     async with line_to(server) as (proxy, address):
-        await ends.listen(f"{address}.p0")
+        listener = await ends.listen(f"{address}.p0")
         await until(lambda: directory.listeners)
         proxy.cut()
         await until(lambda: not directory.listeners)
+        await soon(listener.close())
 
 
 async def test_server_that_is_away_ends_no_listener(start: Start, ends: Ends) -> None:
