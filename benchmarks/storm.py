@@ -17,13 +17,13 @@ from tests.integration.asking import wanted
 from tests.integration.attacks.scene import free_ports, peak_mib
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
+from tests.support.settings import settings_of
 from tokenbus_services.bus import Role, ZeroMQTransport
 from tokenbus_services.bus.allowed import new_key, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.link import SessionState
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 
 _AT_ONCE, _TOKENS, _STEPS_PER_SECOND = 8, 3000, 40
@@ -137,7 +137,7 @@ async def _gather(connection: Connection, overrides: Mapping[str, object], clien
     for place in range(clients + workers):
         # The workers have a model of their own: the requests of the client that was there before stay with its worker.
         own = {"client.name": f"crowd-{place}", "worker.id": f"crowd-{place}", "worker.model": "crowd"}
-        settings = Settings.load(environment={}, overrides={**overrides, **own, "worker.retention_items": 16})
+        settings = settings_of({**overrides, **own, "worker.retention_items": 16})
         if place % _A_CONTEXT == 0:
             transport = ZeroMQTransport(settings.bus)
         peers.append((Client if place < clients else Publisher)(settings, transport=transport))

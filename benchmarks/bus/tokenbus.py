@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.bus.pair import BUFFERS, BY_STEP, ROWS, Order, Received, Sent, Watch, send_all, step_at, steps_of
 from benchmarks.codec.ours import batch_of, share_of
 from benchmarks.workload import Share
+from tests.support.settings import settings_of as of_values
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
@@ -40,18 +41,16 @@ _MANY = {"clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
 def settings_of(order: Order, folder: str, **more: object) -> Settings:
     """Return the settings of all: the defaults, but that nothing is given up while a turn lasts."""
     names = {"bus.key_file": "bench.key_secret", "bus.server_key": "bench.key", "bus.allowed_keys": "allowed.toml"}
-    return Settings.load(
-        environment={},
-        overrides={
+    return of_values(
+        {
             "bus.workers_address": order.address,
             "bus.clients_address": order.clients_address,
             "dead_letters.directory": folder,
             "worker.retention_items": _RETENTION_ITEMS,
-            "processor.slow_consumer": "wait",
             **dict.fromkeys(_PATIENT, _LONG_MS),
             **({key: f"{order.keys}/{name}" for key, name in names.items()} if order.keys else {}),
             **{name.replace("__", "."): value for name, value in more.items()},
-        },
+        }
     )
 
 

@@ -13,6 +13,7 @@ from benchmarks.http_clients import keep_asking
 from benchmarks.processes import PATIENCE, Child, below, deployed, processor_seconds, until_workers
 from tests.integration.deployment import Deployment
 from tests.support.nats import NatsServer
+from tests.support.settings import settings_of
 from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
 from tokenbus_services.settings import Settings
 
@@ -157,7 +158,7 @@ def read(
     connection: Connection, overrides: Mapping[str, object], workers: int, requests: int, top_logprobs: int | None
 ) -> None:
     """Keep requests open, and answer each message with the rows that came so far, and when."""
-    asyncio.run(_read(connection, Settings.load(environment={}, overrides=overrides), workers, requests, top_logprobs))
+    asyncio.run(_read(connection, settings_of(overrides), workers, requests, top_logprobs))
 
 
 async def _read(

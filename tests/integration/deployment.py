@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.integration.programs import Program
 from tests.support.nats import NatsServer
-from tests.support.settings import settings_of
+from tests.support.settings import environment_of, settings_of
 from tokenbus_services.settings import Settings
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
@@ -45,8 +45,7 @@ class Deployment:
     def environment(self, **overrides: object) -> dict[str, str]:
         """Return the settings as a process takes them."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
-        wanted = {**self.overrides, **_keys(overrides)}
-        return ours | {f"TOKENBUS_{key.replace('.', '_').upper()}": str(value) for key, value in wanted.items()}
+        return ours | environment_of({**self.overrides, **_keys(overrides)})
 
     def start_processor(self, *, before: Sequence[str] = (), is_awaited: bool = True, **overrides: object) -> Program:
         """Start a processor, and return when it listens; `before` is a command that runs it somewhere else."""

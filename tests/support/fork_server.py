@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.settings import take_constants
+
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
 _PRELOADED = (
     *(f"tokenbus_services.cli.{name}" for name in ("check", "gateway", "log", "processor", "record", "replay", "tap")),
@@ -102,6 +104,7 @@ def _run(request: Request) -> None:
     """Run a command as the interpreter would that was started for it."""
     os.environ.clear()
     os.environ.update(request.environment)
+    take_constants(os.environ)
     os.chdir(request.folder)
     # They have found out what the fork server's own can do, which may be another kind of file.
     sys.stdin = os.fdopen(0, closefd=False)

@@ -1,15 +1,52 @@
 """Settings for tests: values by key, for constants of the sections too."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields
+from typing import Any
 
-from tokenbus_services.settings import ENTRIES, Settings
+from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
+
+_CONSTANTS = "CONSTANTS_OF_TESTS"
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
-    """Return settings from these values and defaults; a section takes its constants by its constructor."""
-    settings = Settings.load(environment={}, overrides={key: values[key] for key in values if key in ENTRIES})
-    for key in values.keys() - ENTRIES.keys():
+    """Return settings from these values and defaults."""
+    before = {make: make.__defaults__ for make in _makers()}
+    _set_constants(_constants_in(values))
+    try:
+        return Settings.load(environment={}, overrides={key: values[key] for key in values if key in ENTRIES})
+    finally:
+        for make, defaults in before.items():
+            make.__defaults__ = defaults
+
+
+def environment_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables of a process with these values; only a process of the tests' fork server takes constants."""
+    variables = {ENTRIES[key].variable: str(value) for key, value in values.items() if key in ENTRIES}
+    constants = _constants_in(values)
+    return variables | ({_CONSTANTS: json.dumps(constants)} if constants else {})
+
+
+def take_constants(environment: MutableMapping[str, str]) -> None:
+    """Give the sections' constants, in this process, the values that `environment_of` wrote."""
+    _set_constants(json.loads(environment.pop(_CONSTANTS, "{}")))
+
+
+def _constants_in(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key not in ENTRIES}
+
+
+def _makers() -> list[Any]:
+    return [section.__init__ for section in SECTIONS.values()]
+
+
+def _set_constants(values: Mapping[str, object]) -> None:
+    """Give constants other values, in sections that are made from now on."""
+    for key, value in values.items():
         section, _, name = key.partition(".")
-        settings = replace(settings, **{section: replace(getattr(settings, section), **{name: values[key]})})
-    return settings
+        names = [item.name for item in fields(SECTIONS[section])]
+        make: Any = SECTIONS[section].__init__
+        defaults = list(make.__defaults__)
+        defaults[names.index(name)] = value
+        make.__defaults__ = tuple(defaults)

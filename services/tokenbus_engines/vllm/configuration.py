@@ -84,11 +84,8 @@ def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as 
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
     if drafts > most:
-        bound = f"limits.max_tokens_per_row is {limits.max_tokens_per_row}, limits.max_draft_tokens_per_row is "
-        raise ValueError(
-            f"--speculative-config: num_speculative_tokens: at most {most} ({bound}{limits.max_draft_tokens_per_row}), "
-            f"got {drafts}"
-        )
+        bound = f"limits.max_tokens_per_row is {limits.max_tokens_per_row}"
+        raise ValueError(f"--speculative-config: num_speculative_tokens: at most {most} ({bound}), got {drafts}")
 
 
 def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above

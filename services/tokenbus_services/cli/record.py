@@ -35,8 +35,7 @@ examples:
   tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, a file for each of their lives
   tokenbus record steps.tokenbus --count 1000 --json          a summary for machines
 
-settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames (how
-much may be on its way to this client, here at least 4096 frames).
+settings that matter: bus.clients_address, bus.key_file and bus.server_key.
 """
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""

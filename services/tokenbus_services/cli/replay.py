@@ -27,7 +27,7 @@ missing. The replayed worker takes no new requests. The status is 1 if the recor
 where, if the processor refuses it, or if not everything was acknowledged.
 
 Its requests are those of the recording: `processor.request(key)` or a client's `resume(key, 0)` takes their
-tokens. The processor keeps rows that no consumer takes for processor.unclaimed_timeout_ms, and then acknowledges them.
+tokens. The processor keeps rows that no consumer takes for 10 s, and then acknowledges them.
 
 examples:
   tokenbus replay steps.tokenbus                           as fast as it was produced

@@ -37,8 +37,7 @@ examples:
   tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    what a request got, as the durable log has it
 
 settings that matter: bus.clients_address (of one processor or of all, with commas between), bus.key_file and
-bus.server_key, client.window_frames (how much may be on its way to this client; beyond that
-items are left out), client.name (what the processor's logs call it).
+bus.server_key, client.name (what the processor's logs call it). Items are left out while 64 frames are on their way.
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000

@@ -48,11 +48,6 @@ def _wildcard(address: str) -> bool:
     return address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"))
 
 
-def _at_least(section: object, name: str, what: str, least: int) -> None:
-    if (value := getattr(section, name)) < least:
-        raise SettingsError(f"bus.{name}", f"at least {what}, {least}", value)
-
-
 @dataclass(frozen=True, slots=True)
 class BusSettings(Section):
     """The addresses of the processor, and the bounds, times and keys of every connection to it."""
@@ -67,38 +62,12 @@ class BusSettings(Section):
         "tcp://127.0.0.1:5571",
         "where a processor listens for clients; for clients: all processors, each of which they connect to",
     )
-    max_part_bytes: int = size(8_388_608, "the largest part of a message; a peer that sends a larger one is cut off")
-    max_pending_bytes: int = size(
-        100_663_296,
-        "the most that one peer may have sent and not been read, an unfinished message too; one that sends more is "
-        "cut off; at least processor.credit_bytes and twice max_part_bytes",
-    )
-    max_unadmitted_bytes: int = size(
-        33_554_432,
-        "as above, of all peers together that have not introduced themselves, and of each; those that hold most "
-        "are cut off; at least twice max_part_bytes",
-    )
-    max_total_pending_bytes: int = size(134_217_728, "as above, of all peers together; at least max_pending_bytes")
-    max_connections: int = count(
-        4096,
-        "connections",
-        "the most at once to all addresses of a process, of which those that have sent nothing make room first; for a "
-        "processor clients.max_clients and processor.max_workers together where that is more; fewer where it may not "
-        "open two files for each",
-        low=2,
-        high=2**20,
-    )
-    introduction_timeout_ms: int = milliseconds(
-        5000, "how long a connection may take to introduce itself; then it is cut off", high=HOUR_MS
-    )
     heartbeat_interval_ms: int = milliseconds(1000, "how often each side must be heard", high=HOUR_MS)
     heartbeat_timeout_ms: int = milliseconds(
         3000,
-        "after how long a silent peer is lost; at least twice heartbeat_interval_ms, and reconnect_max_ms",
+        "after how long a silent peer is lost; at least 500, and twice heartbeat_interval_ms",
         high=HOUR_MS,
     )
-    reconnect_ms: int = milliseconds(100, "how long a broken connection waits for its next try at first")
-    reconnect_max_ms: int = milliseconds(500, "how long it waits at most, after many tries; at least reconnect_ms")
     key_file: str = path("", "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none")
     server_key: str = path(
         "", "the processor's public key, or the path of its certificate: what workers and clients with a key need"
@@ -128,19 +97,35 @@ class BusSettings(Section):
     )
 
     # Constants: nothing but code sets them.
+    max_part_bytes: int = 8_388_608
+    """The largest part of a message: the schema's largest batch. A peer that sends a larger one is cut off."""
+    max_pending_bytes: int = 100_663_296
+    """The most unread bytes of one peer, which is cut off above that: a worker's whole credit, and half as much."""
+    max_unadmitted_bytes: int = 33_554_432
+    """The most unread bytes of all peers together that have not introduced themselves; a hello has some hundred."""
+    max_total_pending_bytes: int = 134_217_728
+    """The most unread bytes of all peers together; the one with most is cut off above that."""
+    max_connections: int = 4096
+    """The most connections at once; those that have sent nothing make room. `Settings.most_connections` raises it."""
+    introduction_timeout_ms: int = 5000
+    """How long a connection may take to introduce itself: a handshake takes milliseconds."""
+    reconnect_ms: int = 100
+    """How long a broken connection waits for its first new try."""
+    reconnect_max_ms: int = 500
+    """The longest wait between tries: a crowd that comes back spreads over it. Below the least heartbeat timeout."""
     linger_ms: int = 1000
     """How long a closing socket tries to send its last frames. Longer keeps a stopping process from its end."""
     high_water_mark: int = 4096
     """The most messages that a socket holds in each direction for one peer. Credit and windows end first."""
 
     def _check_rules(self) -> None:
-        _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
-        _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
-        _at_least(self, "max_total_pending_bytes", "bus.max_pending_bytes", self.max_pending_bytes)
-        _at_least(self, "heartbeat_timeout_ms", "twice bus.heartbeat_interval_ms", 2 * self.heartbeat_interval_ms)
-        _at_least(self, "reconnect_max_ms", "bus.reconnect_ms", self.reconnect_ms)
         # Else a peer that comes back as slowly as it may is lost before it has said a word.
-        _at_least(self, "heartbeat_timeout_ms", "bus.reconnect_max_ms", self.reconnect_max_ms)
+        for name, least in {
+            "twice bus.heartbeat_interval_ms": 2 * self.heartbeat_interval_ms,
+            "the longest wait before a reconnect": self.reconnect_max_ms,
+        }.items():
+            if self.heartbeat_timeout_ms < least:
+                raise SettingsError("bus.heartbeat_timeout_ms", f"at least {name}, {least}", self.heartbeat_timeout_ms)
         if not _NATS_NAME.fullmatch(self.nats_name):
             raise SettingsError("bus.nats_name", "letters, digits, _ and -", self.nats_name)
         if self.nats_certificate_key and not self.nats_certificate:
@@ -183,12 +168,6 @@ class WorkerSettings(Section):
         "tcp://127.0.0.1:0",
         "where a decode worker takes requests from prefill workers, which must reach it; port 0: any",
     )
-    handoff_timeout_ms: int = milliseconds(
-        5000, "how long a prefill worker waits for a decode worker to take a request; then it ends"
-    )
-    handoff_bytes: int = size(
-        268_435_456, "the most of states that wait for a decode worker's engine; one alone may be of any size"
-    )
     top_logprobs: int = count(
         0,
         "alternatives",
@@ -205,6 +184,10 @@ class WorkerSettings(Section):
     )
 
     # Constants: nothing but code sets them.
+    handoff_timeout_ms: int = 5000
+    """How long a prefill worker waits for a decode worker to take a request: it answers between two steps."""
+    handoff_bytes: int = 268_435_456
+    """The most bytes of states that wait for a decode worker's engine; one alone may be of any size."""
     shed_at: float = 0.75
     """How full retention is when the policy shed begins to drop alternatives: the last quarter is for tokens."""
     checksum: bool = True
@@ -230,35 +213,34 @@ class ProcessorSettings(Section):
 
     id: str = text("processor", 1, 48, "the processor's name; each start adds a random suffix")
     max_workers: int = count(64, "workers", "the most at once; others are refused", high=65536)
-    credit_items: int = count(256, "items", "a worker's credit: the most items that it sends ahead of their acceptance")
-    credit_bytes: int = size(67_108_864, "a worker's credit in bytes; at least limits.max_message_bytes")
-    step_timeout_ms: int = milliseconds(2000, "after how long a step whose other parts do not come is given up")
-    max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
-    requests_per_peer: int = count(
-        8192, "requests", "the most that one client may have open, or a worker, or all of one key, bring unasked"
-    )
-    unclaimed_timeout_ms: int = milliseconds(
-        10_000, "how long rows of an unknown request are kept for its client to come back"
-    )
-    pending_items: int = count(
-        2048, "items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted"
-    )
-    pending_bytes: int = size(134_217_728, "the most of a stream that may wait for consumers, as above")
-    handoff_timeout_ms: int = milliseconds(
-        10_000, "how long a request that was handed off waits for its decode worker's first row"
-    )
     request_timeout_ms: int = milliseconds(600_000, "how long a request may take, unless it asks for less")
-    request_buffer_rows: int = count(1024, "rows", "the most that wait for the iterator over one request")
-    slow_consumer: Literal["end", "wait"] = choice(
-        "wait",
-        "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
-        "worker waits; a client that is slow loses its requests in any case",
-    )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping processor waits for its requests; 0: not at all", low=0
     )
 
     # Constants: nothing but code sets them.
+    max_requests: int = 65_536
+    """The most open requests; others are refused. Gateways and workers have smaller bounds of their own."""
+    requests_per_peer: int = 8192
+    """The most open requests of one client, or of all of one key; and the most that one worker brings unasked."""
+    credit_items: int = 256
+    """How many items a worker may send ahead of their acceptance: some seconds of steps."""
+    credit_bytes: int = 67_108_864
+    """The same in bytes: eight of the largest messages."""
+    pending_items: int = 2048
+    """The most items of a stream that wait for consumers; then the slowest consumer is evicted."""
+    pending_bytes: int = 134_217_728
+    """The same in bytes."""
+    request_buffer_rows: int = 1024
+    """The most rows that wait for the iterator over one request in the processor's own process."""
+    slow_consumer: Literal["end", "wait"] = "wait"
+    """At the end of that buffer: end the request, or let its worker wait. Clients of the bus lose theirs either way."""
+    step_timeout_ms: int = 2000
+    """How long a step waits for its other parts, which ranks of one engine send within milliseconds."""
+    unclaimed_timeout_ms: int = 10_000
+    """How long rows of an unknown request are kept: a client that comes back resumes its requests at once."""
+    handoff_timeout_ms: int = 10_000
+    """How long a request that was handed off waits for its decode worker's first row."""
     max_open_steps: int = 16
     """The most steps of a stream that wait for their other parts. Ranks of one engine are a step or two apart."""
     draft_lag_steps: int = 1
@@ -282,7 +264,6 @@ class ClientsSettings(Section):
     section = "clients"
 
     max_clients: int = count(256, "clients", "the most at once; others are refused", high=65536)
-    send_queue_bytes: int = size(67_108_864, "the most that waits for one client; at least limits.max_message_bytes")
     buffer_bytes: int = size(
         268_435_456, "the most that waits for all clients together; then the one with most loses its requests"
     )
@@ -291,8 +272,10 @@ class ClientsSettings(Section):
     )
 
     # Constants: nothing but code sets them.
+    send_queue_bytes: int = 67_108_864
+    """The most bytes that wait for one client, a quarter of buffer_bytes: eight of the largest messages."""
     send_queue_frames: int = 16_384
-    """The most frames that wait for one client; send_queue_bytes is the bound that a deployment sets."""
+    """The most frames that wait for one client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +285,18 @@ class ClientSettings(Section):
     section = "client"
 
     name: str = text("client", 1, 64, "the client's name in logs; several clients may have the same")
-    window_frames: int = count(64, "frames", "the most that are sent and not acknowledged yet", high=65536)
-    request_buffer_rows: int = count(4096, "rows", "the most that wait for the iterator over one request")
     resume_timeout_ms: int = milliseconds(
         30_000, "how long open requests wait for a processor that went away to come back"
     )
     drain_timeout_ms: int = milliseconds(5000, "how long a closing client waits for its requests; 0: not at all", low=0)
 
     # Constants: nothing but code sets them.
+    window_frames: int = 64
+    """The most frames on their way and not acknowledged: more would hide for longer that a client is slow."""
     window_bytes: int = 16_777_216
-    """The most bytes on their way and not acknowledged, beside window_frames; one frame may be of any size."""
+    """The same in bytes; one frame may be of any size."""
+    request_buffer_rows: int = 4096
+    """The most rows that wait for the iterator over one request."""
     max_requests: int = 65_536
     """The most open requests, as many as a processor has by default; others are refused."""
 
@@ -387,39 +372,37 @@ class GatewaySettings(Section):
     max_connections: int = count(
         4096, "connections", "the most at once; others get status 503, and of TLS handshakes the oldest make room"
     )
-    max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
     request_timeout_ms: int = milliseconds(
         10_000, "how long a request's headers and body may take to arrive, each; then status 408"
     )
     idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
     max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
-    encoding_time_ms: int = milliseconds(
-        2000, "the most processor time to read a request's body and encode its text; more gets status 400"
-    )
-    encoding_memory_bytes: int = size(
-        134_217_728, "the most memory for that, where the kernel bounds it, as Linux does; more gets status 400"
-    )
     max_tokens: int = count(1_048_576, "tokens", "the most that a request may ask for")
-    stream_buffer_bytes: int = size(
-        1_048_576, "the most that waits for a client that reads too slowly; then its request ends"
-    )
     buffer_bytes: int = size(
         268_435_456, "the most that waits for all clients together, and before them; then the largest answer ends first"
-    )
-    answer_bytes: int = size(
-        67_108_864, "the most that is collected for an answer that is not streamed; then its request ends"
     )
     compression: Literal["off", "gzip"] = choice(
         "off",
         "whether answers to clients that accept gzip are compressed, an event at a time: less to send for more "
         "processor time (docs/gateway.md says how much)",
     )
-    write_timeout_ms: int = milliseconds(10_000, "how long a client may read nothing of its answer; then it is cut off")
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
     )
 
     # Constants: nothing but code sets them.
+    max_body_bytes: int = 4_194_304
+    """The largest body of a request; a larger one gets status 413. The longest prompt's ids and text fit."""
+    encoding_time_ms: int = 2000
+    """The most processor time to read a body and encode its text, ten times the longest prompt's; then status 400."""
+    encoding_memory_bytes: int = 134_217_728
+    """The most memory for that, where the kernel bounds it, as Linux does; more gets status 400."""
+    stream_buffer_bytes: int = 1_048_576
+    """The most that waits for a client that reads too slowly, some thousand events; then its request ends."""
+    answer_bytes: int = 67_108_864
+    """The most that is collected for an answer that is not streamed, a quarter of buffer_bytes."""
+    write_timeout_ms: int = 10_000
+    """How long a client may read nothing of its answer; then it is cut off."""
     max_text_bytes: int = 1_048_576
     """The most of a prompt's text, after its chat template: the longest prompt has some 4 bytes a token and fits."""
     max_choices: int = 128
@@ -537,8 +520,7 @@ class LogSettings(Section):
 _LIMITS = {
     "max_message_bytes": ("bytes", "the largest encoded batch"),
     "max_rows": ("rows", "the most of a batch"),
-    "max_tokens_per_row": ("tokens", "the most of a row"),
-    "max_draft_tokens_per_row": ("tokens", "the most draft tokens verified, and the most proposals, of a row"),
+    "max_tokens_per_row": ("tokens", "the most of a row, and the most draft tokens that it verifies or proposes"),
     "max_top_k": ("alternatives", "the most of a token"),
 }
 LIMITS = tuple(

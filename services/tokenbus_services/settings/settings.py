@@ -26,10 +26,8 @@ from tokenbus_services.settings.sections import (
 )
 
 _HOLD_A_MESSAGE = (
-    "bus.max_part_bytes",
     "worker.retention_bytes",
-    "processor.credit_bytes",
-    "clients.send_queue_bytes",
+    "clients.buffer_bytes",
     "durable_log.max_bytes",
     "durable_log.buffer_bytes",
 )
@@ -72,9 +70,6 @@ class Settings:
             value = ENTRIES[key].value_in(self)
             if isinstance(value, int) and value < most:
                 raise SettingsError(key, f"at least limits.max_message_bytes, {most}", value)
-        if self.bus.max_pending_bytes < self.processor.credit_bytes:  # a worker that used its credit would be cut off
-            limit = f"at least processor.credit_bytes, {self.processor.credit_bytes}"
-            raise SettingsError("bus.max_pending_bytes", limit, self.bus.max_pending_bytes)
 
     @property
     def most_connections(self) -> int:
@@ -100,7 +95,8 @@ class Settings:
             sections[ENTRIES[key].section][ENTRIES[key].name] = value
         try:
             made = {name: maker(**sections[name]) for name, maker in SECTIONS.items() if maker is not Limits}
-            return cls(**made, limits=replace(Limits.default(), **sections["limits"]))
+            limits = replace(Limits.default(), **sections["limits"])
+            return cls(**made, limits=replace(limits, max_draft_tokens_per_row=limits.max_tokens_per_row))
         except SettingsError as error:
             where = found[error.key][1] if error.key in found else f"{error.key} (a default)"
             raise SettingsError(error.key, error.limit, error.actual, where=where) from None

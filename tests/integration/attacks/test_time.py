@@ -103,9 +103,7 @@ async def test_request_after_its_deadlines_moment_is_not_begun(deployment: Deplo
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("key", ["heartbeat_timeout_ms", "reconnect_max_ms"])
-def test_settings_that_lose_every_peer_that_reconnects_are_refused(key: str) -> None:
+def test_settings_that_lose_every_peer_that_reconnects_are_refused() -> None:
     """A heartbeat's timeout below the time that a reconnection may take is refused with both values."""
-    values = {"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500, "bus.reconnect_max_ms": 2000}
-    with pytest.raises(SettingsError, match=key):
-        Settings.load(environment={}, overrides=values)
+    with pytest.raises(SettingsError, match=r"bus\.heartbeat_timeout_ms: at least .* a reconnect, 500, got 499$"):
+        Settings.load(environment={}, overrides={"bus.heartbeat_interval_ms": 100, "bus.heartbeat_timeout_ms": 499})

@@ -1,13 +1,14 @@
 """What the tests of the command line share: streams to record, and services as processes of their own."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.services.cli.guarded import Guarded
-from tests.support.settings import settings_of
+from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
@@ -113,8 +114,10 @@ def after_hello(data: bytes) -> bytes:
 class Service(Guarded):
     """A subcommand whose log can be waited for."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__([str(COMMAND), *arguments], MOST)
+    def __init__(self, *arguments: str, **values: object) -> None:
+        """Start it; `values` are settings and constants, with a double underscore for the dot in a key."""
+        variables = environment_of({key.replace("__", "."): values[key] for key in values})
+        super().__init__([str(COMMAND), *arguments], MOST, {**os.environ, **variables})
 
     def logged(self, event: str) -> dict[str, Any]:
         """Return the first line of its log, of those that were not read yet, with an event."""

@@ -214,10 +214,9 @@ def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
     data = recording(without=range(5, 6))
     source.write_bytes(data)
     workers, clients = addresses(tmp_path)[:2], addresses(tmp_path)[2:]
-    patience = ["--set", "processor.unclaimed_timeout_ms=1", "--set", "bus.heartbeat_timeout_ms=600000"]
-    patience += ["--metrics-address", ""]
+    patience = ["--set", "bus.heartbeat_timeout_ms=600000", "--metrics-address", ""]
     with (
-        Service("processor", *addresses(tmp_path), *patience) as processor,
+        Service("processor", *addresses(tmp_path), *patience, processor__unclaimed_timeout_ms=1) as processor,
         Service("record", str(tmp_path / "again"), "--worker", WORKER, "--json", *clients) as recorder,
     ):
         processor.logged("client connected")
