@@ -1,11 +1,12 @@
-"""A metric: its name, its help text, its labels, and how it is read."""
+"""A metric: its name, its labels, its help text, and how it is read."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,9 +14,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values, each with the values of its labels."""
-
+Reader = TypeVar("Reader")
+Samples = Mapping[Any, float]
+"""Values by the value of their label, or by a tuple of the values of their labels."""
 
 SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01),
@@ -48,17 +49,35 @@ class Histogram:
         return sum(self._counts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family(Generic[Subject]):
     """One metric of a subject; docs/metrics.md says what to do about it."""
 
-    kind: Literal["counter", "gauge", "histogram"]
-    name: str
-    """As it is queried; its last word, or the one before `total`, is its unit."""
+    title: str
+    """The name, as it is queried, and its labels in braces: few values, never a request, a client or an error's text.
+
+    The last word of the name, or the one before `total`, is its unit.
+    """
     help: str
-    read: Callable[[Subject], float | Samples | Histogram]
-    labels: tuple[str, ...] = ()
-    """Labels with few values: never a request, a client's name or the text of an error."""
+    read: Callable[[Subject], "float | Samples | Histogram"]
+    is_histogram: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.title.partition("{")[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its labels."""
+        return tuple(filter(None, self.title.partition("{")[2].rstrip("}").split(", ")))
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """Prometheus's type: what is named a total is a counter."""
+        if self.is_histogram:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     def collect(self, subject: Subject) -> Metric:
         """Read the metric."""
@@ -69,34 +88,17 @@ class Family(Generic[Subject]):
             return histogram
         maker = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = maker(self.name, self.help, labels=self.labels)
-        for labels, value in found if isinstance(found, Iterable) else (((), found),):
-            family.add_metric(labels, value)
+        # Copied in one operation of the interpreter: the service may change it meanwhile.
+        for label, value in dict(found).items() if isinstance(found, Mapping) else [((), found)]:
+            family.add_metric((label,) if isinstance(label, str) else label, value)
         return family
 
 
-def counter(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
-    """Return a metric that only grows."""
-    return Family("counter", name, meaning, read, labels)
-
-
-def gauge(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
-    """Return a metric that rises and falls."""
-    return Family("gauge", name, meaning, read, labels)
-
-
-def histogram(name: str, meaning: str, read: Callable[[Subject], Histogram]) -> Family[Subject]:
-    """Return a metric of how many values lie below each of a few bounds."""
-    return Family("histogram", name, meaning, read)
-
-
-def each(counts: Mapping[str, float]) -> Samples:
-    """Return the samples of a metric with one label, from its values by label; copied, as they change meanwhile."""
-    return (((name,), value) for name, value in dict(counts).items())
-
-
-def attributes(subject: object, *names: str) -> Samples:
-    """Return the samples of a metric with one label: a subject's attributes, each under its name."""
-    return (((name,), getattr(subject, name)) for name in names)
+def families(
+    rows: Iterable[tuple[str, str, Reader]], value: Callable[[Reader, Subject], float | Samples]
+) -> Iterator[Family[Subject]]:
+    """Make families of rows: a title, a help text, and what `value` reads the metric with."""
+    return (Family(title, meaning, partial(value, reader)) for title, meaning, reader in rows)
 
 
 class FamilyCollector(Collector, Generic[Subject]):

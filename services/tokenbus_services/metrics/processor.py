@@ -1,24 +1,15 @@
-"""The processor's metrics, of workers' streams, requests, times, peers and draft models, and its health."""
+"""The processor's metrics, of streams, requests, times, peers, draft models and the durable log, and its health."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.metrics.durable_log import DURABLE_LOG
-from tokenbus_services.metrics.families import (
-    Family,
-    FamilyCollector,
-    Samples,
-    attributes,
-    counter,
-    each,
-    gauge,
-    histogram,
-)
+from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, families
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.metrics.view import ProcessorView, StepTimes
@@ -29,447 +20,399 @@ from tokenbus_services.processor.speculation import Speculation, ratio
 from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.workers import Worker
 
-_SETTLED = ("delivered", "repeated", "late", "unknown", "early", "foreign")
+if TYPE_CHECKING:
+    from tokenbus_services.processor.item_log import ItemLog
+
+_Families = Iterator[Family[ProcessorView]]
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}
 
 
-def _counter(name: str, meaning: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
-    return counter(name, meaning, lambda view: view.each_count(read), "worker")
+# Each of the following makes families of rows: a title, a help text, and how a value is read of what the rows are of.
 
 
-def _gauge(name: str, meaning: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
-    return gauge(name, meaning, lambda view: view.each_worker(read), "worker")
+def _of_counts(*rows: tuple[str, str, Callable[[StreamCounts], float]]) -> _Families:
+    return families(rows, lambda read, view: {name: read(of) for name, of in view.counts.items()})
 
 
-def _by_state(view: ProcessorView) -> Samples:
-    counted = np.bincount(view.processor.registry.table.state, minlength=max(_STATES.values()) + 1)
-    return (((name,), int(counted[state])) for name, state in _STATES.items())
+def _of_workers(*rows: tuple[str, str, Callable[[Worker], float]]) -> _Families:
+    return families(rows, lambda read, view: {of.stream.worker_id: read(of) for of in view.workers})
 
 
-def _refused_by_side(view: ProcessorView) -> Samples:
-    processor = view.processor
-    yield ("worker",), processor.worker_connections.refused
-    yield ("step",), processor.intake.refused
-    yield ("client",), processor.clients.refused
-    yield ("transport",), processor.refused_connections
+def _of_processor(*rows: tuple[str, str, Callable[[Processor], float | Samples]]) -> _Families:
+    return families(rows, lambda read, view: read(view.processor))
+
+
+def _of_speculation(*rows: tuple[str, str, Callable[[Speculation], float | None]]) -> _Families:
+    return families(rows, _where_speculated)
+
+
+def _of_heads(*rows: tuple[str, str, Callable[[int, int], float]]) -> _Families:
+    return families(rows, _by_head)
+
+
+def _of_log(*rows: tuple[str, str, Callable[["ItemLog"], float | Samples]]) -> _Families:
+    """Make families that have no values where there is no durable log."""
+    return families(rows, lambda read, view: {} if (log := view.processor.item_log) is None else read(log))
+
+
+def _where_speculated(read: Callable[[Speculation], float | None], view: ProcessorView) -> Samples:
+    values = {worker: read(counts.speculation) for worker, counts in view.counts.items()}
+    return {worker: value for worker, value in values.items() if value is not None}
+
+
+def _by_head(read: Callable[[int, int], float], view: ProcessorView) -> Samples:
+    return {
+        (worker, str(head)): read(drafted, accepted)
+        for worker, counts in view.counts.items()
+        for head, drafted, accepted in counts.speculation.heads()
+    }
+
+
+def _by_state(processor: Processor) -> Samples:
+    counted = np.bincount(processor.registry.table.state, minlength=max(_STATES.values()) + 1)
+    return {name: int(counted[state]) for name, state in _STATES.items()}
+
+
+def _settled(processor: Processor) -> Samples:
+    names = ("delivered", "repeated", "late", "unknown", "early", "foreign")
+    return {name: getattr(processor.registry.router.counts, name) for name in names}
 
 
 def _by_presence(peers: Sequence[Worker | Session]) -> Samples:
     connected = sum(peer.peer is not None for peer in peers)
-    yield ("connected",), connected
-    yield ("away",), len(peers) - connected
+    return {"connected": connected, "away": len(peers) - connected}
 
 
 def _assigned(view: ProcessorView) -> Samples:
+    found = {}
     for worker in view.workers:
         hello = worker.stream.hello
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
         state = "away" if worker.peer is None else "connected"
-        load = view.processor.registry.table.load_of(worker.source.stream)
-        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), load
+        labels = worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state
+        found[labels] = view.processor.registry.table.load_of(worker.source.stream)
+    return found
 
 
-def _refused(view: ProcessorView) -> Samples:
-    for side, peers in (("worker", view.processor.worker_connections), ("client", view.processor.clients)):
-        for reason, refused in peers.refusals.copy().items():
-            yield (side, reason), refused
-
-
-def _connections(view: ProcessorView) -> Samples:
-    usage = view.processor.usage()
-    yield ("admitted",), usage.admitted
-    yield ("unadmitted",), usage.unadmitted
-
-
-def _speculation(read: Callable[[Speculation], float | None]) -> Callable[[ProcessorView], Samples]:
-    def samples(view: ProcessorView) -> Samples:
-        for worker, counts in view.counts:
-            value = read(counts.speculation)
-            if value is not None:
-                yield (worker,), value
-
-    return samples
-
-
-def _heads(read: Callable[[tuple[int, int, int]], float]) -> Callable[[ProcessorView], Samples]:
-    def samples(view: ProcessorView) -> Samples:
-        for worker, counts in view.counts:
-            yield from (((worker, str(head[0])), read(head)) for head in counts.speculation.heads())
-
-    return samples
+def _refused_peers(processor: Processor) -> Samples:
+    return {
+        (side, reason): refused
+        for side, peers in (("worker", processor.worker_connections), ("client", processor.clients))
+        for reason, refused in peers.refusals.copy().items()
+    }
 
 
 PROCESSOR: tuple[Family[ProcessorView], ...] = (
-    _counter(
-        "tokenbus_stream_items_total",
-        "Items that came from a worker, repeated ones too.",
-        lambda counts: counts.items,
+    *_of_counts(
+        ("tokenbus_stream_items_total{worker}", "Items from a worker, repeated ones too.", lambda of: of.items),
+        ("tokenbus_stream_bytes_total{worker}", "Payload bytes of those items.", lambda of: of.bytes),
+        ("tokenbus_stream_steps_total{worker}", "Steps of a worker that were handed out.", lambda of: of.steps),
+        ("tokenbus_stream_rows_total{worker}", "Rows of a worker that were new to their requests.", lambda of: of.rows),
+        ("tokenbus_stream_tokens_total{worker}", "Tokens of a worker for requests.", lambda of: of.tokens),
     ),
-    _counter(
-        "tokenbus_stream_bytes_total",
-        "Payload bytes that came from a worker, repeated ones too.",
-        lambda counts: counts.bytes,
-    ),
-    _counter("tokenbus_stream_steps_total", "Steps of a worker that were handed out.", lambda counts: counts.steps),
-    _counter(
-        "tokenbus_stream_rows_total",
-        "Rows of a worker that were new to their requests.",
-        lambda counts: counts.rows,
-    ),
-    _counter(
-        "tokenbus_stream_tokens_total",
-        "Tokens of a worker that were handed to requests.",
-        lambda counts: counts.tokens,
-    ),
-    gauge(
-        "tokenbus_stream_lag_seconds",
+    Family(
+        "tokenbus_stream_lag_seconds{worker}",
         "How long ago the last step that was handed out was made, by the worker's clock.",
         lambda view: view.lags(),
-        "worker",
     ),
-    _gauge(
-        "tokenbus_stream_lag_items",
-        "Items that a worker has sent and that are not in order here yet.",
-        lambda worker: worker.stream.lag,
+    *_of_workers(
+        ("tokenbus_stream_lag_items{worker}", "Items sent and not in order here yet.", lambda of: of.stream.lag),
+        ("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left[0]),
+        ("tokenbus_stream_credit_bytes{worker}", "Bytes that it may send.", lambda of: of.stream.credit_left[1]),
+        ("tokenbus_stream_pending_items{worker}", "Items that wait for consumers.", lambda of: len(of.stream.acks)),
+        ("tokenbus_stream_pending_bytes{worker}", "Payload bytes of those items.", lambda of: of.stream.acks.bytes),
+        ("tokenbus_stream_peak_pending_items{worker}", "Their peak, since it came.", lambda of: of.stream.acks.peak),
+        (
+            "tokenbus_stream_open_steps{worker}",
+            "Steps that wait for their other parts or their draft.",
+            lambda of: of.assembler.open_steps,
+        ),
     ),
-    _gauge(
-        "tokenbus_stream_credit_items",
-        "Items that a worker may still send.",
-        lambda worker: worker.stream.credit_left[0],
+    *_of_counts(
+        ("tokenbus_stream_gaps_total{worker}", "Runs of items that were lost.", lambda of: of.gaps),
+        ("tokenbus_stream_lost_items_total{worker}", "Items that were lost.", lambda of: of.lost),
+        ("tokenbus_stream_replays_total{worker}", "Requests for missing items.", lambda of: of.replays),
+        ("tokenbus_stream_duplicate_items_total{worker}", "Repeated items, dropped.", lambda of: of.duplicates),
+        (
+            "tokenbus_stream_duplicate_parts_total{worker}",
+            "Parts of steps that came in another item before, dropped.",
+            lambda of: of.repeated_parts,
+        ),
+        (
+            "tokenbus_stream_divergent_items_total{worker}",
+            "Repeated items and parts with other contents; the first is what counts.",
+            lambda of: of.divergences + of.divergent_parts,
+        ),
+        (
+            "tokenbus_stream_damaged_items_total{worker}",
+            "Items with a wrong checksum; they are asked for again.",
+            lambda of: of.damaged,
+        ),
+        ("tokenbus_stream_refused_items_total{worker}", "Items that break the contract.", lambda of: of.refused),
+        (
+            "tokenbus_stream_incomplete_steps_total{worker}",
+            "Steps that were given up before all of their rows came.",
+            lambda of: of.incomplete_steps,
+        ),
     ),
-    _gauge(
-        "tokenbus_stream_credit_bytes",
-        "Payload bytes that a worker may still send.",
-        lambda worker: worker.stream.credit_left[1],
-    ),
-    _gauge(
-        "tokenbus_stream_pending_items",
-        "Items of a worker that wait for consumers, so that the worker must keep them.",
-        lambda worker: len(worker.stream.acks),
-    ),
-    _gauge(
-        "tokenbus_stream_pending_bytes",
-        "Payload bytes of a worker that wait for consumers.",
-        lambda worker: worker.stream.acks.bytes,
-    ),
-    _gauge(
-        "tokenbus_stream_peak_pending_items",
-        "The most items of a worker that waited for consumers at once, since it came.",
-        lambda worker: worker.stream.acks.peak,
-    ),
-    _gauge(
-        "tokenbus_stream_open_steps",
-        "Steps of a worker that wait for their other parts or their draft.",
-        lambda worker: worker.assembler.open_steps,
-    ),
-    _counter("tokenbus_stream_gaps_total", "Runs of items that could not be had.", lambda counts: counts.gaps),
-    _counter("tokenbus_stream_lost_items_total", "Items that could not be had.", lambda counts: counts.lost),
-    _counter(
-        "tokenbus_stream_replays_total",
-        "How often missing items were asked for again.",
-        lambda counts: counts.replays,
-    ),
-    _counter(
-        "tokenbus_stream_duplicate_items_total",
-        "Items that had come before, and were dropped.",
-        lambda counts: counts.duplicates,
-    ),
-    _counter(
-        "tokenbus_stream_duplicate_parts_total",
-        "Parts of steps that had come in another item, and were dropped.",
-        lambda counts: counts.repeated_parts,
-    ),
-    _counter(
-        "tokenbus_stream_divergent_items_total",
-        "Items and parts that had come before with other contents; the first is what counts.",
-        lambda counts: counts.divergences + counts.divergent_parts,
-    ),
-    _counter(
-        "tokenbus_stream_damaged_items_total",
-        "Items whose bytes are not those that were sent, by their checksum; they are asked for again.",
-        lambda counts: counts.damaged,
-    ),
-    _counter("tokenbus_stream_refused_items_total", "Items that break the contract.", lambda counts: counts.refused),
-    _counter(
-        "tokenbus_stream_incomplete_steps_total",
-        "Steps that were given up before all of their rows came.",
-        lambda counts: counts.incomplete_steps,
-    ),
-    counter(
-        "tokenbus_stream_missing_drafts_total",
-        "Steps whose draft was announced and was not there in time, or did not match.",
+    Family(
+        "tokenbus_stream_missing_drafts_total{worker}",
+        "Steps whose announced draft came too late or did not match.",
         lambda view: view.missing_drafts(),
-        "worker",
     ),
-    gauge("tokenbus_open_requests", "Requests that are open, by their state.", _by_state, "state"),
-    gauge(
-        "tokenbus_peak_open_requests",
-        "The most requests that were open at once, since the start.",
-        lambda view: view.processor.registry.table.peak,
+    *_of_processor(
+        ("tokenbus_open_requests{state}", "Open requests by state.", _by_state),
+        ("tokenbus_peak_open_requests", "The most open requests since the start.", lambda of: of.registry.table.peak),
+        ("tokenbus_undispatched_requests", "Requests that wait for a worker to come.", lambda of: of.dispatch.waiting),
+        ("tokenbus_opened_requests_total", "Requests that began here.", lambda of: of.registry.counts.opened),
+        ("tokenbus_finished_requests_total", "Requests with their last token.", lambda of: of.registry.counts.finished),
+        ("tokenbus_failed_requests_total{code}", "Requests ended by an error.", lambda of: of.registry.counts.failed),
+        ("tokenbus_refused_requests_total{code}", "Requests that were not taken.", lambda of: of.dispatch.refused),
+        (
+            "tokenbus_unclaimed_requests_total",
+            "Workers' requests that no client resumed in time; their tokens were dropped.",
+            lambda of: of.registry.counts.unclaimed,
+        ),
+        (
+            "tokenbus_settled_rows_total{outcome}",
+            "Rows by what became of them: only those that were delivered were new to a request.",
+            _settled,
+        ),
+        (
+            "tokenbus_refused_messages_total{rule}",
+            "Messages that break the contract, by the rule they break.",
+            lambda of: of.dead_letters.by_rule,
+        ),
+        (
+            "tokenbus_refusals_total{side}",
+            "Refusals by side: a worker, a worker's step, a client, or a peer that the transport cut off.",
+            lambda of: {
+                "worker": of.worker_connections.refused,
+                "step": of.intake.refused,
+                "client": of.clients.refused,
+                "transport": of.refused_connections,
+            },
+        ),
+        (
+            "tokenbus_dead_letters_total{outcome}",
+            "Refused messages that were kept, and those that were only counted.",
+            lambda of: {"kept": of.dead_letters.kept, "dropped": of.dead_letters.dropped},
+        ),
     ),
-    gauge(
-        "tokenbus_undispatched_requests",
-        "Requests that wait for a worker to come.",
-        lambda view: view.processor.dispatch.waiting,
-    ),
-    counter(
-        "tokenbus_opened_requests_total",
-        "Requests that began here.",
-        lambda view: view.processor.registry.counts.opened,
-    ),
-    counter(
-        "tokenbus_finished_requests_total",
-        "Requests that had their last token.",
-        lambda view: view.processor.registry.counts.finished,
-    ),
-    counter(
-        "tokenbus_failed_requests_total",
-        "Requests that ended with an error, by its code.",
-        lambda view: each(view.processor.registry.counts.failed),
-        "code",
-    ),
-    counter(
-        "tokenbus_refused_requests_total",
-        "Requests that were not taken, by the error that said why.",
-        lambda view: each(view.processor.dispatch.refused),
-        "code",
-    ),
-    counter(
-        "tokenbus_unclaimed_requests_total",
-        "Requests that workers had and that no client resumed in time; their tokens were dropped.",
-        lambda view: view.processor.registry.counts.unclaimed,
-    ),
-    counter(
-        "tokenbus_settled_rows_total",
-        "Rows by what became of them: only those that were delivered were new to a request.",
-        lambda view: attributes(view.processor.registry.router.counts, *_SETTLED),
-        "outcome",
-    ),
-    counter(
-        "tokenbus_refused_messages_total",
-        "Messages that break the contract, by the rule they break.",
-        lambda view: each(view.processor.dead_letters.by_rule),
-        "rule",
-    ),
-    counter(
-        "tokenbus_refusals_total",
-        "Refusals by side: a worker, a worker's step, a client, or a peer that the transport cut off.",
-        _refused_by_side,
-        "side",
-    ),
-    counter(
-        "tokenbus_dead_letters_total",
-        "Refused messages that were kept for people to look at, and those that were only counted.",
-        lambda view: attributes(view.processor.dead_letters, "kept", "dropped"),
-        "outcome",
-    ),
-    histogram(
+    Family(
         "tokenbus_step_assembly_seconds",
         "From a step's first part to its hand-out.",
         lambda view: view.times.assembly,
+        is_histogram=True,
     ),
-    histogram(
+    Family(
         "tokenbus_delivery_latency_seconds",
-        "From when a step's tokens were known at the worker to when they were handed to their requests.",
+        "From when a worker knew a step's tokens to their hand-out to requests.",
         lambda view: view.times.delivery,
+        is_histogram=True,
     ),
-    histogram(
+    Family(
         "tokenbus_event_loop_lag_seconds",
         "How late the processor's event loop answers.",
         lambda view: view.watch.lag,
+        is_histogram=True,
     ),
-    gauge(
-        "tokenbus_unreachable_addresses",
-        "Of the processor's two addresses those whose socket file was removed or replaced.",
-        lambda view: len(view.processor.unreachable),
+    *_of_processor(
+        (
+            "tokenbus_unreachable_addresses",
+            "Of the processor's two addresses those whose socket file was removed or replaced.",
+            lambda of: len(of.unreachable),
+        ),
+        (
+            "tokenbus_bus_connections{state}",
+            "Connections by whether their peer has introduced itself.",
+            lambda of: {"admitted": of.usage().admitted, "unadmitted": of.usage().unadmitted},
+        ),
+        (
+            "tokenbus_cut_connections_total{bound}",
+            "Connections cut off for a bound: bytes, connections, silent, id, or accept (no descriptor was left).",
+            lambda of: of.usage().cut_off,
+        ),
+        (
+            "tokenbus_dropped_frames_total{peer}",
+            "Over NATS: frames that the processor dropped, by the name of their peers, the 64 with the most.",
+            lambda of: of.usage().dropped,
+        ),
+        ("tokenbus_pending_bytes", "Bytes over tcp that were not read yet.", lambda of: of.usage().pending_bytes),
+        ("tokenbus_peak_pending_bytes", "Their peak.", lambda of: of.usage().peak_pending_bytes),
     ),
-    gauge(
-        "tokenbus_bus_connections",
-        "Connections to the processor, by whether their peer has introduced itself.",
-        _connections,
-        "state",
-    ),
-    counter(
-        "tokenbus_cut_connections_total",
-        "Connections that were cut off for a bound of the transport: bytes, connections, silent, id, and "
-        "accept where no descriptor was left.",
-        lambda view: each(view.processor.usage().cut_off),
-        "bound",
-    ),
-    counter(
-        "tokenbus_dropped_frames_total",
-        "Over NATS: hellos and frames that the processor dropped, by the name of the peers that sent them, the 64 with "
-        "the most; what the NATS server drops for it is not counted.",
-        lambda view: each(view.processor.usage().dropped),
-        "peer",
-    ),
-    gauge(
-        "tokenbus_pending_bytes",
-        "What came in over tcp and was not read as whole messages.",
-        lambda view: view.processor.usage().pending_bytes,
-    ),
-    gauge(
-        "tokenbus_peak_pending_bytes",
-        "The most of it at once, since the start.",
-        lambda view: view.processor.usage().peak_pending_bytes,
-    ),
-    gauge(
-        "tokenbus_known_workers",
+    Family(
+        "tokenbus_known_workers{state}",
         "Workers that are connected, and those that are away and not given up yet.",
         lambda view: _by_presence(view.workers),
-        "state",
     ),
-    gauge(
-        "tokenbus_worker_assigned_requests",
-        "Open requests that each worker has or is to go on with, and its role, model and epoch, and whether it is "
-        "connected or away.",
+    Family(
+        "tokenbus_worker_assigned_requests{worker, role, model, epoch, state}",
+        "Open requests of each worker, with its role, model, epoch, and whether it is connected or away.",
         _assigned,
-        "worker",
-        "role",
-        "model",
-        "epoch",
-        "state",
     ),
-    counter(
-        "tokenbus_gone_workers_total",
-        "Workers that left or were given up; their requests ended.",
-        lambda view: view.processor.workers.lost,
+    *_of_processor(
+        ("tokenbus_gone_workers_total", "Workers that left or were given up.", lambda of: of.workers.lost),
     ),
-    gauge(
-        "tokenbus_known_clients",
+    Family(
+        "tokenbus_known_clients{state}",
         "Clients that are connected, and those that are away and may come back.",
         lambda view: _by_presence(view.sessions),
-        "state",
     ),
-    counter(
-        "tokenbus_refused_peers_total",
-        "Workers and clients that were refused, by why: a key without the right, a name or a session that another has.",
-        _refused,
-        "side",
-        "reason",
+    *_of_processor(
+        (
+            "tokenbus_refused_peers_total{side, reason}",
+            "Refused workers and clients: a key without the right, a name or a session that another has.",
+            _refused_peers,
+        ),
+        (
+            "tokenbus_refused_resumes_total",
+            "Resumed requests that are another client's.",
+            lambda of: of.registry.counts.refused_resumes,
+        ),
+        (
+            "tokenbus_evicted_clients_total",
+            "How often a client lost its requests because too much waited for it.",
+            lambda of: of.clients.evicted,
+        ),
+        ("tokenbus_failed_ticks_total", "Failed checks of one peer or request, a defect.", lambda of: of.failed_ticks),
+        ("tokenbus_watching_clients", "Clients shown whole streams.", lambda of: len(of.clients.watchers)),
+        (
+            "tokenbus_watch_skipped_items_total",
+            "Items not shown to a client that watches and reads too slowly; requests are not affected.",
+            lambda of: of.clients.watchers.skipped_items,
+        ),
     ),
-    counter(
-        "tokenbus_refused_resumes_total",
-        "Resumed requests that are another client's.",
-        lambda view: view.processor.registry.counts.refused_resumes,
-    ),
-    counter(
-        "tokenbus_evicted_clients_total",
-        "How often a client lost its requests because too much waited for it.",
-        lambda view: view.processor.clients.evicted,
-    ),
-    counter(
-        "tokenbus_failed_ticks_total",
-        "How often looking at one worker, client or request failed, a defect; the rest was looked at all the same.",
-        lambda view: view.processor.failed_ticks,
-    ),
-    gauge(
-        "tokenbus_watching_clients",
-        "Clients that are shown whole streams.",
-        lambda view: len(view.processor.clients.watchers),
-    ),
-    counter(
-        "tokenbus_watch_skipped_items_total",
-        "Items that were not shown to a client that watches, because it reads too slowly; requests are not affected.",
-        lambda view: view.processor.clients.watchers.skipped_items,
-    ),
-    gauge(
+    Family(
         "tokenbus_send_queue_frames",
-        "Frames that wait for all clients together, or that they have not acknowledged.",
+        "Frames that all clients together have not acknowledged.",
         lambda view: sum(len(session.send_queue) for session in view.sessions),
     ),
-    gauge(
+    Family(
         "tokenbus_send_queue_bytes",
         "Bytes of those frames.",
         lambda view: sum(session.send_queue.bytes for session in view.sessions),
     ),
-    gauge(
+    Family(
         "tokenbus_peak_send_queue_frames",
         "The most frames that waited for one of the clients that are here.",
         lambda view: max((session.send_queue.peak for session in view.sessions), default=0),
     ),
-    gauge(
+    Family(
         "tokenbus_buffered_rows",
-        "Rows that wait in this process for an iterator over their request, or for the client that will resume it.",
+        "Rows that wait in this process for their request's iterator, or for the client that will resume it.",
         lambda view: sum(view.buffered),
     ),
-    gauge(
+    Family(
         "tokenbus_fullest_buffer_rows",
         "Rows that wait for the request that has the most of them.",
         lambda view: max(view.buffered, default=0),
     ),
-    gauge("tokenbus_queued_steps", "Steps that wait for the iterator over steps.", lambda view: view.feed[0]),
-    gauge("tokenbus_peak_queued_steps", "The most steps that waited for it.", lambda view: view.feed[1]),
-    gauge(
-        "tokenbus_fill_ratio",
+    Family("tokenbus_queued_steps", "Steps that wait for the iterator over steps.", lambda view: view.step_queue[0]),
+    Family("tokenbus_peak_queued_steps", "The most steps that waited for it.", lambda view: view.step_queue[1]),
+    Family(
+        "tokenbus_fill_ratio{of}",
         "How full each bounded thing is, from 0 to 1; of several of a kind, the fullest.",
-        lambda view: view.fill(),
-        "of",
+        lambda view: {name: used / most for name, used, _, most in view.bounded()},
     ),
-    gauge(
-        "tokenbus_peak_fill_ratio",
-        "How full each of those was at most, where that is remembered.",
-        lambda view: view.peaks(),
-        "of",
+    Family(
+        "tokenbus_peak_fill_ratio{of}",
+        "The peak of each, where it is remembered.",
+        lambda view: {name: peak / most for name, _, peak, most in view.bounded() if peak is not None},
     ),
-    counter(
-        "tokenbus_speculative_draft_tokens_total",
-        "Draft tokens that the target model verified.",
-        _speculation(lambda speculation: speculation.drafted),
-        "worker",
+    *_of_speculation(
+        (
+            "tokenbus_speculative_draft_tokens_total{worker}",
+            "Draft tokens that the target model verified.",
+            lambda of: of.drafted,
+        ),
+        (
+            "tokenbus_speculative_accepted_tokens_total{worker}",
+            "Draft tokens that the target model accepted.",
+            lambda of: of.accepted,
+        ),
+        (
+            "tokenbus_speculative_emitted_tokens_total{worker}",
+            "Tokens that rows with verified drafts emitted, the target model's own included.",
+            lambda of: of.emitted,
+        ),
+        ("tokenbus_speculative_rows_total{worker}", "Rows that verified drafts.", lambda of: of.rows),
+        (
+            "tokenbus_speculative_acceptance_ratio{worker}",
+            "Accepted by draft tokens, since the start; absent where nothing was drafted.",
+            lambda of: ratio(of.accepted, of.drafted),
+        ),
+        (
+            "tokenbus_speculative_efficiency_ratio{worker}",
+            "Emitted tokens by the most that could have been emitted, likewise.",
+            lambda of: ratio(of.emitted, of.most),
+        ),
     ),
-    counter(
-        "tokenbus_speculative_accepted_tokens_total",
-        "Draft tokens that the target model accepted.",
-        _speculation(lambda speculation: speculation.accepted),
-        "worker",
+    *_of_heads(
+        (
+            "tokenbus_speculative_head_draft_tokens_total{worker, head}",
+            "Verified draft tokens by the head that proposed them: 1 is the token after the last known one.",
+            lambda drafted, _: drafted,
+        ),
+        (
+            "tokenbus_speculative_head_accepted_tokens_total{worker, head}",
+            "Accepted draft tokens by head.",
+            lambda _, accepted: accepted,
+        ),
+        (
+            "tokenbus_speculative_head_acceptance_ratio{worker, head}",
+            "Accepted by verified tokens of each head, since the start.",
+            lambda drafted, accepted: accepted / drafted,
+        ),
     ),
-    counter(
-        "tokenbus_speculative_emitted_tokens_total",
-        "Tokens that rows with verified drafts emitted, the target model's own included.",
-        _speculation(lambda speculation: speculation.emitted),
-        "worker",
+    *_of_log(
+        (
+            "tokenbus_log_items_total{outcome}",
+            "Items: written; already there, after a restart; refused, as too large; left out, for want of buffer.",
+            lambda of: {
+                "written": of.writer.counts.items,
+                "already_there": of.writer.counts.already_there,
+                "refused": of.writer.counts.refused_items,
+                "left_out": of.left_out,
+            },
+        ),
+        (
+            "tokenbus_log_missing_items_total",
+            "Items that the log names as missing.",
+            lambda of: of.writer.counts.missing_items,
+        ),
+        ("tokenbus_log_bytes_total", "Payload bytes of written items.", lambda of: of.writer.counts.payload_bytes),
+        ("tokenbus_log_messages_total", "Messages that the server acknowledged.", lambda of: of.writer.counts.messages),
+        (
+            "tokenbus_log_write_seconds_total",
+            "How long those messages took to be acknowledged, in all.",
+            lambda of: of.writer.counts.write_seconds,
+        ),
+        (
+            "tokenbus_log_failed_messages_total",
+            "Messages that were not acknowledged, and are written again.",
+            lambda of: of.writer.counts.failed_writes,
+        ),
+        ("tokenbus_log_waiting_items", "Items that are not in the log yet.", lambda of: of.writer.unwritten_items),
+        ("tokenbus_log_waiting_bytes", "Bytes of those items.", lambda of: of.writer.buffered_bytes),
+        ("tokenbus_log_lag_seconds", "How long the oldest of them has waited.", lambda of: of.writer.lag_seconds),
+        (
+            "tokenbus_log_connected_servers",
+            "1 while there is a connection to a server that has the log, else 0.",
+            lambda of: of.writer.is_connected,
+        ),
+        (
+            "tokenbus_log_writable_servers",
+            "1 while a server writes what comes to the log, else 0.",
+            lambda of: not of.writer.problem,
+        ),
+        ("tokenbus_log_missing_replicas", "Replicas that are away.", lambda of: of.writer.missing_replicas),
+        (
+            "tokenbus_log_storage_ratio{server}",
+            "Used share of JetStream's storage at each server of durable_log.monitors.",
+            lambda of: of.monitors.storage_ratios,
+        ),
     ),
-    counter(
-        "tokenbus_speculative_rows_total",
-        "Rows that verified drafts; with the draft tokens, the most tokens that could have been emitted.",
-        _speculation(lambda speculation: speculation.rows),
-        "worker",
-    ),
-    gauge(
-        "tokenbus_speculative_acceptance_ratio",
-        "Accepted by draft tokens, since the start; absent where nothing was drafted.",
-        _speculation(lambda speculation: ratio(speculation.accepted, speculation.drafted)),
-        "worker",
-    ),
-    gauge(
-        "tokenbus_speculative_efficiency_ratio",
-        "Emitted tokens by the most that could have been emitted, since the start; absent where nothing was drafted.",
-        _speculation(lambda speculation: ratio(speculation.emitted, speculation.most)),
-        "worker",
-    ),
-    counter(
-        "tokenbus_speculative_head_draft_tokens_total",
-        "Draft tokens that were verified, by the head that proposed them: 1 is the token after the last known one.",
-        _heads(lambda head: head[1]),
-        "worker",
-        "head",
-    ),
-    counter(
-        "tokenbus_speculative_head_accepted_tokens_total",
-        "Draft tokens that were accepted, by head.",
-        _heads(lambda head: head[2]),
-        "worker",
-        "head",
-    ),
-    gauge(
-        "tokenbus_speculative_head_acceptance_ratio",
-        "Accepted by verified tokens of each head, since the start.",
-        _heads(lambda head: head[2] / head[1]),
-        "worker",
-        "head",
-    ),
-    *DURABLE_LOG,
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, gauge, histogram
+from tokenbus_services.metrics.families import Family, FamilyCollector, families
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.worker import Publisher
@@ -19,160 +19,117 @@ class PublisherView(NamedTuple):
     watch: LoopWatch
 
 
-def _read(read: Callable[[Publisher], float]) -> Callable[[PublisherView], Samples]:
-    return lambda view: (((view.publisher.worker_id,), read(view.publisher)),)
+def _of_publisher(*rows: tuple[str, str, Callable[[Publisher], float]]) -> Iterator[Family[PublisherView]]:
+    return families(rows, lambda read, view: {view.publisher.worker_id: read(view.publisher)})
 
 
-def _counter(name: str, meaning: str, read: Callable[[Publisher], float]) -> Family[PublisherView]:
-    return counter(name, meaning, _read(read), "worker")
-
-
-def _gauge(name: str, meaning: str, read: Callable[[Publisher], float]) -> Family[PublisherView]:
-    return gauge(name, meaning, _read(read), "worker")
-
-
-def _batches(view: PublisherView) -> Samples:
-    publisher = view.publisher
-    for name in ("gated", "shed", "blocked"):
-        yield (publisher.worker_id, name), getattr(publisher, name)
-
-
-def _handoffs(view: PublisherView) -> Samples:
-    publisher = view.publisher
-    for name in ("handed_off", "untaken", "taken_over", "refused"):
-        yield (publisher.worker_id, name), getattr(publisher.counts, name)
+def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ...], float]:
+    return {(worker, name): getattr(subject, name) for name in names}
 
 
 PUBLISHER: tuple[Family[PublisherView], ...] = (
-    _gauge(
-        "tokenbus_worker_connected_processors",
-        "1 while a processor has answered this worker's hello and is heard, else 0.",
-        lambda publisher: publisher.session.state is SessionState.OPEN,
+    *_of_publisher(
+        (
+            "tokenbus_worker_connected_processors{worker}",
+            "1 while a processor has answered this worker's hello and is heard, else 0.",
+            lambda of: of.session.state is SessionState.OPEN,
+        ),
+        (
+            "tokenbus_worker_handshakes_total{worker}",
+            "How often a processor answered this worker's hello.",
+            lambda of: of.session.handshakes,
+        ),
+        (
+            "tokenbus_worker_published_items_total{worker}",
+            "Items that were published, those that found no room too.",
+            lambda of: of.retention.next_sequence - 1,
+        ),
+        (
+            "tokenbus_worker_published_bytes_total{worker}",
+            "Payload bytes of the items that found room.",
+            lambda of: of.retention.kept_bytes,
+        ),
+        ("tokenbus_worker_retained_items{worker}", "Items not acknowledged yet.", lambda of: len(of.retention)),
+        ("tokenbus_worker_retained_bytes{worker}", "Payload bytes of those items.", lambda of: of.retention.bytes),
+        ("tokenbus_worker_peak_retained_items{worker}", "Their peak.", lambda of: of.retention.peak_items),
+        ("tokenbus_worker_peak_retained_bytes{worker}", "Their peak, in bytes.", lambda of: of.retention.peak_bytes),
+        (
+            "tokenbus_worker_retention_ratio{worker}",
+            "How full retention is, from 0 to 1, by items or by bytes, whichever is fuller.",
+            lambda of: of.retention.share_used(),
+        ),
     ),
-    _counter(
-        "tokenbus_worker_handshakes_total",
-        "How often a processor answered this worker's hello.",
-        lambda publisher: publisher.session.handshakes,
+    Family(
+        "tokenbus_worker_policy_batches_total{worker, action}",
+        "Batches: gated, not this rank's; shed, without alternatives; blocked, had to wait.",
+        lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
     ),
-    _counter(
-        "tokenbus_worker_published_items_total",
-        "Items that were published, those that found no room too.",
-        lambda publisher: publisher.retention.next_sequence - 1,
+    *_of_publisher(
+        (
+            "tokenbus_worker_blocked_seconds_total{worker}",
+            "How long the engine waited for room in retention.",
+            lambda of: of.blocked_seconds,
+        ),
+        (
+            "tokenbus_worker_unpublished_rows_total{worker}",
+            "Rows that found no room: their requests end with an error.",
+            lambda of: of.failed,
+        ),
+        ("tokenbus_worker_credit_items{worker}", "Items it may send.", lambda of: max(0, of.session.credit[0])),
+        ("tokenbus_worker_credit_bytes{worker}", "Bytes it may send.", lambda of: max(0, of.session.credit[1])),
+        ("tokenbus_worker_replayed_items_total{worker}", "Items sent again.", lambda of: of.session.replayed),
+        ("tokenbus_worker_open_requests{worker}", "Requests it has.", lambda of: len(of.session.requests)),
+        (
+            "tokenbus_worker_waiting_requests{worker}",
+            "Requests and aborts that the engine has not looked at yet.",
+            lambda of: of.waiting_requests,
+        ),
+        (
+            "tokenbus_worker_failed_steps_total{worker}",
+            "Steps of the engine that raised: requests ended with an error.",
+            lambda of: of.counts.failed_steps,
+        ),
+        (
+            "tokenbus_worker_engine_failed_requests_total{worker}",
+            "Requests that the engine failed to take or to abort: each ended with an error, alone.",
+            lambda of: of.counts.engine_errors,
+        ),
+        (
+            "tokenbus_worker_waiting_state_bytes{worker}",
+            "Bytes of handed-off states that wait for this worker's engine.",
+            lambda of: of.counts.waiting_state_bytes,
+        ),
     ),
-    _counter(
-        "tokenbus_worker_published_bytes_total",
-        "Payload bytes of the items that found room.",
-        lambda publisher: publisher.retention.kept_bytes,
+    Family(
+        "tokenbus_worker_handoff_requests_total{worker, outcome}",
+        "Hand-offs. At a prefill worker: handed_off, a decode worker took it; untaken, none did. At a decode worker: "
+        "taken_over, the engine took it; refused, it did not.",
+        lambda view: _attributes(
+            view.publisher.worker_id, view.publisher.counts, "handed_off", "untaken", "taken_over", "refused"
+        ),
     ),
-    _gauge(
-        "tokenbus_worker_retained_items",
-        "Items that no processor has acknowledged yet.",
-        lambda publisher: len(publisher.retention),
+    *_of_publisher(
+        (
+            "tokenbus_worker_refused_connections_total{worker}",
+            "Connections for hand-offs that a decode worker's transport refused or cut off.",
+            lambda of: of.counts.refused_connections,
+        ),
+        (
+            "tokenbus_worker_unanswered_requests{worker}",
+            "Requests sent to a decode worker that has not answered yet.",
+            lambda of: of.counts.handing_off,
+        ),
+        (
+            "tokenbus_worker_refused_frames_total{worker}",
+            "Frames of the processor that break the contract, and were dropped.",
+            lambda of: of.link.refused_frames,
+        ),
     ),
-    _gauge(
-        "tokenbus_worker_retained_bytes",
-        "Payload bytes of those items.",
-        lambda publisher: publisher.retention.bytes,
-    ),
-    _gauge(
-        "tokenbus_worker_peak_retained_items",
-        "The most items that were retained at once, since the start.",
-        lambda publisher: publisher.retention.peak_items,
-    ),
-    _gauge(
-        "tokenbus_worker_peak_retained_bytes",
-        "The most payload bytes that were retained at once, since the start.",
-        lambda publisher: publisher.retention.peak_bytes,
-    ),
-    _gauge(
-        "tokenbus_worker_retention_ratio",
-        "How full retention is, from 0 to 1, by items or by bytes, whichever is fuller.",
-        lambda publisher: publisher.retention.share_used(),
-    ),
-    counter(
-        "tokenbus_worker_policy_batches_total",
-        "Batches that something was done to: gated, not this rank's; shed, without alternatives; blocked, had to wait.",
-        _batches,
-        "worker",
-        "action",
-    ),
-    _counter(
-        "tokenbus_worker_blocked_seconds_total",
-        "How long the engine waited for room in retention.",
-        lambda publisher: publisher.blocked_seconds,
-    ),
-    _counter(
-        "tokenbus_worker_unpublished_rows_total",
-        "Rows that found no room: their requests end with an error.",
-        lambda publisher: publisher.failed,
-    ),
-    _gauge(
-        "tokenbus_worker_credit_items",
-        "Items that may still be sent.",
-        lambda publisher: max(0, publisher.session.credit[0]),
-    ),
-    _gauge(
-        "tokenbus_worker_credit_bytes",
-        "Payload bytes that may still be sent.",
-        lambda publisher: max(0, publisher.session.credit[1]),
-    ),
-    _counter(
-        "tokenbus_worker_replayed_items_total",
-        "Items that the processor asked for again and got.",
-        lambda publisher: publisher.session.replayed,
-    ),
-    _gauge(
-        "tokenbus_worker_open_requests",
-        "Requests that this worker has.",
-        lambda publisher: len(publisher.session.requests),
-    ),
-    _gauge(
-        "tokenbus_worker_waiting_requests",
-        "Requests and aborts that came and that the engine has not looked at yet.",
-        lambda publisher: publisher.waiting_requests,
-    ),
-    _counter(
-        "tokenbus_worker_failed_steps_total",
-        "Steps of the engine that raised: requests that it had ended with an error.",
-        lambda publisher: publisher.counts.failed_steps,
-    ),
-    _counter(
-        "tokenbus_worker_engine_failed_requests_total",
-        "Requests that the engine failed to take or to abort: each ended with an error, alone.",
-        lambda publisher: publisher.counts.engine_errors,
-    ),
-    _gauge(
-        "tokenbus_worker_waiting_state_bytes",
-        "Bytes of states that were handed off to this worker and wait for its engine.",
-        lambda publisher: publisher.counts.waiting_state_bytes,
-    ),
-    counter(
-        "tokenbus_worker_handoff_requests_total",
-        "Requests that changed hands. At a prefill worker: handed_off, a decode worker took it; untaken, none did. "
-        "At a decode worker: taken_over, the engine took it; refused, it did not.",
-        _handoffs,
-        "worker",
-        "outcome",
-    ),
-    _counter(
-        "tokenbus_worker_refused_connections_total",
-        "Connections for hand-offs that a decode worker's transport turned away or cut off.",
-        lambda publisher: publisher.counts.refused_connections,
-    ),
-    _gauge(
-        "tokenbus_worker_unanswered_requests",
-        "Requests that were sent to a decode worker which has not answered yet.",
-        lambda publisher: publisher.counts.handing_off,
-    ),
-    _counter(
-        "tokenbus_worker_refused_frames_total",
-        "Frames of the processor that break the contract, and were dropped.",
-        lambda publisher: publisher.link.refused_frames,
-    ),
-    histogram(
+    Family(
         "tokenbus_worker_event_loop_lag_seconds",
         "How late the event loop that sends for this worker answers.",
         lambda view: view.watch.lag,
+        is_histogram=True,
     ),
 )
 

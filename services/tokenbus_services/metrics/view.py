@@ -1,11 +1,11 @@
 """What one scrape reads of a processor: its plain counters, and the times of its steps."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from tokenbus_services.delivery import RequestTokens, Step
-from tokenbus_services.metrics.families import Histogram, Samples
+from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.session import Session
@@ -48,31 +48,21 @@ class ProcessorView:
         self.workers: list[Worker] = list(processor.workers.by_id.values())
         self.sessions: list[Session] = list(processor.clients.sessions.values())
 
-    def each_worker(self, read: Callable[[Worker], float]) -> Samples:
-        """Yield a number of every known worker."""
-        return (((worker.stream.worker_id,), read(worker)) for worker in self.workers)
+    def lags(self) -> dict[str, float]:
+        """Return how long ago each worker's last step was made, of workers that said so."""
+        made = {worker.stream.worker_id: worker.stream.produced_at_ns for worker in self.workers}
+        return {name: max(0.0, self.now - at / _NS) for name, at in made.items() if at}
 
-    def each_count(self, read: Callable[[StreamCounts], float]) -> Samples:
-        """Yield a count of every known worker, and of those that left lately."""
-        return (((name,), read(counts)) for name, counts in self.counts)
-
-    def lags(self) -> Samples:
-        """Yield how long ago each worker's last step was made, of workers that said so."""
-        for worker in self.workers:
-            if worker.stream.produced_at_ns:
-                yield (worker.stream.worker_id,), max(0.0, self.now - worker.stream.produced_at_ns / 1e9)
-
-    def missing_drafts(self) -> Samples:
+    def missing_drafts(self) -> dict[str, int]:
         """Return how many drafts never came, of every known worker and of those that left lately."""
         here = {worker.stream.worker_id: worker.assembler.drafts_missing for worker in self.workers}
-        return (((name,), counts.missing_drafts + here.get(name, 0)) for name, counts in self.counts)
+        return {name: counts.missing_drafts + here.get(name, 0) for name, counts in self.counts.items()}
 
     @cached_property
-    def counts(self) -> list[tuple[str, StreamCounts]]:
+    def counts(self) -> dict[str, StreamCounts]:
         """What was counted of every worker, and of those that left lately."""
-        found = dict(self.processor.workers.departed.copy())
-        found.update((worker.stream.worker_id, worker.stream.counts) for worker in self.workers)
-        return list(found.items())
+        here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
+        return {**self.processor.workers.departed.copy(), **here}
 
     @cached_property
     def buffered(self) -> list[int]:
@@ -81,23 +71,15 @@ class ProcessorView:
         return [len(context) for context in contexts if isinstance(context, RequestTokens)]
 
     @property
-    def feed(self) -> tuple[int, int]:
+    def step_queue(self) -> tuple[int, int]:
         """How many steps wait in the step queue, and how many did at most."""
-        feed = self.processor.intake.step_queue
-        return (0, 0) if feed is None else (len(feed), feed.peak)
+        queue = self.processor.intake.step_queue
+        return (0, 0) if queue is None else (len(queue), queue.peak)
 
-    def fill(self) -> Samples:
-        """Return how full each bounded thing is, from 0 to 1; of several, the fullest."""
-        return (((name,), used / most) for name, used, _, most in self._bounded())
-
-    def peaks(self) -> Samples:
-        """Return how full each of those was at most, where that is known."""
-        return (((name,), peak / most) for name, _, peak, most in self._bounded() if peak is not None)
-
-    def _bounded(self) -> Iterator[tuple[str, int, int | None, int]]:
-        """Yield each bounded thing with how much is in it, how much was at most, and the bound."""
+    def bounded(self) -> Iterator[tuple[str, int, int | None, int]]:
+        """Yield each bounded thing with how much is in it, how much was at most if that is known, and the bound."""
         settings, clients = self.processor.settings.processor, self.processor.settings.clients
-        table, feed = self.processor.registry.table, self.feed
+        table = self.processor.registry.table
         acks = [worker.stream.acks for worker in self.workers]
         queues = [session.send_queue for session in self.sessions]
         open_steps = _most(worker.assembler.open_steps for worker in self.workers)
@@ -112,8 +94,8 @@ class ProcessorView:
         yield "buffer_rows", _most(self.buffered), None, settings.request_buffer_rows
         yield "send_queue_frames", frames, peak_frames, clients.send_queue_frames
         yield "send_queue_bytes", queue_bytes, peak_bytes, clients.send_queue_bytes
-        yield "step_queue", *feed, settings.step_queue
+        yield "step_queue", *self.step_queue, settings.step_queue
 
 
-def _most(values: "Iterator[int] | map[int] | list[int]") -> int:
+def _most(values: Iterable[int]) -> int:
     return max(values, default=0)
