@@ -1,9 +1,8 @@
 """Write the page of all settings: `python -m tokenbus_services.settings > docs/settings.md`."""
 
 import sys
-from collections.abc import Iterator
 
-from tokenbus_services.settings import ENTRIES, SECTIONS, Entry
+from tokenbus_services.settings import ENTRIES, SECTIONS
 
 _INTRODUCTION = """\
 # Settings
@@ -17,43 +16,27 @@ end the start with one line that names the key, where it came from, the limit an
 """
 
 
+_OF_LIMITS = "The most that a batch may hold: the schema's bounds, or tighter."
+
+
 def page() -> str:
     """Return the whole page, as Markdown."""
-    return "\n".join([_INTRODUCTION, *(line for section in SECTIONS for line in _section(section))])
-
-
-def _section(section: str) -> Iterator[str]:
-    yield f"## {section}"
-    yield ""
-    yield _SUMMARIES[section]
-    yield ""
-    yield "| key | default | valid | meaning |"
-    yield "|---|---|---|---|"
-    yield from (_row(entry) for entry in ENTRIES.values() if entry.section == section)
-    yield ""
-
-
-def _row(entry: Entry) -> str:
-    return f"| `{entry.name}` | {_default(entry.default)} | {entry.valid} | {entry.meaning} |"
+    lines = [_INTRODUCTION]
+    for section, maker in SECTIONS.items():
+        summary = _OF_LIMITS if section == "limits" else maker.__doc__.partition("\n")[0]
+        lines += [f"## {section}", "", summary, "", "| key | default | valid | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"| `{entry.name}` | {_default(entry.default)} | {entry.valid} | {entry.meaning} |"
+            for entry in ENTRIES.values()
+            if entry.section == section
+        ]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _default(value: object) -> str:
-    match value:
-        case "":
-            return "empty"
-        case bool():
-            return f"`{str(value).lower()}`"
-        case _:
-            return f"`{value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
 
-
-def _summary(maker: type) -> str:
-    return (maker.__doc__ or "").partition("\n")[0]
-
-
-_SUMMARIES = {section: _summary(maker) for section, maker in SECTIONS.items()} | {
-    "limits": "The most that a batch may hold: the schema's bounds, or tighter."
-}
 
 if __name__ == "__main__":
     sys.stdout.write(page())

@@ -20,7 +20,6 @@ _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
 """Separates two addresses; a comma in a path does not."""
 _MOST_ADDRESSES = 64
-_ENDPOINTS = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
 
 
 # Each of the following returns the dataclass field of a setting, which stands for a value of its type.
@@ -46,47 +45,36 @@ def share(default: float, meaning: str) -> Any:  # noqa: ANN401
     return _field(default, Meta(ge=0, le=1, description=meaning, extra={"valid": "0 to 1"}))
 
 
-def flag(meaning: str, *, default: bool) -> Any:  # noqa: ANN401
-    """Return the field of true or false."""
+def choice(meaning: str, *, default: str | bool) -> Any:  # noqa: ANN401
+    """Return the field of true or false, or of one of a few words, which are those of its type, a `Literal`."""
     return _field(default, Meta(description=meaning, extra={"valid": "true or false"}))
-
-
-def choice(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of one of a few words, which are those of its type, a `Literal`."""
-    return _field(default, Meta(description=meaning))
 
 
 def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN401
     """Return the field of a text whose length in UTF-8 lies within two bounds, in bytes."""
-    return _checked(
-        default, f"text of {low} to {high} bytes", lambda value: low <= len(value.encode()) <= high, meaning
-    )
+    return _text(default, f"text of {low} to {high} bytes", lambda value: low <= len(value.encode()) <= high, meaning)
 
 
-def path(default: str, meaning: str) -> Any:  # noqa: ANN401
+def path(meaning: str) -> Any:  # noqa: ANN401
     """Return the field of a file's path, or nothing."""
-    return text(default, 0, 4096, meaning)
+    return text("", 0, 4096, meaning)
 
 
-def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a transport listens or connects."""
-    return _checked(default, _ENDPOINTS, _is_endpoint, meaning)
-
-
-def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of one such address or of several, with commas between."""
+def endpoints(default: str, meaning: str, most: int = _MOST_ADDRESSES) -> Any:  # noqa: ANN401
+    """Return the field of an address at which a transport listens or connects, or of several with commas between."""
 
     def check(value: str) -> bool:
         found = listed_addresses(value)
-        return len(set(found)) == len(found) <= _MOST_ADDRESSES and all(map(_is_endpoint, found))
+        return len(set(found)) == len(found) <= most and all(map(_is_endpoint, found))
 
-    valid = f"{_ENDPOINTS}, or up to {_MOST_ADDRESSES} different ones with commas between"
-    return _checked(default, valid, check, meaning)
+    valid = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
+    several = f", or up to {most} different ones with commas between" if most > 1 else ""
+    return _text(default, valid + several, check, meaning)
 
 
 def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
     """Return the field of an address at which a server listens, or nothing."""
-    return _checked(default, "HOST:PORT, or empty", lambda value: not value or _is_host_and_port(value), meaning)
+    return _text(default, "HOST:PORT, or empty", lambda value: not value or _is_host_and_port(value), meaning)
 
 
 def whole(unit: str, meaning: str, *, low: int, high: int) -> Meta:
@@ -94,7 +82,7 @@ def whole(unit: str, meaning: str, *, low: int, high: int) -> Meta:
     return Meta(ge=low, le=high, description=meaning, extra={"valid": f"{low} to {high} {unit}".rstrip()})
 
 
-def _checked(default: str, valid: str, check: Callable[[str], bool], meaning: str) -> Any:  # noqa: ANN401
+def _text(default: str, valid: str, check: Callable[[str], bool], meaning: str) -> Any:  # noqa: ANN401
     return _field(default, Meta(description=meaning, extra={"valid": valid, "check": check}))
 
 
@@ -114,7 +102,8 @@ class Entry:
     section: str
     name: str
     type: Any
-    """`Annotated` with a `Meta`."""
+    """`int`, `float`, `bool`, `str` or a `Literal`."""
+    meta: Meta
     default: object
 
     @property
@@ -130,22 +119,13 @@ class Entry:
     @property
     def meaning(self) -> str:
         """What it is for, and what its special values mean."""
-        return str(self._meta.description)
+        return str(self.meta.description)
 
     @property
     def valid(self) -> str:
         """The values that are valid, in words."""
-        words = get_args(get_args(self.type)[0])
-        return f"one of {', '.join(words)}" if words else str(self._extra["valid"])
-
-    @property
-    def _meta(self) -> Meta:
-        meta: Meta = get_args(self.type)[1]
-        return meta
-
-    @property
-    def _extra(self) -> dict[str, Any]:
-        return self._meta.extra or {}
+        words = get_args(self.type)
+        return f"one of {', '.join(words)}" if words else str((self.meta.extra or {})["valid"])
 
     def value_in(self, settings: object) -> object:
         """Return its value in a settings object."""
@@ -153,13 +133,13 @@ class Entry:
 
     def convert(self, value: object, where: str = "", *, is_text: bool = False) -> object:
         """Return a valid value as its type, read from text if it `is_text`; raise a SettingsError for any other."""
+        check = (self.meta.extra or {}).get("check")
         # A ValueError is also that of text that is not UTF-8, and of numbers of thousands of digits.
         with contextlib.suppress(ValueError):
             if is_text:
                 with contextlib.suppress(ValueError):
-                    value = msgspec.convert(value, get_args(self.type)[0], strict=False)
-            value = msgspec.convert(value, self.type)
-            check = self._extra.get("check")
+                    value = msgspec.convert(value, self.type, strict=False)
+            value = msgspec.convert(value, Annotated[self.type, self.meta])
             if value == value and (check is None or check(value)):  # noqa: PLR0124 - NaN is not itself
                 return value
         raise SettingsError(self.key, self.valid, value, where=where)
@@ -187,31 +167,24 @@ def entries_of(section: type[Section]) -> tuple[Entry, ...]:
     """Return the settings of a section: its fields with a `Meta`. The other fields are constants."""
     types = get_type_hints(section)
     return tuple(
-        Entry(section.section, item.name, Annotated[types[item.name], item.metadata[_META]], item.default)
+        Entry(section.section, item.name, types[item.name], item.metadata[_META], item.default)
         for item in fields(section)  # type: ignore[arg-type]  # every subclass is a dataclass
         if _META in item.metadata
     )
 
 
 def _is_endpoint(value: str) -> bool:
-    if not value.isprintable():
-        return False
     scheme, _, rest = value.partition("://")
-    match scheme:
-        case "ipc" | "memory":
-            return bool(rest)
-        case "tcp":
-            return _is_host_and_port(rest, wildcard=True)
-        case "nats" | "tls":
-            servers, _, name = rest.partition("/")
-            return bool(name) and all(map(_is_host_and_port, servers.split(",")))
-    return False
+    servers, _, name = rest.partition("/")
+    return value.isprintable() and (
+        (scheme in ("ipc", "memory") and bool(rest))
+        or (scheme == "tcp" and _is_host_and_port(f"{rest[:-1]}0" if rest.endswith(":*") else rest))
+        or (scheme in ("nats", "tls") and bool(name) and all(map(_is_host_and_port, servers.split(","))))
+    )
 
 
-def _is_host_and_port(text: str, *, wildcard: bool = False) -> bool:
+def _is_host_and_port(text: str) -> bool:
     host, _, port = text.rpartition(":")
-    if not text.isprintable() or not host or host.isspace():
+    if not text.isprintable() or not host.strip() or not re.fullmatch("[0-9]{1,5}", port):
         return False
-    if wildcard and port == "*":
-        return True
-    return port.isascii() and port.isdigit() and len(port) <= len(str(_LARGEST_PORT)) and int(port) <= _LARGEST_PORT
+    return int(port) <= _LARGEST_PORT

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from tokenbus_contracts import Limits
 from tokenbus_services.settings.errors import SettingsError, Shown
@@ -12,9 +12,7 @@ from tokenbus_services.settings.kinds import (
     Section,
     choice,
     count,
-    endpoint,
     endpoints,
-    flag,
     host_and_port,
     milliseconds,
     path,
@@ -68,17 +66,15 @@ class BusSettings(Section):
         "after how long a silent peer is lost; at least 500, and twice heartbeat_interval_ms",
         high=HOUR_MS,
     )
-    key_file: str = path("", "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none")
+    key_file: str = path("the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none")
     server_key: str = path(
-        "", "the processor's public key, or the path of its certificate: what workers and clients with a key need"
+        "the processor's public key, or the path of its certificate: what workers and clients with a key need"
     )
     allowed_keys: str = path(
-        "",
         "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
         "key, and decode workers, for hand-offs; it is read again when it changes",
     )
     nats_credentials: str = path(
-        "",
         "the file with this process's credentials for NATS: a .creds file, or one line with USER:PASSWORD, a token "
         "or an NKEY's seed; empty: none; it is read again when it changes",
     )
@@ -86,12 +82,12 @@ class BusSettings(Section):
     nats_roles: str = text(
         "", 0, 64, "the roles that the NATS server permits this process, as client+observer; empty: all"
     )
-    nats_ca_file: str = path("", "the certificates by which tls:// servers are trusted; empty: the system's")
+    nats_ca_file: str = path("the certificates by which tls:// servers are trusted; empty: the system's")
     nats_certificate: str = path(
-        "", "the file of this process's own certificate, for tls:// servers that verify their clients; empty: none"
+        "the file of this process's own certificate, for tls:// servers that verify their clients; empty: none"
     )
-    nats_certificate_key: str = path("", "the file of that certificate's key; empty: it is in the same file")
-    insecure: bool = flag(
+    nats_certificate_key: str = path("the file of that certificate's key; empty: it is in the same file")
+    insecure: bool = choice(
         "whether tcp addresses beyond loopback may be used without keys, and those of NATS without TLS and credentials",
         default=False,
     )
@@ -144,8 +140,8 @@ class WorkerSettings(Section):
 
     id: str = text("worker-0", 1, 64, "the worker's name; no two live workers have the same")
     role: Literal["mixed", "prefill", "decode"] = choice(
-        "mixed",
         "its share of a request: all of it, the prompt and the first token, or the tokens after the first",
+        default="mixed",
     )
     model: str = text("", 0, 256, "the model's name, as clients ask for it; empty: the only one")
     tp_rank: int = count(0, "", "its tensor-parallel rank", low=0, high=65535)
@@ -155,8 +151,8 @@ class WorkerSettings(Section):
         268_435_456, "the most bytes of unacknowledged items that it keeps; at least limits.max_message_bytes"
     )
     policy: Literal["block", "shed", "fail"] = choice(
-        "block",
         "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
+        default="block",
     )
     block_timeout_ms: int = milliseconds(
         60_000, "how long the engine waits for room under the policies block and shed; then requests end"
@@ -164,9 +160,10 @@ class WorkerSettings(Section):
     max_requests: int = count(
         1024, "requests", "the most that it works on at once; 0: it takes none from the processor", low=0
     )
-    handoff_address: str = endpoint(
+    handoff_address: str = endpoints(
         "tcp://127.0.0.1:0",
         "where a decode worker takes requests from prefill workers, which must reach it; port 0: any",
+        most=1,
     )
     top_logprobs: int = count(
         0,
@@ -318,9 +315,8 @@ class GatewaySettings(Section):
     metrics_address: str = host_and_port(
         "", "where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"
     )
-    insecure: bool = flag("whether it serves more than loopback addresses without gateway.keys_file", default=False)
+    insecure: bool = choice("whether it serves more than loopback addresses without gateway.keys_file", default=False)
     keys_file: str = path(
-        "",
         "the file of the API keys that `tokenbus api-keys` writes, read again when it changes; while it is not "
         "there no key is known; empty: no keys are asked for",
     )
@@ -336,21 +332,18 @@ class GatewaySettings(Section):
         high=MOST_REQUESTS_PER_MINUTE,
     )
     tls_certificate: str = path(
-        "", "the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"
+        "the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"
     )
-    tls_key: str = path("", "the file of the certificate's private key, in PEM, without a password")
+    tls_key: str = path("the file of the certificate's private key, in PEM, without a password")
     hosts: str = path(
-        "",
         "the names by which clients may call it, without ports and with commas between, beside localhost, the host "
         "of gateway.address and the IP address that they connected to; others get status 421",
     )
     origins: str = path(
-        "",
         "the origins of web pages that may use it, as https://app.example, with commas between; its own page "
         "always may; others get status 403",
     )
     models: str = path(
-        "",
         "the models that may be asked for, as workers name them, with commas between, and their LoRA adapters; empty: "
         "those of the workers, and `tokenbus` for any of them",
     )
@@ -362,9 +355,9 @@ class GatewaySettings(Section):
         "path of a model's folder (one with a slash), or `numbers`: each token's text is its id",
     )
     chat_template: Literal["auto", "text", "roles"] = choice(
-        "auto",
         "how a chat's messages become a prompt: by the model's own template, or, for a tokenizer that is no "
         "model's, their texts alone; always their texts alone; or each with its role's name before it",
+        default="auto",
     )
     max_requests: int = count(
         1024, "requests", "the most that are open at once, each choice of an answer one; others get status 429"
@@ -382,9 +375,9 @@ class GatewaySettings(Section):
         268_435_456, "the most that waits for all clients together, and before them; then the largest answer ends first"
     )
     compression: Literal["off", "gzip"] = choice(
-        "off",
         "whether answers to clients that accept gzip are compressed, an event at a time: less to send for more "
         "processor time (docs/gateway.md says how much)",
+        default="off",
     )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
@@ -472,7 +465,7 @@ class DurableLogSettings(Section):
         "the servers of the log, and its name, as nats://HOST:PORT/NAME; without one it is `log`; empty: a processor "
         "keeps none",
     )
-    durable: bool = flag(
+    durable: bool = choice(
         "whether a processor acknowledges an item to its worker only once the log has it; otherwise the log leaves out "
         "items that do not fit into buffer_bytes, and names them",
         default=False,
@@ -512,9 +505,9 @@ class LogSettings(Section):
     section = "log"
 
     format: Literal["auto", "json", "console"] = choice(
-        "auto", "JSON lines, lines for people, or auto: lines for people on a terminal and JSON elsewhere"
+        "JSON lines, lines for people, or auto: lines for people on a terminal and JSON elsewhere", default="auto"
     )
-    level: Literal["debug", "info", "warning", "error"] = choice("info", "the least that is logged")
+    level: Literal["debug", "info", "warning", "error"] = choice("the least that is logged", default="info")
 
 
 _LIMITS = {
@@ -524,7 +517,7 @@ _LIMITS = {
     "max_top_k": ("alternatives", "the most of a token"),
 }
 LIMITS = tuple(
-    Entry("limits", name, Annotated[int, whole(unit, meaning, low=0, high=most)], getattr(Limits.default(), name))
+    Entry("limits", name, int, whole(unit, meaning, low=0, high=most), getattr(Limits.default(), name))
     for name, (unit, meaning) in _LIMITS.items()
     for most in [getattr(Limits.schema(), name)]
 )
