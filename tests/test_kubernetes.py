@@ -37,12 +37,10 @@ Manifest = dict[str, Any]
 
 
 def rendered(name: str) -> list[Manifest]:
-    """Return the objects of a kustomization, as the real kustomize makes them."""
     return deepcopy(kustomized(FOLDER / name))
 
 
 def of_kind(objects: list[Manifest], *kinds: str) -> list[Manifest]:
-    """Return the objects of some kinds."""
     return [each for each in objects if each["kind"] in kinds]
 
 
@@ -51,31 +49,26 @@ def workloads(objects: list[Manifest]) -> list[Manifest]:
 
 
 def ours(objects: list[Manifest]) -> list[Manifest]:
-    """Return the workloads that run Tokenbus."""
     return [
         each for each in workloads(objects) if selects({"matchLabels": {"app.kubernetes.io/name": "tokenbus"}}, each)
     ]
 
 
 def pod(workload: Manifest) -> Manifest:
-    """Return the specification of a workload's pods."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
 
 def containers(workload: Manifest) -> list[Manifest]:
-    """Return the containers of a workload's pods, those that run first too."""
     return [*pod(workload).get("initContainers", []), *pod(workload)["containers"]]
 
 
 def main(workload: Manifest) -> Manifest:
-    """Return the one container that stays."""
     (container,) = pod(workload)["containers"]
     return dict(container)
 
 
 def selects(selector: Manifest, workload: Manifest) -> bool:
-    """Tell whether a selector is one of a workload's pods."""
     labels = workload["spec"]["template"]["metadata"]["labels"]
     matches = selector.get("matchLabels", {}).items() <= labels.items()
     return matches and all(
@@ -85,19 +78,16 @@ def selects(selector: Manifest, workload: Manifest) -> bool:
 
 
 def ports(workload: Manifest) -> dict[str, int]:
-    """Return the ports of a workload's pods by their names."""
     return {port["name"]: port["containerPort"] for port in main(workload)["ports"]}
 
 
 def file_of(objects: list[Manifest], name: str, file: str) -> str:
-    """Return a file of a generated ConfigMap: kustomize puts a hash of what it holds behind its name."""
     (found,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].rpartition("-")[0] == name]
     text: str = found["data"][file]
     return text
 
 
 def environment(workload: Manifest, name: str) -> dict[str, str]:
-    """Return the variables of a pod of a name."""
     found = {}
     for variable in main(workload)["env"]:
         if "valueFrom" in variable:
@@ -107,7 +97,6 @@ def environment(workload: Manifest, name: str) -> dict[str, str]:
 
 
 def loaded(objects: list[Manifest], workload: Manifest, folder: Path) -> Settings:
-    """Return the settings of a workload's first pod."""
     path = folder / "settings.toml"
     path.write_text(file_of(objects, "settings", "settings.toml"))
     variables = environment(workload, f"{workload['metadata']['name']}-0")
@@ -125,7 +114,6 @@ def objects(request: pytest.FixtureRequest) -> list[Manifest]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_hold_by_the_schemas(objects: list[Manifest], version: str) -> None:
-    """Each object is valid by the schemas that Kubernetes publishes, which refuse a field that does not exist."""
     assert len(objects) >= 15
     for each in objects:
         kubernetes_validate.validate(each, version, strict=True)
@@ -148,7 +136,6 @@ def test_what_kubectl_cannot_read_fails_here(tmp_path: Path) -> None:
 
 
 def test_every_file_is_used() -> None:
-    """Each file of a kustomization's folder is named in it, and each overlay is tested here."""
     assert {path.name for path in FOLDER.iterdir()} == set(OVERLAYS)
     for name in OVERLAYS:
         (kustomization,) = objects_of((FOLDER / name / "kustomization.yaml").read_text())
@@ -159,7 +146,6 @@ def test_every_file_is_used() -> None:
 
 
 def test_selectors_find_their_pods(objects: list[Manifest]) -> None:
-    """Each service, budget and workload selects the pods of one workload; ports that they name are there."""
     for each in workloads(objects):
         assert [selects(each["spec"]["selector"], other) for other in workloads(objects)].count(True) == 1
         assert selects(each["spec"]["selector"], each)
@@ -178,7 +164,6 @@ def test_selectors_find_their_pods(objects: list[Manifest]) -> None:
 
 
 def test_network_policies_allow_what_the_settings_need_and_no_more(objects: list[Manifest], tmp_path: Path) -> None:
-    """Workers reach the processors' port for workers alone, gateways the clients'; everything else is refused."""
     allowed = set()
     for policy in of_kind(objects, "NetworkPolicy"):
         targets = [each for each in workloads(objects) if selects(policy["spec"]["podSelector"], each)]
@@ -218,7 +203,6 @@ def _names(*found: Manifest) -> list[str]:
 
 
 def test_addresses_name_every_processor(objects: list[Manifest], tmp_path: Path) -> None:
-    """Workers and gateways list each pod of the processors by the name that it has, at the service's port."""
     services = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Service")}
     (processor,) = [each for each in workloads(objects) if each["metadata"]["name"] == "processor"]
     named = [f"processor-{place}.processor" for place in range(processor["spec"]["replicas"])]
@@ -231,7 +215,6 @@ def test_addresses_name_every_processor(objects: list[Manifest], tmp_path: Path)
 
 
 def test_pods_have_no_rights_and_time_to_end(objects: list[Manifest], tmp_path: Path) -> None:
-    """No container is root or may become it; each pod has more time to end than its settings let it take."""
     for each in workloads(objects):
         spec = pod(each)
         assert spec["securityContext"]["runAsNonRoot"]
@@ -255,7 +238,6 @@ def test_pods_have_no_rights_and_time_to_end(objects: list[Manifest], tmp_path: 
 
 
 def made_by_the_page(folder: Path) -> list[Manifest]:
-    """Return what the lines of docs/scaling.md make in a cluster, as kubectl says, of files that are empty."""
     lines = [each.command for each in command_lines("docs/scaling.md") if " create " in each.command]
     for name in ["password", *re.findall(r"--from-file=(\S+)", " ".join(lines))]:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -285,14 +267,12 @@ def test_volumes_are_there_and_steps_make_what_they_need(objects: list[Manifest]
 
 
 def read_from(mount: Manifest, container: Manifest) -> set[str]:
-    """Return the files of a mount that a container's command, arguments and variables name."""
     words = [*container.get("command", []), *container.get("args", [])]
     words += [variable["value"] for variable in container.get("env", []) if "value" in variable]
     return {word.removeprefix(f"{mount['mountPath']}/") for word in words if word.startswith(f"{mount['mountPath']}/")}
 
 
 def test_page_sets_the_image_of_every_container(objects: list[Manifest]) -> None:
-    """The line of docs/scaling.md that upgrades a kind of pod names all of its containers, those that run first too."""
     lines = " ".join(line.command for line in command_lines("docs/scaling.md"))
     found = re.findall(r"set image \w+/(\w+) (\w+)=\S+ (\w+)=", lines)
     assert found
@@ -302,7 +282,6 @@ def test_page_sets_the_image_of_every_container(objects: list[Manifest]) -> None
 
 
 def test_commands_are_the_programs(objects: list[Manifest]) -> None:
-    """The arguments of each container are ones that its command takes."""
     from tokenbus_services.cli import gateway, processor, worker  # noqa: PLC0415 - each brings its libraries
 
     for each in ours(objects):
@@ -315,7 +294,6 @@ def test_commands_are_the_programs(objects: list[Manifest]) -> None:
 
 
 def test_page_has_settings_and_variables_that_are_valid(tmp_path: Path) -> None:
-    """The file of docs/scaling.md, with the variables that it names, is settings, and its lists have one length."""
     page = "docs/scaling.md"
     block = blocks("toml", of=page)[0].text
     path = tmp_path / "tokenbus.toml"
@@ -339,7 +317,6 @@ class Cluster:
     """The pods of a kustomization as processes, with names and ports that are this machine's own."""
 
     def __init__(self, name: str, folder: Path, cleanup: contextlib.ExitStack) -> None:
-        """Make the keys as the page says, and begin with no pod."""
         self.folder = folder
         self.objects = rendered(name)
         self.pods: dict[str, tuple[Manifest, subprocess.Popen[bytes], Path]] = {}
@@ -375,7 +352,6 @@ class Cluster:
             self.pods[name] = workload, process, log
 
     def answers(self, name: str, probe: str) -> bool:
-        """Tell whether a pod passes one of its probes."""
         workload, process, log = self.pods[name]
         assert process.poll() is None, log.read_text()
         get = main(workload)[probe]["httpGet"]
@@ -414,13 +390,11 @@ class Cluster:
 
 @pytest.fixture(params=["base", "log"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Return a cluster whose pods end with the test."""
     with contextlib.ExitStack() as cleanup:
         yield Cluster(request.param, tmp_path, cleanup)
 
 
 def add_nats_secrets(folder: Path) -> None:
-    """Write what the page's secrets for NATS have: a certificate for the servers, and the processors' password."""
     (folder / "tls").mkdir()
     (folder / "users").mkdir()
     issued = trustme.CA()

@@ -34,7 +34,6 @@ class Heard:
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def __call__(self, event: str, **values: object) -> None:
-        """Take an event as a logger's method does."""
         self.events.append((event, values))
 
     @property
@@ -44,7 +43,6 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give every test a process in which nothing is configured, and a terminal without wishes."""
     unconfigure()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -53,7 +51,6 @@ def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def json_of(**values: object) -> dict[str, Any]:
-    """Return what one event with values comes to as JSON."""
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     logger("part").info("happened", **values)
@@ -63,7 +60,6 @@ def json_of(**values: object) -> dict[str, Any]:
 
 
 def test_line_of_json() -> None:
-    """A line says when, in UTC, how serious, what, from whom, and the values."""
     before = datetime.now(UTC)
     line = json_of(worker="w0", items=3, share=0.5, on=True, nothing=None)
     assert before <= datetime.fromisoformat(line.pop("timestamp")) <= datetime.now(UTC)
@@ -81,7 +77,6 @@ def test_request_keys_are_hexadecimal() -> None:
 
 
 def test_numbers_that_json_readers_break() -> None:
-    """A number beyond 53 bits, or none that is finite, is text."""
     line = json_of(exact=2**53, epoch=2**53 + 1, nan=float("nan"), low=float("-inf"), huge=10**5000, f=np.float32(0.5))
     assert line["exact"] == 2**53
     assert line["epoch"] == str(2**53 + 1)
@@ -99,7 +94,6 @@ class _Code(IntEnum):
 
 
 def test_values_of_any_kind() -> None:
-    """Errors, bytes, names of enums, and objects that cannot show themselves have a place in a line."""
     line = json_of(error=OSError("gone"), data=b"a\xff\n", code=_Code.GAP, broken=_Broken(), nested={"a": {1: [b"b"]}})
     assert line["error"] == "OSError: gone"
     assert line["data"] == "a\\xff\\n"
@@ -109,7 +103,6 @@ def test_values_of_any_kind() -> None:
 
 
 def test_long_values_are_cut() -> None:
-    """Text and lists from outside are cut to a bounded length, and say that they were."""
     line = json_of(text="x" * 301, fits="x" * 300, items=[*range(17)], pairs=dict.fromkeys(range(17)), deep=[[[[1]]]])
     assert line["text"] == "x" * 300 + "..."
     assert line["fits"] == "x" * 300
@@ -120,13 +113,11 @@ def test_long_values_are_cut() -> None:
 
 
 def test_secret_is_hidden() -> None:
-    """A value under the name secret is not logged."""
     assert json_of(secret="hunter2")["secret"] == "(hidden)"  # noqa: S105, S106 - it is one
 
 
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31mred", "\r", "\u2028", "\x85", "\udcff", "\u202e"])
 def test_no_value_breaks_the_line(text: str) -> None:
-    """Whatever a value, an event or an element holds, a line for people stays one line and moves no cursor."""
     stream = io.StringIO()
     configure(LogSettings(format="console"), stream)
     logger("part").info(text, value=text, items=[text], error=ValueError(text))
@@ -151,7 +142,6 @@ def test_traceback_cannot_pass_for_a_line() -> None:
 
 
 def test_traceback_in_json() -> None:
-    """In JSON a traceback is one value of the line, given as an error or as what is being handled."""
     error = ValueError("why")
     assert json_of(exc_info=error)["exception"] == "    ValueError: why"
     assert json_of(exc_info=(ValueError, error, None))["exception"] == "    ValueError: why"
@@ -177,7 +167,6 @@ def test_format(
     *,
     terminal: bool,
 ) -> None:
-    """People get lines, on a terminal in colours unless NO_COLOR is set; machines get JSON."""
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal() if terminal else io.StringIO()
     configure(LogSettings(format=style), stream)
@@ -189,7 +178,6 @@ def test_format(
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 def test_level(level: Literal["debug", "info", "warning", "error"]) -> None:
-    """What is less serious than the level is not written."""
     stream = io.StringIO()
     configure(LogSettings(format="json", level=level), stream)
     log = logger("part")
@@ -200,7 +188,6 @@ def test_level(level: Literal["debug", "info", "warning", "error"]) -> None:
 
 
 def test_loggers_follow_a_later_configuration() -> None:
-    """A logger that was made, bound and used before is configured with the rest."""
     log = logger("part").bind(worker="w0")
     for _ in range(2):
         stream = io.StringIO()
@@ -210,7 +197,6 @@ def test_loggers_follow_a_later_configuration() -> None:
 
 
 def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a stream, lines go to standard error, and none to standard output."""
     configure(LogSettings(format="json"))
     logger("part").info("happened")
     captured = capsys.readouterr()
@@ -219,7 +205,6 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_stream_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is closed, or absent, or knows few letters, fails no call that logs."""
     closed = io.StringIO()
     configure(LogSettings(format="json"), closed)
     closed.close()
@@ -286,7 +271,6 @@ def test_kinds_and_keys_are_apart() -> None:
 
 
 def test_episode_ends_in_quiet() -> None:
-    """After enough quiet a repeated event is summed up, once, if there was more than what was logged; not before."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     episodes.begin("w0", heard, "slow")
@@ -304,7 +288,6 @@ def test_episode_ends_in_quiet() -> None:
 
 
 def test_quiet_ends_an_episode_without_being_asked() -> None:
-    """An event that happens again after enough quiet is logged anew, even without a check in between."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     for moment in (0.0, 0.75, 1.5, 2.5):
@@ -332,7 +315,6 @@ def test_keys_are_bounded() -> None:
 
 
 def test_close_sums_up_all() -> None:
-    """At the end of the process every event that was counted is logged."""
     heard = Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     for key in ("w0", "w0", "w1", "w1", "w1"):
@@ -343,7 +325,6 @@ def test_close_sums_up_all() -> None:
 
 
 def test_episode_holds_on_to_nothing_large() -> None:
-    """A deduplicated log keeps an event's first values as they are logged, not the objects they came from."""
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     heard = Heard()
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)

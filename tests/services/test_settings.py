@@ -31,42 +31,28 @@ ENDPOINTS += ", or up to 64 different ones with commas between"
 
 
 def key_of(entry: Entry) -> str:
-    """Return what a test of one setting is called."""
     return entry.key
 
 
 def load(**environment: str) -> Settings:
-    """Return the settings from variables and from nothing else."""
     return Settings.load(environment=environment)
 
 
-def load_file(folder: Path, text: str) -> Settings:
-    """Return the settings from a file's text and from nothing else."""
-    file = folder / "tokenbus.toml"
-    file.write_text(text)
-    return Settings.load(file, {})
-
-
 def refusal(**environment: str) -> str:
-    """Return the line that variables are refused with."""
     with pytest.raises(SettingsError) as refused:
         load(**environment)
     return str(refused.value)
 
 
 def test_defaults_hold() -> None:
-    """Without a file and variables every setting has its default, and defaults break no rule."""
     settings = load()
     assert settings == Settings()
+    assert settings.describe() == {key: entry.default for key, entry in ENTRIES.items()}
     assert settings.limits == Limits.default()
     assert settings.bus == BusSettings()
-    assert {key: entry.value_in(settings) for key, entry in ENTRIES.items()} == {
-        key: entry.default for key, entry in ENTRIES.items()
-    }
 
 
 def test_every_field_is_an_entry() -> None:
-    """Every field that is no constant can be set, is described, and has a variable of its own."""
     assert list(SECTIONS) == [item.name for item in fields(Settings)]
     described = [(section, item) for section, maker in SECTIONS.items() for item in fields(maker) if item.metadata]
     assert [key for key in ENTRIES if not key.startswith("limits.")] == [
@@ -77,7 +63,6 @@ def test_every_field_is_an_entry() -> None:
 
 
 def test_settings_cannot_change() -> None:
-    """Settings and sections are frozen, and take no attribute that is misspelt."""
     settings = Settings()
     with pytest.raises(FrozenInstanceError):
         settings.worker = WorkerSettings()  # type: ignore[misc]
@@ -88,26 +73,23 @@ def test_settings_cannot_change() -> None:
 
 
 def test_order_of_the_sources(tmp_path: Path) -> None:
-    """Overrides win over the environment, that over the file, that over defaults, key by key."""
     file = tmp_path / "tokenbus.toml"
     file.write_text('[worker]\nid = "of-file"\nmodel = "of-file"\ntp_rank = 3\n')
     environment = {"TOKENBUS_WORKER_ID": "of-variable", "TOKENBUS_WORKER_MODEL": "of-variable"}
     worker = Settings.load(file, environment, {"worker.id": "of-override"}).worker
     assert (worker.id, worker.model, worker.tp_rank, worker.dp_rank) == ("of-override", "of-variable", 3, 0)
-
-
-def test_file_from_the_environment(tmp_path: Path) -> None:
-    """TOKENBUS_SETTINGS names the file; a file that is given as an argument wins over it."""
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(f'[worker]\nid = "{name}"\n')
-    environment = {"TOKENBUS_SETTINGS": str(tmp_path / "one")}
-    assert Settings.load(environment=environment).worker.id == "one"
-    assert Settings.load(tmp_path / "two", environment).worker.id == "two"
+    (tmp_path / "other").write_text('[worker]\nid = "other"\n')
+    assert Settings.load(environment={"TOKENBUS_SETTINGS": str(tmp_path / "other")}).worker.id == "other"
+    assert Settings.load(file, {"TOKENBUS_SETTINGS": str(tmp_path / "other")}).worker.id == "of-file"
+    not_given = Settings.load(file, environment, {"worker.id": None, "worker.tp_rank": "4"}).worker
+    assert (not_given.id, not_given.tp_rank) == ("of-variable", 4)
+    for value in ("70000", 70000):
+        with pytest.raises(SettingsError, match=r"^worker\.tp_rank: 0 to 65535, got 70000$"):
+            Settings.load(environment={}, overrides={"worker.tp_rank": value})
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=key_of)
 def test_every_setting_is_read_from_every_source(entry: Entry, tmp_path: Path) -> None:
-    """Each setting's default, written out, is read back from a variable, a file and an override, with its type."""
     default = entry.default
     text = str(default).lower() if isinstance(default, bool) else str(default)
     literal = f'"{default}"' if isinstance(default, str) else text
@@ -122,7 +104,6 @@ def test_every_setting_is_read_from_every_source(entry: Entry, tmp_path: Path) -
 
 @pytest.mark.parametrize("entry", WHOLE, ids=key_of)
 def test_every_bound_of_a_number(entry: Entry) -> None:
-    """Each number is taken at both bounds, and refused just beyond them, from a variable and in construction."""
     low, high = map(int, entry.valid.split()[::2][:2])
     for value in (low, high):
         assert entry.convert(value) == value
@@ -134,7 +115,6 @@ def test_every_bound_of_a_number(entry: Entry) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "", "1.5", " 1", "\uff11", "0x10", "9" * 5000])
 def test_text_that_is_no_whole_number(text: str) -> None:
-    """A number is decimal digits and nothing else; the error quotes the text, and stays short."""
     line = refusal(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS=text)
     assert line.startswith("TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS: 1 to 3600000 ms, got '")
     assert len(line) < 200
@@ -160,34 +140,23 @@ def test_text_that_is_no_whole_number(text: str) -> None:
     ],
 )
 def test_value_out_of_range(variable: str, value: object, valid: str) -> None:
-    """A value that is not valid is refused with its variable, the valid values and the value."""
     assert refusal(**{f"TOKENBUS_{variable}": str(value)}) == f"TOKENBUS_{variable}: {valid}, got {value!r}"
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("key", "text", "value"),
     [
-        ("BUS_WORKERS_ADDRESS", "tcp://127.0.0.1:*"),
-        ("BUS_WORKERS_ADDRESS", "tcp://[::1]:0"),
-        ("BUS_WORKERS_ADDRESS", "ipc:///tmp/x"),
-        ("BUS_WORKERS_ADDRESS", "memory://x"),
-        ("METRICS_ADDRESS", ""),
-        ("METRICS_ADDRESS", "0.0.0.0:65535"),
-        ("WORKER_ID", "é" * 32),
-        ("GATEWAY_KEY_SHARE", "0"),
-        ("GATEWAY_KEY_SHARE", "1"),
+        *(("bus.workers_address", each, each) for each in ("tcp://127.0.0.1:*", "tcp://[::1]:0", "ipc:///tmp/x")),
+        *(("metrics.address", each, each) for each in ("", "0.0.0.0:65535")),
+        ("bus.workers_address", "memory://x", "memory://x"),
+        ("worker.id", "é" * 32, "é" * 32),
+        *(("gateway.key_share", each, float(each)) for each in "01"),
+        *(("bus.insecure", each, True) for each in ("true", "TRUE", "1")),
+        *(("bus.insecure", each, False) for each in ("False", "0")),
     ],
 )
-def test_value_at_the_edge(variable: str, value: str) -> None:
-    settings = load(**{f"TOKENBUS_{variable}": value})
-    entry = next(entry for entry in ENTRIES.values() if entry.variable == f"TOKENBUS_{variable}")
-    assert entry.value_in(settings) == (float(value) if "SHARE" in variable else value)
-
-
-def test_truth_has_four_words() -> None:
-    """True and false may be written as words or as digits, in any case."""
-    for text, value in {"true": True, "TRUE": True, "1": True, "False": False, "0": False}.items():
-        assert load(TOKENBUS_BUS_INSECURE=text).bus.insecure is value
+def test_value_at_the_edge(key: str, text: str, value: object) -> None:
+    assert ENTRIES[key].value_in(load(**{ENTRIES[key].variable: text})) == value
 
 
 @pytest.mark.parametrize(
@@ -211,34 +180,26 @@ def test_truth_has_four_words() -> None:
     ],
 )
 def test_file_with_a_fault(text: str, line: str, tmp_path: Path) -> None:
-    """What a file says wrong is refused with the file, the key, the limit and the value."""
+    (tmp_path / "tokenbus.toml").write_text(text)
     with pytest.raises(SettingsError) as refused:
-        load_file(tmp_path, text)
+        Settings.load(tmp_path / "tokenbus.toml", {})
     assert str(refused.value) == f"{tmp_path}/tokenbus.toml: {line}"
 
 
 @pytest.mark.parametrize(
     "contents",
-    [b"[bus", b"\xff", b"a = 1\na = 2", b"x = " + b"9" * 5000, b"x = " + b"[" * 100_000, b"#" * (2**20 + 1)],
-    ids=["cut", "no UTF-8", "twice", "many digits", "deep", "large"],
+    [b"[bus", b"\xff", b"a = 1\na = 2", b"x = " + b"9" * 5000, b"x = " + b"[" * 100_000, b"#" * (2**20 + 1), None],
+    ids=["cut", "no UTF-8", "twice", "many digits", "deep", "large", "missing"],
 )
-def test_file_that_is_no_settings_file(contents: bytes, tmp_path: Path) -> None:
-    """A file that cannot be parsed, or is too large to be one, is refused by its name in one line."""
-    (tmp_path / "file").write_bytes(contents)
+def test_file_that_is_no_settings_file(contents: bytes | None, tmp_path: Path) -> None:
+    if contents is not None:
+        (tmp_path / "file").write_bytes(contents)
     with pytest.raises(SettingsError, match=rf"^{tmp_path}/file: a settings file .*$") as refused:
-        Settings.load(tmp_path / "file", {})
+        Settings.load(environment={"TOKENBUS_SETTINGS": str(tmp_path / "file")})
     assert "\n" not in str(refused.value)
 
 
-def test_file_that_is_not_there(tmp_path: Path) -> None:
-    """A file that cannot be read is an error, not a default; so is a folder."""
-    missing = tmp_path / "missing"
-    assert refusal(TOKENBUS_SETTINGS=str(missing)).startswith(f"{missing}: a settings file that can be read: no such")
-    assert refusal(TOKENBUS_SETTINGS=str(tmp_path)).startswith(f"{tmp_path}: a settings file that can be read: is a")
-
-
 def test_unknown_keys() -> None:
-    """A variable with our prefix or an override that names no setting is refused; other variables are not looked at."""
     line = refusal(TOKENBUS_BUS_KEYFILE="1")
     assert line == "TOKENBUS_BUS_KEYFILE: no such setting; did you mean TOKENBUS_BUS_KEY_FILE?"
     assert refusal(TOKENBUS_QQQ="1") == "TOKENBUS_QQQ: no such setting"
@@ -251,22 +212,8 @@ def test_unknown_keys() -> None:
     assert load(TOKENBUS="1", PATH="x", TOKENBUS_PURE_PYTHON="1") == Settings()
 
 
-def test_override_that_was_not_given() -> None:
-    """An override of None is an option that was not given: what the other sources say stands."""
-    environment = {"TOKENBUS_WORKER_ID": "of-variable"}
-    assert Settings.load(environment=environment, overrides={"worker.id": None}).worker.id == "of-variable"
-
-
-def test_override_with_a_fault() -> None:
-    """An override is held to the same range, as a value or as text."""
-    for value in ("70000", 70000):
-        with pytest.raises(SettingsError, match=r"^worker\.tp_rank: 0 to 65535, got 70000$"):
-            Settings.load(environment={}, overrides={"worker.tp_rank": value})
-
-
 @pytest.mark.parametrize("key", ["worker.retention_bytes", "clients.buffer_bytes", "durable_log.max_bytes"])
 def test_sizes_hold_a_message(key: str) -> None:
-    """Whatever holds messages holds at least one of the largest; the error names both settings."""
     variable, most = ENTRIES[key].variable, Limits.default().max_message_bytes
     assert ENTRIES[key].value_in(load(**{variable: str(most)})) == most
     assert refusal(**{variable: str(most - 1)}) == (
@@ -274,14 +221,10 @@ def test_sizes_hold_a_message(key: str) -> None:
     )
 
 
-def test_default_that_another_setting_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a default is too small for what was set, the error says that it is a default."""
-    monkeypatch.setattr("tokenbus_services.settings.settings._HOLD_A_MESSAGE", ("processor.max_workers",))
-    assert refusal() == "processor.max_workers (a default): at least limits.max_message_bytes, 2097152, got 64"
-
-
 def test_times_agree() -> None:
-    """A peer is given two heartbeats before it is lost, and the longest wait between two tries."""
+    assert refusal(TOKENBUS_BUS_HEARTBEAT_INTERVAL_MS="1501") == (
+        "bus.heartbeat_timeout_ms (a default): at least twice bus.heartbeat_interval_ms, 3002, got 3000"
+    )
     assert load(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS="2000").bus.heartbeat_timeout_ms == 2000
     assert refusal(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS="1999") == (
         "TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS: at least twice bus.heartbeat_interval_ms, 2000, got 1999"
@@ -292,18 +235,12 @@ def test_times_agree() -> None:
     )
 
 
-def test_description_has_every_key() -> None:
-    """What can be logged at a start is every key with its value."""
-    described = load(TOKENBUS_WORKER_ID="w7").describe()
-    assert list(described) == list(ENTRIES)
-    assert (described["worker.id"], described["limits.max_rows"]) == ("w7", 512)
-
-
 def test_error_is_one_printable_line() -> None:
-    """A value that came from outside cannot break the line, fill it, or reach the terminal."""
     line = refusal(TOKENBUS_WORKER_ROLE="\x1b[31m\nred" + "x" * 1000)
     assert line.isprintable()
     assert len(line) < 250
+    with pytest.raises(SettingsError, match="a number of too many digits to print"):
+        WorkerSettings(tp_rank=10**5000)
 
 
 def test_error_can_cross_processes() -> None:
@@ -317,21 +254,13 @@ def test_error_can_cross_processes() -> None:
     )
 
 
-def test_number_too_long_to_print() -> None:
-    """A number of more digits than Python prints is refused like any other."""
-    with pytest.raises(SettingsError, match="a number of too many digits to print"):
-        WorkerSettings(tp_rank=10**5000)
-
-
 def test_connections_follow_from_the_peers() -> None:
-    """A processor has a connection for each client and worker that it may have, without a word about connections."""
     raised = {"clients.max_clients": 5000, "processor.max_workers": 200}
     assert Settings.load(environment={}, overrides=raised).most_connections == 5200
     assert Settings().most_connections == 4096
 
 
 def test_drafts_follow_from_the_tokens_of_a_row() -> None:
-    """A row may verify and propose as many draft tokens as it may have tokens."""
     limits = load(TOKENBUS_LIMITS_MAX_TOKENS_PER_ROW="5").limits
     assert (limits.max_tokens_per_row, limits.max_draft_tokens_per_row) == (5, 5)
 
@@ -358,17 +287,12 @@ def test_bounds_are_the_schemas() -> None:
     for key, wire in texts.items():
         bounds = bounds_in(wire.GetOptions())
         assert ENTRIES[key].valid == f"text of {bounds.min_bytes} to {bounds.max_bytes} bytes"
-
-
-def test_roles_are_the_schemas() -> None:
-    """A worker's roles are those that the schema names."""
     names = [name.removeprefix("WORKER_ROLE_").lower() for name in stream_pb2.WorkerRole.keys()]  # noqa: SIM118
     assert ENTRIES["worker.role"].valid == f"one of {', '.join(names[1:])}"
 
 
 @pytest.mark.parametrize("maker", [maker for maker in SECTIONS.values() if maker is not Limits])
 def test_every_section_checks_itself(maker: type) -> None:
-    """A section that is made by hand is checked too, and says its key."""
     (name,) = [section for section, known in SECTIONS.items() if known is maker]
     first = fields(maker)[0].name
     with pytest.raises(SettingsError, match=rf"^{name}\.{first}: .*, got None$"):

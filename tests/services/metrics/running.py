@@ -40,7 +40,6 @@ _USUAL = {
 
 
 def settings(**changed: object) -> Settings:
-    """Return settings in memory, with some changed: `worker__id` is worker.id."""
     overrides = {key.replace("__", "."): value for key, value in changed.items()}
     return settings_of(_USUAL | overrides)
 
@@ -67,7 +66,6 @@ class Bus:
             yield
 
     async def serve(self, requests: int, tokens: int) -> None:
-        """Let the worker's engine serve some requests, and take all of their tokens."""
         stop = threading.Event()
         serving = asyncio.create_task(asyncio.to_thread(self._loop.serve, stop))
         try:
@@ -99,7 +97,6 @@ class Scrape:
         }
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        """Return a sample's value; None if it was not told."""
         return self._values.get((f"tokenbus_{name}", frozenset(labels.items())))
 
 

@@ -19,12 +19,10 @@ PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "proces
 
 
 def names_in(query: str) -> set[str]:
-    """Return the metrics that a query names; a histogram's series stand for it."""
     return {name.removesuffix("_bucket") for name in re.findall(r"\b(?:tokenbus|process)_[a-z_]+", query)}
 
 
 def test_every_metric_is_on_the_page() -> None:
-    """The page has a row for each metric, in the code's order: labels and meaning, and what to do about it."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| `tokenbus_")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     labelled = {family.name: f"{{{', '.join(family.labels)}}}" if family.labels else "" for family in FAMILIES}
@@ -59,7 +57,6 @@ def test_alerts_name_metrics_that_are_told() -> None:
 
 
 def test_every_query_of_the_dashboard_names_metrics_that_are_told() -> None:
-    """No panel asks for what no collector exports, and every metric is in some panel."""
     asked: set[str] = set()
     for panel in _panels():
         for target in panel["targets"]:
@@ -73,7 +70,6 @@ def test_every_query_of_the_dashboard_names_metrics_that_are_told() -> None:
 
 
 def test_queries_fit_the_kinds_of_their_metrics() -> None:
-    """Counters are asked for by rate or increase, histograms by quantile, gauges as they are; parentheses close."""
     kinds = {name: family.kind for name, family in BY_NAME.items()}
     for panel in _panels():
         for target in panel["targets"]:
@@ -86,7 +82,6 @@ def test_queries_fit_the_kinds_of_their_metrics() -> None:
 
 
 def test_legends_name_labels_that_the_query_keeps() -> None:
-    """A legend's label is one that the metric has, and that no aggregation drops."""
     labels = {name: set(family.labels) for name, family in BY_NAME.items()}
     for panel in _panels():
         for target in panel["targets"]:
@@ -104,7 +99,6 @@ def test_legends_name_labels_that_the_query_keeps() -> None:
 
 
 def test_the_dashboard_has_the_rows_that_operators_look_for() -> None:
-    """The rows are there, panels have numbers of their own, and none lies upon another."""
     model = json.loads(DASHBOARD.read_text())
     rows = {panel["title"] for panel in model["panels"] if panel["type"] == "row"}
     assert {"Overview", "Streams", "Requests", "Loss and healing", "Latency", "Speculative decoding"} <= rows

@@ -16,7 +16,6 @@ from tokenbus_services.metrics.view import StepTimes
 
 
 def test_histogram_counts_up_to_each_bound() -> None:
-    """A bucket has every value up to its bound, the last all; the sum is theirs."""
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7.0):
         histogram.observe(value)
@@ -33,19 +32,16 @@ class SlowLoop:
         self.is_closed = False
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        """Take a call, unless it was closed."""
         if self.is_closed:
             raise RuntimeError("Event loop is closed")
         self.asked.append(call)
 
 
 def watched(loop: SlowLoop | None, clock: ManualClock) -> LoopWatch:
-    """Return who watches such a loop."""
     return LoopWatch(lambda: cast("asyncio.AbstractEventLoop | None", loop), clock.now)
 
 
 def test_lag_is_how_long_an_answer_takes() -> None:
-    """A loop that answers late was stalled that long, and is not any more; it is asked once for each answer."""
     clock, loop = ManualClock(), SlowLoop()
     watch = watched(loop, clock)
     watch.ask()
@@ -61,7 +57,6 @@ def test_lag_is_how_long_an_answer_takes() -> None:
 
 
 def test_a_loop_that_is_not_there_is_not_stalled() -> None:
-    """A loop that has not begun, or was closed, owes no answer: that it does not run is told elsewhere."""
     clock, loop = ManualClock(), SlowLoop()
     loop.is_closed = True
     for watch in (watched(None, clock), watched(loop, clock)):
@@ -71,7 +66,6 @@ def test_a_loop_that_is_not_there_is_not_stalled() -> None:
 
 
 def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
-    """Return a step of one row that verified two draft tokens."""
     batch = rows([(2, 2)])
     produced = SimpleNamespace(
         header=batch.header._replace(produced_at_ns=produced_at_ns),
@@ -82,7 +76,6 @@ def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
 
 
 def test_a_step_is_timed_from_its_first_part_and_from_its_making() -> None:
-    """Assembly is by the processor's clock, delivery by the time of day; a worker's clock that is ahead gives zero."""
     clock = ManualClock(100.0)
     times = StepTimes(clock.now, lambda: 5_000_000_000)
     times.observe(step("w", 4_750_000_000, 99.5))

@@ -13,7 +13,6 @@ from tokenbus_services.processor.speculation import MOST_HEADS, Speculation, rat
 
 
 def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
-    """Return rows of requests 1, 2, ... that verified so many draft tokens and emitted so many tokens."""
     size, tokens = len(pairs), sum(emitted for _, emitted in pairs)
     return LogprobBatch(
         BatchHeader("w", 1, 1, step, size, value_kind=ValueKind.RAW_LOGPROBS),
@@ -31,7 +30,6 @@ def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
 
 
 def counted(*steps: list[tuple[int, int]]) -> Speculation:
-    """Return what some steps come to."""
     speculation = Speculation()
     for step in steps:
         speculation.add(rows(step))
@@ -47,7 +45,6 @@ def test_a_row_accepted_one_less_than_it_emitted() -> None:
 
 
 def test_heads_are_counted_by_position() -> None:
-    """Each head has what it proposed and what was accepted of that, over all rows and steps."""
     assert counted([(3, 2), (3, 4)], [(1, 1), (2, 3)]).heads() == [(1, 4, 3), (2, 3, 2), (3, 2, 1)]
 
 
@@ -78,7 +75,6 @@ PAIR = st.tuples(st.integers(0, MOST_HEADS), st.integers(0, 16))
 
 @given(st.lists(st.lists(PAIR, max_size=40), max_size=4))
 def test_totals_are_those_of_counting_row_by_row(steps: list[list[tuple[int, int]]]) -> None:
-    """Whatever rows hold, up to the schema's bounds, the table comes to the same as a loop over them."""
     speculation = counted(*steps)
     counting = [(drafted, emitted) for step in steps for drafted, emitted in step if drafted and emitted]
     accepted = [min(emitted - 1, drafted) for drafted, emitted in counting]
