@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,9 +50,16 @@ def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     unconfigure()
 
 
+def configured(stream: io.StringIO | None = None, **values: Any) -> io.StringIO:  # noqa: ANN401 - of any setting
+    """Return the stream to which all is logged, with settings of the section `log`."""
+    stream = stream or io.StringIO()
+    configure(LogSettings(**values), stream)
+    return stream
+
+
 def json_of(**values: object) -> dict[str, Any]:
-    stream = io.StringIO()
-    configure(LogSettings(format="json"), stream)
+    """Return what one event with values comes to as JSON."""
+    stream = configured(format="json")
     logger("part").info("happened", **values)
     (line,) = stream.getvalue().splitlines()
     read: dict[str, Any] = json.loads(line)
@@ -67,23 +74,6 @@ def test_line_of_json() -> None:
     assert line == {"worker": "w0", "items": 3, "share": 0.5, "on": True, "nothing": None}
 
 
-def test_request_keys_are_hexadecimal() -> None:
-    """A request's key is 16 hexadecimal digits wherever it stands, from numpy too: no reader of JSON rounds it."""
-    line = json_of(request=0xC0FFEE, request_key=np.uint64(2**64 - 1), requests=[1, np.uint64(2)], request_keys=(3,))
-    assert line["request"] == "0000000000c0ffee"
-    assert line["request_key"] == "f" * 16
-    assert line["requests"] == ["0000000000000001", "0000000000000002"]
-    assert line["request_keys"] == ["0000000000000003"]
-
-
-def test_numbers_that_json_readers_break() -> None:
-    line = json_of(exact=2**53, epoch=2**53 + 1, nan=float("nan"), low=float("-inf"), huge=10**5000, f=np.float32(0.5))
-    assert line["exact"] == 2**53
-    assert line["epoch"] == str(2**53 + 1)
-    assert (line["nan"], line["low"], line["f"]) == ("nan", "-inf", 0.5)
-    assert line["huge"] == "(int that cannot be shown: ValueError)"
-
-
 class _Broken:
     def __str__(self) -> str:
         raise RuntimeError("no")
@@ -93,33 +83,39 @@ class _Code(IntEnum):
     GAP = 7
 
 
-def test_values_of_any_kind() -> None:
-    line = json_of(error=OSError("gone"), data=b"a\xff\n", code=_Code.GAP, broken=_Broken(), nested={"a": {1: [b"b"]}})
-    assert line["error"] == "OSError: gone"
-    assert line["data"] == "a\\xff\\n"
-    assert line["code"] == "GAP"
-    assert line["broken"] == "(_Broken that cannot be shown: RuntimeError)"
-    assert line["nested"] == {"a": {"1": ["b"]}}
+_CANNOT_BE_SHOWN = {
+    "huge": "(int that cannot be shown: ValueError)",
+    "broken": "(_Broken that cannot be shown: RuntimeError)",
+}
+_1, _2 = f"{1:016x}", f"{2:016x}"
 
 
-def test_long_values_are_cut() -> None:
-    line = json_of(text="x" * 301, fits="x" * 300, items=[*range(17)], pairs=dict.fromkeys(range(17)), deep=[[[[1]]]])
-    assert line["text"] == "x" * 300 + "..."
-    assert line["fits"] == "x" * 300
-    assert line["items"] == [*range(16), "1 more"]
-    assert len(line["pairs"]) == 17
-    assert line["pairs"]["..."] == "1 more"
-    assert line["deep"] == [[["[1]"]]]
-
-
-def test_secret_is_hidden() -> None:
-    assert json_of(secret="hunter2")["secret"] == "(hidden)"  # noqa: S105, S106 - it is one
+@pytest.mark.parametrize(
+    ("given", "logged"),
+    [
+        # A request's key has 16 hexadecimal digits wherever it stands: no reader of JSON rounds it.
+        ({"request": 0xC0FFEE, "requests": [1, np.uint64(2)]}, {"request": f"{0xC0FFEE:016x}", "requests": [_1, _2]}),
+        ({"request_key": np.uint64(2**64 - 1), "request_keys": (1,)}, {"request_key": "f" * 16, "request_keys": [_1]}),
+        # A number beyond 53 bits, or none that is finite, is text.
+        ({"exact": 2**53, "epoch": 2**53 + 1}, {"exact": 2**53, "epoch": str(2**53 + 1)}),
+        ({"a": float("nan"), "b": float("-inf"), "f": np.float32(0.5)}, {"a": "nan", "b": "-inf", "f": 0.5}),
+        ({"huge": 10**5000, "broken": _Broken()}, _CANNOT_BE_SHOWN),
+        ({"error": OSError("gone"), "data": b"a\xff\n"}, {"error": "OSError: gone", "data": "a\\xff\\n"}),
+        ({"code": _Code.GAP, "nested": {"a": {1: [b"b"]}}}, {"code": "GAP", "nested": {"a": {"1": ["b"]}}}),
+        # Text and lists from outside are cut, and say that they were.
+        ({"text": "x" * 301, "fits": "x" * 300}, {"text": "x" * 300 + "...", "fits": "x" * 300}),
+        ({"items": [*range(17)], "deep": [[[[1]]]]}, {"items": [*range(16), "1 more"], "deep": [[["[1]"]]]}),
+        ({"a": dict.fromkeys(range(17))}, {"a": {**{str(key): None for key in range(16)}, "...": "1 more"}}),
+        ({"secret": "hunter2"}, {"secret": "(hidden)"}),
+    ],
+)
+def test_values_of_any_kind(given: dict[str, object], logged: dict[str, object]) -> None:
+    assert {name: value for name, value in json_of(**given).items() if name in given} == logged
 
 
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31mred", "\r", "\u2028", "\x85", "\udcff", "\u202e"])
 def test_no_value_breaks_the_line(text: str) -> None:
-    stream = io.StringIO()
-    configure(LogSettings(format="console"), stream)
+    stream = configured(format="console")
     logger("part").info(text, value=text, items=[text], error=ValueError(text))
     line = stream.getvalue()
     assert line.endswith("\n")
@@ -128,8 +124,7 @@ def test_no_value_breaks_the_line(text: str) -> None:
 
 def test_traceback_cannot_pass_for_a_line() -> None:
     """An error's traceback follows its line, indented, also where the error's own text has line breaks."""
-    stream = io.StringIO()
-    configure(LogSettings(format="console"), stream)
+    stream = configured(format="console")
     try:
         int("x\n2026-01-01T00:00:00Z [info] forged\x1b[0m")
     except ValueError as error:
@@ -159,17 +154,9 @@ def test_traceback_in_json() -> None:
         ("json", True, "", "json"),
     ],
 )
-def test_format(
-    style: Literal["auto", "json", "console"],
-    expected: str,
-    no_color: str,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    terminal: bool,
-) -> None:
+def test_format(style: str, expected: str, no_color: str, monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
-    stream = Terminal() if terminal else io.StringIO()
-    configure(LogSettings(format=style), stream)
+    stream = configured(Terminal() if terminal else io.StringIO(), format=style)
     logger("part").info("happened")
     line = stream.getvalue()
     found = "json" if line.startswith("{") else "colours" if "\x1b[" in line else "plain"
@@ -177,9 +164,8 @@ def test_format(
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_level(level: Literal["debug", "info", "warning", "error"]) -> None:
-    stream = io.StringIO()
-    configure(LogSettings(format="json", level=level), stream)
+def test_level(level: str) -> None:
+    stream = configured(format="json", level=level)
     log = logger("part")
     for method in (log.debug, log.info, log.warning, log.error, log.critical):
         method("happened")
@@ -190,8 +176,7 @@ def test_level(level: Literal["debug", "info", "warning", "error"]) -> None:
 def test_loggers_follow_a_later_configuration() -> None:
     log = logger("part").bind(worker="w0")
     for _ in range(2):
-        stream = io.StringIO()
-        configure(LogSettings(format="json"), stream)
+        stream = configured(format="json")
         log.info("happened")
         assert json.loads(stream.getvalue())["worker"] == "w0"
 
@@ -205,9 +190,7 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_stream_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = io.StringIO()
-    configure(LogSettings(format="json"), closed)
-    closed.close()
+    configured().close()
     logger("part").info("happened")
     monkeypatch.setattr(sys, "stderr", None)
     configure(LogSettings())
@@ -241,10 +224,14 @@ def test_import_and_quiet_use_print_nothing() -> None:
     assert (run.stdout, run.stderr) == (b"", b"")
 
 
+def deduplicated(most: int = 4) -> tuple[ManualClock, Heard, DeduplicatedLog]:
+    clock = ManualClock(0.0)
+    return clock, Heard(), DeduplicatedLog(quiet_ms=1000, most=most, now=clock.now)
+
+
 def test_episode_is_logged_once() -> None:
     """The first of a kind is logged, the rest is counted, and the end says how many and for how long."""
-    clock, heard = ManualClock(0.0), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
+    clock, heard, episodes = deduplicated()
     logged = []
     for moment in range(5):
         clock.set(moment / 2)
@@ -260,8 +247,7 @@ def test_episode_is_logged_once() -> None:
 
 
 def test_kinds_and_keys_are_apart() -> None:
-    heard = Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=ManualClock().now)
+    _, heard, episodes = deduplicated(most=4)
     for key, event in [("w0", "slow"), ("w0", "gap"), ("w1", "slow"), ("w0", "slow"), ("w0", "gap")]:
         episodes.begin(key, heard, event)
     assert heard.names == ["slow", "gap", "slow"]
@@ -271,8 +257,7 @@ def test_kinds_and_keys_are_apart() -> None:
 
 
 def test_episode_ends_in_quiet() -> None:
-    clock, heard = ManualClock(0.0), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
+    clock, heard, episodes = deduplicated()
     episodes.begin("w0", heard, "slow")
     episodes.begin("w0", heard, "slow")
     episodes.begin("w1", heard, "once")
@@ -284,23 +269,16 @@ def test_episode_ends_in_quiet() -> None:
     episodes.expire()
     assert heard.names == ["slow", "once", "slow: over"]
     assert len(episodes) == 0
-    assert episodes.begin("w0", heard, "slow")
-
-
-def test_quiet_ends_an_episode_without_being_asked() -> None:
-    clock, heard = ManualClock(0.0), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
-    for moment in (0.0, 0.75, 1.5, 2.5):
+    for moment in (1.75, 2.5, 3.5):  # quiet ends it without `expire` too
         clock.set(moment)
         episodes.begin("w0", heard, "slow")
-    assert heard.names == ["slow", "slow: over", "slow"]
-    assert heard.events[1][1] == {"count": 3, "lasted_ms": 1500}
+    assert heard.names[3:] == ["slow", "slow: over", "slow"]
+    assert heard.events[4][1] == {"count": 2, "lasted_ms": 750}
 
 
 def test_keys_are_bounded() -> None:
     """Keys beyond the most are counted together, so that made-up keys fill neither memory nor the log."""
-    clock, heard = ManualClock(0.0), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=2, now=clock.now)
+    clock, heard, episodes = deduplicated(most=2)
     for key in range(100):
         episodes.begin(key, heard, "refused", client=key)
     assert (len(episodes), episodes.peak) == (2, 2)
@@ -315,8 +293,7 @@ def test_keys_are_bounded() -> None:
 
 
 def test_close_sums_up_all() -> None:
-    heard = Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
+    _, heard, episodes = deduplicated(most=1)
     for key in ("w0", "w0", "w1", "w1", "w1"):
         episodes.begin(key, heard, "slow")
     episodes.close()
@@ -325,8 +302,7 @@ def test_close_sums_up_all() -> None:
 
 
 def test_episode_holds_on_to_nothing_large() -> None:
-    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
-    heard = Heard()
+    _, heard, episodes = deduplicated(most=1)
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)
     episodes.end("w0")
     values = heard.events[1][1]
