@@ -139,16 +139,11 @@ def test_every_failure_that_can_be_seen_is_explained() -> None:
     assert {event for event, is_worse in events().items() if is_worse} - set(quoted(PAGE)) == set()
 
 
-def test_every_alert_has_its_section() -> None:
-    """The alerts of the page are those that Prometheus is given, each once and with something to do."""
+def test_every_alert_has_its_question() -> None:
     given = YAML(typ="safe").load((ROOT / "deploy" / "alerts.yml").read_text())
     names = [rule["alert"] for group in given["groups"] for rule in group["rules"]]
-    sections = dict(re.findall(r"^#### (\w+)\n\n(.*?)\n(?=\n#|\Z)", section("The alerts"), re.MULTILINE | re.DOTALL))
-    assert sorted(sections) == sorted(names)
-    assert len(re.findall("^#### ", PAGE, re.MULTILINE)) == len(names)
-    assert all(len(text) > 50 for text in sections.values())
-    mentioned = set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE))
-    assert mentioned <= set(names)
+    assert sorted(f"Tokenbus{name}" for row in rows("The alerts") for name in row[1].split(", ")) == sorted(names)
+    assert set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE)) <= set(names)
 
 
 def test_dashboard_has_the_rows_that_are_told() -> None:
