@@ -105,7 +105,7 @@ class Answer:
         return b""
 
     def _overflow(self) -> None:
-        limit = f"at most {self._most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
+        limit = f"at most {self._most} bytes wait for a client, which read too slowly"
         self._end_slow(ApiError(503, limit, code="slow_client"))
 
     def _end_slow(self, error: ApiError) -> None:
@@ -250,7 +250,7 @@ class WholeAnswer(ChoicesAnswer):
         if self.outbox.is_closed:  # evicted: that was too much for all answers together
             return
         if self._size > self._answer_bytes:
-            limit = f"an answer of at most {self._answer_bytes} bytes (gateway.answer_bytes)"
+            limit = f"an answer of at most {self._answer_bytes} bytes"
             message = f"{limit}; a streamed one may be larger"
             self.end(ApiError(400, message, param="stream", code="answer_too_large"))
         elif choice.reason is not None:

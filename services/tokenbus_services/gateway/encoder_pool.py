@@ -147,10 +147,10 @@ class EncoderPool:
             return self._busy("body: the process that encoded its text was ended; another one takes its place")
         gateway = self._settings.gateway
         if ended.why == "time":
-            key, most = "encoding_time_ms", f"{gateway.encoding_time_ms} ms of processor time"
+            most = f"{gateway.encoding_time_ms} ms of processor time"
         else:
-            key, most = "encoding_memory_bytes", f"{gateway.encoding_memory_bytes} bytes of memory"
-        message = f"body: at most {most} to encode its text (gateway.{key}), got more"
+            most = f"{gateway.encoding_memory_bytes} bytes of memory"
+        message = f"body: at most {most} to encode its text, got more"
         return ApiError(400, message, code="too_costly")
 
     def _busy(self, message: str) -> ApiError:

@@ -104,7 +104,7 @@ class HandoffSender:
         if not generate.handoff_address:
             raise ValueError("no decode worker is available")
         if len(state) > bus.max_part_bytes:
-            raise ValueError(f"its state: at most {bus.max_part_bytes} bytes (bus.max_part_bytes), got {len(state)}")
+            raise ValueError(f"its state: at most {bus.max_part_bytes} bytes, got {len(state)}")
         if self.pending >= worker.max_requests:
             raise ValueError(f"at most {worker.max_requests} hand-offs that are not answered yet")
         number = secrets.randbits(63) + 1
@@ -304,7 +304,7 @@ class HandoffReceiver:
             return "it has an open request of that key"
         waiting = self.counts.waiting_state_bytes
         if waiting and waiting + len(state) > worker.handoff_bytes:
-            limit = f"at most {worker.handoff_bytes} bytes of states that wait (worker.handoff_bytes)"
+            limit = f"at most {worker.handoff_bytes} bytes of states that wait"
             return f"state: {limit}, got {waiting + len(state)}"
         return ""
 

@@ -154,7 +154,7 @@ async def test_states_that_wait_are_bounded() -> None:
         await both.answered()
         assert both.publisher.counts.waiting_state_bytes == 0
         await both.hand_off(both.request(6), b"one that is larger alone")
-    reason = "state: at most 10 bytes of states that wait (worker.handoff_bytes), got 15"
+    reason = "state: at most 10 bytes of states that wait, got 15"
     assert both.failed == {9: f"the decode worker at {ADDRESS} refused it: {reason}"}
 
 
@@ -298,7 +298,7 @@ async def test_leaving_waits_for_the_answers() -> None:
     ("generate", "state", "line"),
     [
         (request(7, ""), b"s", "no decode worker is available"),
-        (request(7), b"s" * 2001, r"its state: at most 2000 bytes \(bus.max_part_bytes\), got 2001"),
+        (request(7), b"s" * 2001, r"its state: at most 2000 bytes, got 2001"),
         (request(7), b"", "state_bytes: at least 1, got 0"),
     ],
 )
