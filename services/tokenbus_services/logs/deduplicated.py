@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tokenbus_services.logs.values import safe
 
 _MS = 1000
+_TOGETHER = object()
+"""The key of all keys beyond the most."""
 
 
 @dataclass(slots=True)
@@ -35,24 +37,18 @@ class DeduplicatedLog:
         self._now = now
         # The least recently used key stands first.
         self._open: dict[Hashable, dict[str, _Repetition]] = {}
-        self._together: dict[str, _Repetition] = {}
-        self.peak = 0
-        """The most keys that were known at once."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) - (_TOGETHER in self._open)
 
     def begin(self, key: Hashable, log: Callable[..., object], event: str, **values: object) -> bool:
         """Log an event if it is the first of its kind for the key, else count it; return whether it was logged."""
         now = self._now()
-        if key not in self._open and len(self._open) >= self._most:
+        if key not in self._open and len(self) >= self._most:
             self.expire()
-        if key in self._open or len(self._open) < self._most:
-            kinds = self._open[key] = self._open.pop(key, {})  # to the end of the order
-            self.peak = max(self.peak, len(self._open))
-        else:
-            kinds = self._together
-            values["counted_together"] = True
+            if len(self) >= self._most:
+                key, values = _TOGETHER, {**values, "counted_together": True}
+        kinds = self._open[key] = self._open.pop(key, {})  # to the end of the order
         known = kinds.get(event)
         if known is not None and not self._is_over(known, now):
             known.last = now
@@ -77,19 +73,16 @@ class DeduplicatedLog:
             key, kinds = next(iter(self._open.items()))
             if not all(self._is_over(repetition, now) for repetition in kinds.values()):
                 break
-            del self._open[key]
-            for event, repetition in kinds.items():
-                _sum_up(event, repetition)
-        for event in [event for event, repetition in self._together.items() if self._is_over(repetition, now)]:
-            _sum_up(event, self._together.pop(event))
+            self._close(key)
 
     def close(self) -> None:
         """Sum up all repeated events, as at the end of the process."""
-        for kinds in (*self._open.values(), self._together):
-            for event, repetition in kinds.items():
-                _sum_up(event, repetition)
-        self._open.clear()
-        self._together.clear()
+        for key in list(self._open):
+            self._close(key)
+
+    def _close(self, key: Hashable) -> None:
+        for event, repetition in self._open.pop(key).items():
+            _sum_up(event, repetition)
 
     def _is_over(self, repetition: _Repetition, now: float) -> bool:
         return now - repetition.last >= self._quiet
