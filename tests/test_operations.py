@@ -66,7 +66,7 @@ def logged() -> Iterator[tuple[str, bool]]:
             if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
                 continue
             owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
-            if owner.endswith("_repeated_log"):  # its key, how it is logged, its event
+            if owner.endswith("repeated_log"):  # its key, how it is logged, its event
                 level, given = ast.unparse(node.args[1]).rpartition(".")[2], node.args[2:]
             elif level == "begin" or not owner.endswith("_log"):
                 continue
