@@ -43,7 +43,7 @@ class NatsEnd(ABC):
         """Tell each peer."""
 
     async def _run(self) -> None:
-        while self._closing is None:
+        while True:
             server = self.server = await self.servers.connect()
             try:
                 await self._serve(server)
@@ -54,6 +54,8 @@ class NatsEnd(ABC):
             finally:
                 self.server = None
                 await server.close(0)
+            if self._closing is not None:  # asked only now: what was sent before a close at once needs a connection
+                return
 
     async def close(self) -> None:
         """Close; what was sent still goes out, for at most `linger_ms`."""

@@ -257,9 +257,9 @@ async def test_peer_that_leaves_ends_no_receive(bus: Bus) -> None:
 async def test_what_was_sent_before_a_close(bus: Bus) -> None:
     """A goodbye arrives although its sender closes at once, whichever side it is."""
     listener, connection, peer = await bus.pair()
-    leaving = await bus.connect(listener.address)
+    leaving = await bus.transport.connect(listener.address)  # and no turn of the event loop until it closes
     assert leaving.send([b"goodbye"])
-    await soon(leaving.close())
+    await leaving.close()
     assert (await soon(listener.receive()))[1] == [b"goodbye"]
     assert listener.send(peer, [b"goodbye", bytes(BULK)]) is Outcome.SENT
     await soon(listener.close())
