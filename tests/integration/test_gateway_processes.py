@@ -115,19 +115,17 @@ async def _status(url: str, **headers: str) -> tuple[int, str]:
         return answer.status_code, "" if answer.is_success else error_of(answer.text)["code"]
 
 
-async def test_answers_of_several_processes_count_as_those_of_one(several: Served) -> None:
-    before = await _metrics(several.url)
-    async with asking(several.url) as client:
+async def test_answers_of_several_processes_count_as_those_of_one(passing: Served) -> None:
+    async with asking(passing.url) as client:
         for _ in range(3):
             answers = await asyncio.gather(
                 *(client.completions.create(model=MODEL, prompt=[1], max_tokens=20, logprobs=2) for _ in range(6))
             )
             assert all(map(is_true, answers))
-    due = before.get("tokenbus_gateway_tokens_total", 0) + 3 * 6 * 20
-    await until(lambda: _counts(several.url, "tokens_total", due))
-    after = await _metrics(several.url)
+    await until(lambda: _counts(passing.url, "tokens_total", 3 * 6 * 20))
+    after = await _metrics(passing.url)
     assert (after["tokenbus_gateway_processes"], after["tokenbus_gateway_connected_processors"]) == (PROCESSES, 1)
-    async with plainly(several.url) as plain:
+    async with plainly(passing.url) as plain:
         health = (await plain.get("/healthz")).json()
         assert (health["status"], health["processes"]) == ("ok", PROCESSES)
         assert (await plain.get("/readyz")).json() == {"status": "ready", "problems": []}
@@ -344,7 +342,7 @@ async def test_who_connects_while_all_drain_is_refused_at_once() -> None:
                 try:
                     async with plainly(system.url) as client:
                         await client.get("/healthz")
-                except httpx.ConnectError:
+                except (httpx.ConnectError, httpx.ReadError):  # the second: it came just before the socket closed
                     return True
                 return False
 

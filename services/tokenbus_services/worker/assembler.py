@@ -147,7 +147,6 @@ class StepAssembler:
 
     Example:
         import numpy as np
-    import numpy.typing as npt
 
         assembler = tokenbus.StepAssembler(tokenbus.Limits.default(), vocabulary_size=64)
         step = tokenbus.StepArrays(
