@@ -19,7 +19,7 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.support.settings import settings_of
 from tokenbus_services.bus import Role, ZeroMQTransport
-from tokenbus_services.bus.allowed import new_key, write_keys
+from tokenbus_services.bus.allow_list import new_key, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError

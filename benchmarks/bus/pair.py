@@ -18,7 +18,7 @@ from benchmarks.processes import Child, answers_of
 from benchmarks.workload import Case, Share, Step, make_steps
 from tests.support.nats import NatsServer
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allowed import new_key, write_keys
+from tokenbus_services.bus.allow_list import new_key, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
 
 Stamps = npt.NDArray[np.int64]

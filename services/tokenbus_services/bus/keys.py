@@ -11,7 +11,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from tokenbus_services.bus.addresses import IpcEndpoint, TcpEndpoint
-from tokenbus_services.bus.allowed import KEY_BYTES, KEY_LENGTH, AllowList, is_key
+from tokenbus_services.bus.allow_list import KEY_BYTES, KEY_LENGTH, AllowList, is_key
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings, SettingsError

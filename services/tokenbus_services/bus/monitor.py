@@ -12,7 +12,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.accepted import AcceptedConnection, bytes_on_the_wire, place
-from tokenbus_services.bus.allowed import AllowList
+from tokenbus_services.bus.allow_list import AllowList
 from tokenbus_services.bus.guard import Guard
 from tokenbus_services.bus.transport import ANONYMOUS, Identity
 from tokenbus_services.bus.zap import HANDSHAKE, USER, Authenticator

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
-from tokenbus_services.bus.allowed import KEY_BYTES, AllowList
+from tokenbus_services.bus.allow_list import KEY_BYTES, AllowList
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.logs import DeduplicatedLog, logger

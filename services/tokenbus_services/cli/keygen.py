@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tokenbus_services.bus.allowed import NAME
+from tokenbus_services.bus.allow_list import NAME
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable

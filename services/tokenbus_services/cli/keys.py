@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allowed import AllowedKey, AllowListError, new_key, read_keys, write_keys
+from tokenbus_services.bus.allow_list import AllowedKey, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.bus.keys import public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable

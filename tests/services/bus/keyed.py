@@ -8,7 +8,7 @@ import zmq.auth
 
 from tests.services.bus.harness import SETTINGS
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allowed import AllowedKey, new_key, write_keys
+from tokenbus_services.bus.allow_list import AllowedKey, new_key, write_keys
 from tokenbus_services.bus.keys import create_key
 from tokenbus_services.settings import BusSettings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenbus_services.bus.allowed import read_keys
+from tokenbus_services.bus.allow_list import read_keys
 from tokenbus_services.bus.keys import load_key
 from tokenbus_services.cli import main
 

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from tokenbus_services.bus import Identity, Role
-from tokenbus_services.bus.allowed import AllowedKey, AllowList, AllowListError, new_key, read_keys, write_keys
+from tokenbus_services.bus.allow_list import AllowedKey, AllowList, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import locked
 
