@@ -272,9 +272,7 @@ class HandoffReceiver:
         use = self._tickets.use_of(handoff)
         if use is not None:
             if use.number != handoff.number:
-                self._decide(
-                    peer, handoff, "its ticket was used before, or is void: its request ended or went elsewhere"
-                )
+                self._decide(peer, handoff, _USED)
             elif use.answer is not None:  # it was answered, and the reply was lost
                 self._reply(peer, handoff, use.answer)
             return
