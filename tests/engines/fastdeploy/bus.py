@@ -30,6 +30,7 @@ def settings_in(folder: Path, **overrides: object) -> Settings:
     usual: dict[str, object] = {
         "bus.workers_address": f"ipc://{folder}/w",
         "bus.clients_address": f"ipc://{folder}/c",
+        "bus.linger_ms": 20,
         "bus.reconnect_ms": 10,
         "bus.reconnect_max_ms": 50,
         "worker.id": "fastdeploy-1",

@@ -144,6 +144,7 @@ class Bus:
         usual: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",
+            "bus.linger_ms": 20,
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 50,
             "worker.max_requests": 0,
