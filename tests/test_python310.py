@@ -3,6 +3,7 @@
 `make check` has mypy look for what 3.10 lacks; here an interpreter of that version runs it, where one is found.
 """
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -45,7 +46,7 @@ def _interpreter() -> str | None:
     """Return a Python 3.10 that runs: one on the path, or one of pyenv's."""
     found = [shutil.which("python3.10"), *sorted(map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10")))]
     for each in filter(None, found):
-        run = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False)
+        run = subprocess.run([each, "-c", "import ensurepip, venv"], capture_output=True, check=False)
         if not run.returncode:
             return each
     return None
@@ -60,9 +61,10 @@ def python() -> Iterator[str]:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tokenbus")
     packages = cache / f"python310-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
-        subprocess.run([interpreter, "-m", "venv", folder], check=True)
+        subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
         made = f"{folder}/bin/python"
         if not packages.exists():
+            subprocess.run([made, "-m", "ensurepip"], check=True, capture_output=True)
             part = cache / f"{packages.name}.{os.getpid()}"
             pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
             run = subprocess.run(
@@ -202,6 +204,6 @@ async def test_worker_serves_a_client_of_a_newer_python(python: str, processor: 
         assert tokens == [7]
     finally:
         worker.terminate()
-        _, errors = worker.communicate(timeout=SECONDS)
+        _, errors = await asyncio.to_thread(worker.communicate, timeout=SECONDS)  # the processor hears its goodbye
     assert b"Traceback" not in errors
     assert sys.version_info >= (3, 11)

@@ -13,6 +13,7 @@ from tokenbus_services.bus.keys import create_key
 from tokenbus_services.settings import BusSettings
 
 LISTENER = "listener"
+QUICK = replace(SETTINGS, linger_ms=50)  # a socket whose peer was refused has something to send until the end
 
 
 class Keyring:
@@ -37,11 +38,11 @@ class Keyring:
     def allow(self, *entries: AllowedKey) -> None:
         write_keys(self.file, entries)
 
-    def listening(self, settings: BusSettings = SETTINGS) -> BusSettings:
+    def listening(self, settings: BusSettings = QUICK) -> BusSettings:
         own = str(self.folder / f"{LISTENER}.key_secret")
         return replace(settings, key_file=own, allowed_keys=str(self.file))
 
-    def connecting(self, name: str, server: str = LISTENER, settings: BusSettings = SETTINGS) -> BusSettings:
+    def connecting(self, name: str, server: str = LISTENER, settings: BusSettings = QUICK) -> BusSettings:
         own = str(self.folder / f"{name}.key_secret")
         return replace(settings, key_file=own, server_key=str(self.folder / f"{server}.key"))
 
