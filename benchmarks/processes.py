@@ -66,6 +66,8 @@ class Child:
         self._process.join()
 
     def begin(self, task: Callable[..., object], *arguments: object) -> None:
+        if task.__module__.endswith(".__main__"):  # `python -m` of its package calls that module another name
+            raise ValueError(f"{task.__name__}: a process that is started cannot import a package's __main__")
         self.connection.send((task, arguments))
 
     def send(self, value: object) -> None:

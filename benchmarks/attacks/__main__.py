@@ -8,11 +8,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.attacks.attackers import ATTACKS, Attack
+from benchmarks.attacks.attackers import ATTACKS, Attack, attack_for
 from benchmarks.attacks.systems import System, Target
 from benchmarks.processes import Child, TaskFailedError, below, processor_seconds
 from benchmarks.report import Report, Row, progress
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = report.parse(arguments)
     one_of_each = list({run: name for name, (run, _) in ATTACKS.items()}.values())
     names = options.attack or (one_of_each if options.quick else list(ATTACKS))
-    seconds = 1.0 if options.quick else options.seconds
+    seconds = 0.5 if options.quick else options.seconds
     report.say(f"Stretches of {seconds:g} s.")
     rows = []
     for place, name in enumerate(names, 1):
@@ -119,21 +118,16 @@ async def measure(attack: str, seconds: float) -> Row:
 
 
 async def _measured(victim: _Victim, target: Target, how: Attack, seconds: float) -> tuple[Stretch, Stretch, Stretch]:
-    await asyncio.sleep(1)  # what begins is not measured
+    await asyncio.sleep(min(seconds, 1))  # what begins is not measured
     control = await victim.stretch(seconds)
     with Child() as attacker:
-        attacker.begin(_attack, how, target, seconds)
+        attacker.begin(attack_for, how, target, seconds)
         await asyncio.to_thread(attacker.answer)
         under = await victim.stretch(seconds)
         with suppress(TaskFailedError):  # an attacker that was refused, or does not end, is killed
             await asyncio.to_thread(attacker.answer, _MOST_SECONDS)
-        await asyncio.sleep(1)
-        return control, under, await victim.stretch(_AFTER_SECONDS)
-
-
-def _attack(connection: Connection, how: Attack, target: Target, seconds: float) -> None:
-    connection.send("begins")
-    how(target, seconds)
+        await asyncio.sleep(min(seconds, 1))
+        return control, under, await victim.stretch(min(seconds, _AFTER_SECONDS))
 
 
 def _memory_mib(pid: int) -> float:

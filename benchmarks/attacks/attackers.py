@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ _MIB = 1 << 20
 
 
 Attack = Callable[[Target, float], None]
+
+
+def attack_for(connection: Connection, how: Attack, target: Target, seconds: float) -> None:
+    """Say that an attack begins, and run it."""
+    connection.send("begins")
+    how(target, seconds)
 
 
 def idle(_target: Target, seconds: float) -> None:

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--pace", type=int, default=40, metavar="N", help="steps/s of each worker that a gateway reads (40)")
     options = report.parse(arguments)
     if options.quick:
-        options.rounds, options.seconds, options.shapes = 1, 1.0, [Shape(1, 1, 1), Shape(2, 2, 1)]
+        options.rounds, options.seconds, options.shapes = 1, 0.4, [Shape(1, 1, 1), Shape(2, 2, 1)]
         options.pace = min(options.pace, 5)
     shapes = options.shapes or _shapes_for(os.cpu_count() or 1)
     report.say(f"{options.rounds} round(s) of {options.seconds:g} s in turn, medians, k = {options.k}.")
