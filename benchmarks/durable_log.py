@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--size", type=int, default=20_000, metavar="BYTES", help="of a message or an item (20,000)")
     add("--pace", type=int, default=300, metavar="N", help="items a second where it is not full (300)")
     options = report.parse(arguments)
-    rounds, seconds = (1, 0.3) if options.quick else (options.rounds, options.seconds)
+    rounds, seconds = (1, 0.1) if options.quick else (options.rounds, options.seconds)
     given = rounds, seconds, [os.urandom(options.size) for _ in range(16)]
     report.say(f"{rounds} rounds of {seconds:g} s in turn, {options.size:,} bytes a message or item, medians.")
     readers: list[Row] = []

@@ -2,15 +2,16 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from schema_tools.check import faults, release_faults
-from schema_tools.compiled import SchemaError, Tree, write_baseline
+from schema_tools.compiled import REPOSITORY, SchemaError, Tree, write_baseline
 from schema_tools.generate import write_generated
 from schema_tools.vectors import write_vectors
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command; exit status 1 means that a check found a fault."""
+def main(arguments: list[str] | None = None, root: Path = REPOSITORY) -> int:
+    """Run one command in a checkout; exit status 1 means that a check found a fault."""
     parser = argparse.ArgumentParser(prog="python -m schema_tools", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("generate", help="write the Python code that is generated from proto/")
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("vectors", help="write what follows from the golden messages, and the bytes of new ones")
     commands.add_parser("baseline", help="release the schema: it must not break what was released")
     command = parser.parse_args(arguments).command
-    tree = Tree()
+    tree = Tree(root)
     try:
         return _run(command, tree)
     except SchemaError as error:

@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 from google.protobuf.message import Message
 
-from schema_tools.compiled import Tree, baseline, compiled, messages_in
+from schema_tools.compiled import Tree, baseline, messages_in
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 
@@ -62,7 +62,7 @@ _PRODUCTS = [
 
 def bound_faults(tree: Tree) -> Iterator[str]:
     """Yield a line for each bound that is missing, contradicts another, or differs from the released one."""
-    files = compiled(tree)
+    files = tree.compiled
     now = dict(_declared(files))
     for file in files:
         for name, _, message in messages_in(file):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from schema_tools.compiled import Tree, comments_in, compiled, messages_in
+from schema_tools.compiled import Tree, comments_in, messages_in
 
 # A closed list, so that "in order" is no unit; a field in a new unit adds it here.
 _UNITS = (
@@ -21,7 +21,7 @@ _TEXT = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES)
 
 def comment_faults(tree: Tree) -> Iterator[str]:
     """Yield a line for each field whose comment leaves out its unit, what nothing means, or what is invalid."""
-    for file in compiled(tree, comments=True):
+    for file in tree.compiled:
         comments = comments_in(file)
         for name, path, field in _fields(file):
             if missing := list(_missing(field, comments.get(path, ""))):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
@@ -24,6 +25,14 @@ class Tree:
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
         """The image of the schema as last released."""
+
+    @cached_property
+    def compiled(self) -> list[FileDescriptorProto]:
+        """The schema's files as they were when this was first asked for, with their comments."""
+        with tempfile.TemporaryDirectory() as folder:
+            image = Path(folder, "image.binpb")
+            protoc(self, f"--descriptor_set_out={image}", "--include_source_info")
+            return list(FileDescriptorSet.FromString(image.read_bytes()).file)
 
     @property
     def schema_files(self) -> list[Path]:
@@ -49,14 +58,6 @@ def protoc(tree: Tree, *outputs: str) -> None:
     )
     if run.returncode:
         raise SchemaError(run.stderr.strip())
-
-
-def compiled(tree: Tree, *, comments: bool = False) -> list[FileDescriptorProto]:
-    """Return the schema's files as they are now, with their comments if asked for."""
-    with tempfile.TemporaryDirectory() as folder:
-        image = Path(folder, "image.binpb")
-        protoc(tree, f"--descriptor_set_out={image}", *(["--include_source_info"] if comments else []))
-        return list(FileDescriptorSet.FromString(image.read_bytes()).file)
 
 
 def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
@@ -90,4 +91,7 @@ def baseline(tree: Tree) -> list[FileDescriptorProto]:
 def write_baseline(tree: Tree) -> None:
     """Make the schema as it is now the one that later changes are compared with."""
     tree.baseline.parent.mkdir(parents=True, exist_ok=True)
-    tree.baseline.write_bytes(FileDescriptorSet(file=compiled(tree)).SerializeToString(deterministic=True))
+    image = FileDescriptorSet(file=tree.compiled)
+    for file in image.file:
+        file.ClearField("source_code_info")
+    tree.baseline.write_bytes(image.SerializeToString(deterministic=True))

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from schema_tools.compiled import Tree, comments_in, compiled, protoc
+from schema_tools.compiled import Tree, comments_in, protoc
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 
@@ -70,7 +70,7 @@ def _relocate(text: str) -> str:
 
 def _enums(tree: Tree) -> str:
     """Return IntEnums, with the schema's comments, of the data contract: those are what users handle."""
-    contract = next(file for file in compiled(tree, comments=True) if file.name.endswith("logprob_batch.proto"))
+    contract = next(file for file in tree.compiled if file.name.endswith("logprob_batch.proto"))
     comments = comments_in(contract)
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
     for index, enum in enumerate(contract.enum_type):
