@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.integration.asking import Asked, wanted
 from tests.integration.attacks.scene import free_ports
@@ -33,7 +33,7 @@ from tokenbus_services.settings import LogSettings
 
 BUSES = ("keys", "found")
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")
-_CLIENTS, _EACH = 4, 6
+_CLIENTS = 4
 _MOST_SECONDS = 90.0
 _BETWEEN, _AWAY, _STILL = (0.5, 3.5), (0.0, 1.0), (0.2, 5.0)
 """How long one processor runs between two faults, is away after a kill, and stands still, in seconds."""
@@ -66,6 +66,16 @@ class Found:
         return not (self.inexact or self.unfinished or self.errors) and self.requests > 0
 
 
+class Load(NamedTuple):
+    """How many requests each client has open, and how many steps a second each worker computes."""
+
+    requests: int
+    pace: int
+
+
+HEAVY, LIGHT = Load(6, 300), Load(2, 100)
+
+
 class _Watched(Asked):
     """A request, and how long it stood still."""
 
@@ -90,11 +100,14 @@ class _Watched(Asked):
 class Overlapping:
     """Two processors with faults of their own, six workers, and clients whose requests follow each other."""
 
-    def __init__(self, several: Several, workers: dict[str, dict[str, Any]], client: dict[str, Any], seed: int) -> None:
-        """Take the processors, what each worker and the clients are started with, and when faults come."""
+    def __init__(
+        self, several: Several, workers: dict[str, dict[str, Any]], client: dict[str, Any], seed: int, load: Load
+    ) -> None:
+        """Take the processors, what each worker and the clients are started with, when faults come, and the load."""
         self._several = several
         self._workers = workers
         self._client = client
+        self._load = load
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
         self._faults = [random.Random(f"{seed} {place}") for place in (0, 1)]  # noqa: S311
         """What decides each processor's faults, whatever comes between them."""
@@ -106,11 +119,13 @@ class Overlapping:
         """Let each processor have so many faults, and return what was found once every request has ended."""
         await asyncio.to_thread(self._several.start_all)
         for name, own in self._workers.items():
-            await asyncio.to_thread(self._several.worker, name, **own)
+            await asyncio.to_thread(self._several.worker, name, "--steps-per-second", str(self._load.pace), **own)
         begin = time.monotonic()
         clients = [Client(self._several.settings(**self._client)) for _ in range(_CLIENTS)]
         async with clients[0], clients[1], clients[2], clients[3]:
-            asking = [asyncio.create_task(self._ask_on(client)) for client in clients for _ in range(_EACH)]
+            asking = [
+                asyncio.create_task(self._ask_on(client)) for client in clients for _ in range(self._load.requests)
+            ]
             await asyncio.gather(*(self._trouble(place, faults) for place in (0, 1)))
             self._over.set()
             self.found.went_on_ms = await self._until_all_go_on()
@@ -166,7 +181,7 @@ class Overlapping:
                 found.errors.append(str(audit.error))
 
 
-async def overlapping(deployment: Deployment, bus: str, faults: int, seed: int) -> Found:
+async def overlapping(deployment: Deployment, bus: str, faults: int, seed: int, load: Load = HEAVY) -> Found:
     """Run a campaign over one of BUSES, with a durable log that takes every item, and return what was found."""
     deployment.overrides |= {"processor.unclaimed_timeout_ms": 20_000, "client.drain_timeout_ms": 0}
     server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
@@ -175,12 +190,12 @@ async def overlapping(deployment: Deployment, bus: str, faults: int, seed: int) 
         if bus == "found":
             several = Several(deployment, server=server)
             workers: dict[str, dict[str, Any]] = {name: _role(name) for name in _WORKERS}
-            return await Overlapping(several, workers, {}, seed).run(faults)
+            return await Overlapping(several, workers, {}, seed, load).run(faults)
         keyring = _keyring(deployment.folder)
         addresses = [[f"tcp://127.0.0.1:{port}" for port in free_ports(2)] for _ in range(2)]
         several = Several(deployment, addresses=addresses, **listening(keyring))
         workers = {name: _role(name) | keys_of(keyring, name) for name in _WORKERS}
-        return await Overlapping(several, workers, keys_of(keyring, "client"), seed).run(faults)
+        return await Overlapping(several, workers, keys_of(keyring, "client"), seed, load).run(faults)
     finally:
         server.kill()
 

@@ -13,11 +13,12 @@ import pytest
 from tests.integration.bytewise import LONG, asked, not_reading, serving
 from tests.integration.deployment import Deployment
 from tests.integration.serving import Served, asking, is_true, plainly, served
+from tests.support.campaigns import many
 from tests.support.waiting import soon, until
 from tokenbus_services.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
-UNREAD = 500
+UNREAD = many(500, 160)
 STEPS = ("--steps-per-second", "40")
 _FILL = 'tokenbus_gateway_fill_ratio{of="buffers"}'
 
@@ -47,14 +48,14 @@ async def _opened(system: Served, sockets: list[socket.socket]) -> None:
     "bounds",
     [
         {"gateway__stream_buffer_bytes": 65_536},
-        {"gateway__buffer_bytes": 16 * 2**20},
+        {"gateway__buffer_bytes": UNREAD * 2**15},
     ],
     ids=["each", "together"],
 )
-async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> None:
+async def test_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> None:
     sockets: list[socket.socket] = []
     with served(gateway__tokenizer="numbers", **bounds) as system:
-        system.start_worker("worker-0", "--steps-per-second", "25")  # as many as a busy machine writes
+        system.start_worker("worker-0", "--steps-per-second", str(12_500 // UNREAD))  # as many as a busy machine writes
         try:
             async with asking(system.url) as client, plainly(system.url) as plain:
                 given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 900, "logprobs": 0}

@@ -41,7 +41,7 @@ async def test_server_that_is_killed_loses_and_repeats_nothing(deployment: Deplo
 async def test_killing_the_processor_loses_and_repeats_nothing(deployment: Deployment, bus: str) -> None:
     """What requests get while their processor is killed again and again is exactly what their worker emitted."""
     with meeting(deployment, bus):
-        figures = await campaign(deployment, kills=3, seed=21)
+        figures = await campaign(deployment, kills=3, seed=21, requests=16)
     assert figures.is_clean, figures
     assert figures.items_sent_again > 0
 
