@@ -14,7 +14,7 @@ from tests.support.campaigns import many
 from tokenbus_contracts import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
-MESSAGES = many(100_000, 20_000)
+MESSAGES = many(100_000, 8_000)
 
 pytestmark = pytest.mark.fuzz
 

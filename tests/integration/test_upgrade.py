@@ -70,7 +70,7 @@ class Load:
 
             await until(has_all)
 
-    async def goes_on(self, more: int = 6) -> None:
+    async def goes_on(self, more: int = 3) -> None:
         """Wait for some more answers, and fail if any request so far has failed."""
         least = self.answers + more
         await until(lambda: self.answers >= least or self.failures, every=0.05)

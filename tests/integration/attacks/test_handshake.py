@@ -24,7 +24,7 @@ _MORE_MIB = 192
 """What the processor may take above what it had, whatever comes before the handshake."""
 _SENT_MIB = 320
 ADDRESSES = ("clients", "workers_address")
-FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "limited")
+FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 512; exec "$@"', "limited")
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def _begin(peer: Tcp) -> None:
 async def test_silent_connections_use_up_no_descriptors(
     deployment: Deployment, address: str, manner: Callable[[Tcp], None]
 ) -> None:
-    """With 600 silent connections a new client is served, and so is /metrics; the silent ones are closed in time."""
+    """With 300 silent connections a new client is served, and so is /metrics; the silent ones are closed in time."""
     async with scene(deployment, before=FEW_DESCRIPTORS, metrics__address="127.0.0.1:0") as at:
         with ExitStack() as stack:
-            peers = await asyncio.to_thread(stack.enter_context, many(lambda: Tcp(getattr(at, address)), 600))
+            peers = await asyncio.to_thread(stack.enter_context, many(lambda: Tcp(getattr(at, address)), 300))
 
             def attack() -> None:
-                for peer in peers[:300] if manner is _greet else peers:
+                for peer in peers[:150] if manner is _greet else peers:
                     manner(peer)
 
             await asyncio.to_thread(attack)
             await _new_client_is_served(at)
             await asyncio.to_thread(_serves, at)
-            closed = [await asyncio.to_thread(peer.is_closed_within, 20) for peer in (peers[0], peers[150], peers[-1])]
+            closed = [await asyncio.to_thread(peer.is_closed_within, 20) for peer in (peers[0], peers[75], peers[-1])]
             assert all(closed)
         await at.victim.unharmed()
 
@@ -148,7 +148,7 @@ async def test_silent_connections_that_come_at_a_trickle_use_up_no_descriptors(d
 
             def attack() -> None:
                 """Connect and do the handshake, now and then."""
-                for _ in range(60):
+                for _ in range(30):
                     for peer in stack.enter_context(many(lambda: Tcp(at.clients), 10)):
                         peer.send(Tcp.GREETING)
 
