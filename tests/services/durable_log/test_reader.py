@@ -123,8 +123,8 @@ async def collected(items: AsyncIterator[StreamItem]) -> list[StreamItem]:
     return [item async for item in items]
 
 
-async def followed(settings: Settings, most: int) -> list[int]:
-    found: list[int] = []
+async def followed(settings: Settings, most: int, found: list[int] | None = None) -> list[int]:
+    found = [] if found is None else found
     async with aclosing(read_log(settings=settings, follow=True)) as items:
         async for item in items:
             found.append(item.sequence)
@@ -137,10 +137,11 @@ async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server:
     """Also where the writer's messages were on their way: each item is written and read once."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
-        reading = [asyncio.create_task(followed(settings, 900)) for _ in range(3)]
+        read_by: list[list[int]] = [[], [], []]
+        reading = [asyncio.create_task(followed(settings, 900, found)) for found in read_by]
         for begin in (1, 301, 601):
             await write(writer, range(begin, begin + 300))
-            await until(lambda begin=begin: writer.counts.items > begin)  # type: ignore[misc]
+            await until(lambda begin=begin: writer.counts.items > begin and all(read_by))  # type: ignore[misc]
             server.kill()
             server.start()
         for each in reading:
