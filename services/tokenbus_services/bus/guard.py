@@ -251,11 +251,11 @@ class Guard:
                 self._check_size(connection)
 
     def _check_size(self, connection: AcceptedConnection) -> None:
-        name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
-        most = getattr(self._settings, name)
+        settings = self._settings
+        most = settings.max_pending_bytes if connection.is_admitted else settings.max_unadmitted_bytes
         if connection.held <= most:
             return
-        reason = f"{connection.held} bytes that are unfinished or unread, more than bus.{name}, {most}"
+        reason = f"{connection.held} bytes that are unfinished or unread, more than {most}"
         cut = self.cut if connection.is_tcp else self._cut_if_read_out
         cut(connection, "bytes", reason)
 
@@ -282,14 +282,14 @@ class Guard:
         self.held_bytes = sum(each.held for each in live)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
         unadmitted = [each for each in live if not each.is_admitted]
-        for some, name in ((unadmitted, "max_unadmitted_bytes"), (live, "max_total_pending_bytes")):
-            most = getattr(self._settings, name)
+        settings = self._settings
+        for some, most in ((unadmitted, settings.max_unadmitted_bytes), (live, settings.max_total_pending_bytes)):
             left = sorted((each for each in some if not each.is_cut), key=lambda each: each.held * (now - each.moved))
             held = sum(each.held for each in left)
             while held > most and left:
                 connection = left.pop()
                 reason = f"it holds {connection.held} of {held} bytes that are unfinished or unread"
-                self.cut(connection, "bytes", f"{reason}, more than bus.{name}, {most}")
+                self.cut(connection, "bytes", f"{reason}, together more than {most}")
                 held -= connection.held
 
     def _check_memory(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
@@ -305,15 +305,15 @@ class Guard:
         stuck = [each for each in live if not each.is_cut and each.held > _STUCK and now - each.moved > _STUCK_SECONDS]
         unadmitted = [each for each in stuck if not each.is_admitted]
         if unadmitted and grown > settings.max_unadmitted_bytes:
-            some, name = unadmitted, "max_unadmitted_bytes"
+            some, most = unadmitted, settings.max_unadmitted_bytes
         elif stuck and grown > settings.max_total_pending_bytes:
-            some, name = [max(stuck, key=lambda each: each.held)], "max_total_pending_bytes"
+            some, most = [max(stuck, key=lambda each: each.held)], settings.max_total_pending_bytes
         else:
             return
         self._calm = resident
         for connection in some:
             reason = f"it holds {connection.held} bytes unfinished, for which this process grew by {grown}"
-            self.cut(connection, "memory", f"{reason}, more than bus.{name}, {getattr(settings, name)}")
+            self.cut(connection, "memory", f"{reason}, more than {most}")
 
     def _cut_if_read_out(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
@@ -349,5 +349,5 @@ def _room(wanted: int) -> int:
         return wanted
     room = max(2, (soft - _OTHER_FILES - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
     if room < wanted:
-        _log.warning("fewer connections than bus.max_connections", room=room, wanted=wanted, open_files=soft)
+        _log.warning("fewer connections than the bus allows", room=room, wanted=wanted, open_files=soft)
     return min(room, wanted)

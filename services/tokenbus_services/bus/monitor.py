@@ -112,10 +112,10 @@ class Monitor:
             return None
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
         if not connection.is_admitted and connection.delivered > self._settings.max_unadmitted_bytes:
-            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than"
+            most = self._settings.max_unadmitted_bytes
+            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than {most}"
             with self.guard.lock:
-                most = self._settings.max_unadmitted_bytes
-                self.guard.cut(connection, "bytes", f"{reason} bus.max_unadmitted_bytes, {most}")
+                self.guard.cut(connection, "bytes", reason)
             return None
         return peer
 

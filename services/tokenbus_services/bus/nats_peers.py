@@ -179,16 +179,15 @@ class PeerBounds:
     def check(self, peer: Peer) -> None:
         """Cut off those that hold the most, while all hold too much."""
         if not peer.is_admitted:
-            self._check_sum([False], "max_unadmitted_bytes")
-        self._check_sum([False, True], "max_total_pending_bytes")
+            self._check_sum([False], self._settings.max_unadmitted_bytes)
+        self._check_sum([False, True], self._settings.max_total_pending_bytes)
 
-    def _check_sum(self, kinds: list[bool], name: str) -> None:
-        most = getattr(self._settings, name)
+    def _check_sum(self, kinds: list[bool], most: int) -> None:
         while (held := sum(self._bytes[kind] for kind in kinds)) > most:
             some = [peer for peer in (*self._peers, *self._left) if peer.is_admitted in kinds]
             peer = max(some, key=lambda each: each.conversation.unread_bytes)
             holds = f"it holds {peer.conversation.unread_bytes} of {held} bytes that are unfinished or unread"
-            peer.cut(peer, f"{holds}, more than bus.{name}, {most}", "bytes")
+            peer.cut(peer, f"{holds}, together more than {most}", "bytes")
 
     def cut_silent(self) -> None:
         """Cut off those that have not introduced themselves in time, unless they have yet to be read."""

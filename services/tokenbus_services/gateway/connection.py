@@ -294,7 +294,7 @@ class Connection(HttpToolsProtocol):
             self._cut_off_unread()
 
     def _cut_off_unread(self, before: int = 0) -> None:
-        """Cut off a closed connection whose client does not read the rest within gateway.write_timeout_ms."""
+        """Cut off a closed connection whose client does not read the rest in time."""
         self._stop_timer()
         left = self.transport.get_write_buffer_size()
         if before and left >= before:

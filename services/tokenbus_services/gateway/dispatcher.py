@@ -35,7 +35,7 @@ _MOST_GATHERED = 8
 _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
 _UNREAD_SHARE = 16
-"""An answer that holds this part of `gateway.stream_buffer_bytes` counts as one whose HTTP client does not read."""
+"""An answer that holds this part of its buffer counts as one whose HTTP client does not read."""
 _BACKLOG_SHARE = 8
 """The backlog may hold this part of `gateway.buffer_bytes`."""
 

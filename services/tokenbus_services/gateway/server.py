@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
-"""The socket's send buffer is an eighth of gateway.stream_buffer_bytes; the kernel doubles the number."""
+"""The socket's send buffer is an eighth of an answer's buffer; the kernel doubles the number."""
 _REPORT_TICKS = 10
 LAST_SECONDS = 5
 """How long clients may take to read the rest, after their answers have ended."""
