@@ -40,10 +40,10 @@ class Child:
     as its last answer.
     """
 
-    def __init__(self, core: int | None = None, *, has_children: bool = False) -> None:
+    def __init__(self, core: int | None = None) -> None:
         self.connection, theirs = Pipe()
         # Not forked: this process may have threads and sockets.
-        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=not has_children)
+        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=True)
         self._process.start()
         theirs.close()
 
