@@ -5,12 +5,12 @@ for each peer, in an order drawn anew for every round: at a rate, of which the f
 of which the middle three fifths count. Ratios to the peers hold on any machine; times are this one's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.bus.pair import Order, Pair
+from benchmarks.bus.pair import Pair
 from benchmarks.bus.turns import (
     IPC,
     LANES,
@@ -24,16 +24,13 @@ from benchmarks.bus.turns import (
     percentiles,
     rate,
     taken,
-    turn,
 )
 from benchmarks.codec.fastdeploy import STRUCT_BYTES
 from benchmarks.errors import NotRunError
-from benchmarks.report import Report, Row, progress
+from benchmarks.report import Report, Row
 from benchmarks.sysv import queue_for
-from benchmarks.workload import HEADLINE_TOKENS, Case
 
 _LABELS = {lane.label: lane for lane in LANES}
-_ROWS = (1, 4, 16, 64, 128, 256, 512)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,8 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         turns = measure(pair, chosen, top_ks, *times, queue, options.seed)
         for top_k in top_ks:
             report.table([_row(way, turns) for way in turns if way.case.top_k == top_k], f"k = {top_k}")
-        rows = list(_by_rows(pair, _ROWS[::5] if options.quick else _ROWS, options.rounds))
-        report.table(rows, "a step, by its rows: microseconds of processor time")
     report.write()
 
 
@@ -92,15 +87,6 @@ def _row(way: Way, turns: Mapping[Way, Turns]) -> Row:
         "to send, us": cost(turns[way].flat_out, 0),
         "to receive, us": cost(turns[way].flat_out, 1),
     }
-
-
-def _by_rows(pair: Pair, counts: Sequence[int], rounds: int) -> Iterator[Row]:
-    for rows in counts:
-        progress(f"{rows} rows")
-        order = Order(case=Case(rows, HEADLINE_TOKENS, 0), steps=3000 if rounds > 1 else 200)
-        turns = [turn(pair, OURS, IPC, order) for _ in range(rounds)]
-        received = cost(turns, 1)
-        yield {"rows": rows, "to send": cost(turns, 0), "to receive": received, "to receive a row": received / rows}
 
 
 if __name__ == "__main__":

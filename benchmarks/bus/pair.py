@@ -17,9 +17,6 @@ import numpy.typing as npt
 from benchmarks.processes import Child, answers_of
 from benchmarks.workload import Case, Share, Step, make_steps
 from tests.support.nats import NatsServer
-from tokenbus_services.bus import Role
-from tokenbus_services.bus.allow_list import new_key, write_keys
-from tokenbus_services.bus.keys import create_key, public_key
 
 Stamps = npt.NDArray[np.int64]
 """Nanoseconds of the monotonic clock, which all processes of a machine share, one a step."""
@@ -46,8 +43,6 @@ class Order(NamedTuple):
     """How many steps a second; 0: as many as the peer takes."""
     queue: int = 0
     """Of the peer that goes through a System V queue."""
-    keys: str = ""
-    """The folder of the key that both processes prove themselves by; empty: they use none."""
 
 
 class Sent(NamedTuple):
@@ -152,15 +147,6 @@ class Pair:
 
     def address(self, transport: str, name: str) -> str:
         return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self.folder}/{name}"
-
-    def keys(self) -> str:
-        """Return a folder with a key for both processes, and the allow-list that has it."""
-        folder = Path(self.folder) / "keys"
-        if not folder.exists():
-            public, _ = create_key(folder, "bench")
-            roles = [role.value for role in Role]
-            write_keys(folder / "allowed.toml", [new_key("bench", public_key(str(public)).decode(), roles, ["*"])])
-        return str(folder)
 
     def nats(self) -> str:
         """Return where a nats-server process listens, on whichever core is free."""

@@ -40,7 +40,6 @@ _MANY = {"clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
 
 def settings_of(order: Order, folder: str, **more: object) -> Settings:
     """Return the settings of all: the defaults, but that nothing is given up while a turn lasts."""
-    names = {"bus.key_file": "bench.key_secret", "bus.server_key": "bench.key", "bus.allowed_keys": "allowed.toml"}
     return of_values(
         {
             "bus.workers_address": order.address,
@@ -48,7 +47,6 @@ def settings_of(order: Order, folder: str, **more: object) -> Settings:
             "dead_letters.directory": folder,
             "worker.retention_items": _RETENTION_ITEMS,
             **dict.fromkeys(_PATIENT, _LONG_MS),
-            **({key: f"{order.keys}/{name}" for key, name in names.items()} if order.keys else {}),
             **{name.replace("__", "."): value for name, value in more.items()},
         }
     )

@@ -36,10 +36,6 @@ def _between(send: Any, receive: Any, taking: str = BUFFERS) -> Callable[[Pair, 
     return lambda pair, order: pair.turn(send, receive, order._replace(taking=taking))
 
 
-def _with_keys(pair: Pair, order: Order) -> Turn:
-    return pair.turn(tokenbus.send, tokenbus.receive, order._replace(keys=pair.keys()))
-
-
 def _over_nats(pair: Pair, order: Order) -> Turn:
     bus = pair.nats()
     there = order._replace(address=f"{bus}/workers", clients_address=f"{bus}/clients")
@@ -57,7 +53,6 @@ LANES = (
     OURS,
     Lane("Tokenbus, a task a request", _ours(ROWS)),
     Lane("Tokenbus, steps()", _ours(BY_STEP)),
-    Lane("Tokenbus, keys", _with_keys, (TCP,)),
     Lane("Tokenbus, NATS", _over_nats, (TCP,)),
     Lane("Tokenbus, remote client", _relayed, (IPC,)),
     STRUCT,
