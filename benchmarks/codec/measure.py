@@ -15,7 +15,7 @@ from benchmarks.codec.peer import Peer, Queues
 from benchmarks.codec.vllm import Installed, InstalledToItsEnd
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.workload import Case, Step, make_steps, truth
-from tokenbus_contracts import LogprobBatch, Row, decode
+from tokenbus_contracts import LogprobBatch, decode
 
 PEERS: tuple[type[Peer], ...] = (
     Views, Lists, ThroughZeroMQ, SysVStruct, Pickle, Installed, InstalledToItsEnd, GeneratedClasses, RawZeroMQ,
@@ -94,11 +94,6 @@ def measure_rows(case: Case, turns: int, seed: int) -> dict[str, float]:
     ways: dict[str, tuple[Callable[[Step], Any], Callable[[Any], object]]] = {
         "decode, rows": (message_of, lambda message: _read(decode(message))),
         "rows alone": (lambda step: decode(message_of(step)), _read),
-        "rows as lists": (lambda step: decode(message_of(step)), _read_lists),
-        "named tuples as long": (
-            lambda step: [tuple(row) for row in decode(message_of(step)).rows()],
-            lambda rows: [Row(*each) for each in rows],
-        ),
     }
     random = np.random.default_rng(seed)
     samples: dict[str, list[int]] = {label: [] for label in ways}
@@ -116,16 +111,6 @@ def measure_rows(case: Case, turns: int, seed: int) -> dict[str, float]:
 def _read(batch: LogprobBatch) -> None:
     for row in batch.rows():
         row.key, row.position, row.status, row.token_ids, row.logprobs, row.ranks  # noqa: B018
-
-
-def _read_lists(batch: LogprobBatch) -> None:
-    for row in batch.rows():
-        row.token_ids.tolist()
-        row.logprobs.tolist()
-        row.ranks.tolist()
-        if row.alternative_token_ids.size:
-            row.alternative_token_ids.tolist()
-            row.alternative_logprobs.tolist()
 
 
 @contextmanager
