@@ -2,8 +2,7 @@
 
 Microseconds on the card: the median of seven spans of up to 40 calls each between two events, over inputs that take
 four times the L2 where they can. The floor is reading the logits once at 4.3 TB/s. "kernel" is the launch alone,
-"alone" the same with events of its own around each launch, "call" all that a call queues, with the copy to pinned
-memory.
+"call" all that a call queues, with the copy to pinned memory.
 """
 
 from collections.abc import Sequence

@@ -29,21 +29,9 @@ def microseconds(torch: Any, call: Call) -> float:  # noqa: ANN401
     return round(float(np.median([_span(torch, call, calls) / calls for _ in range(_REPEATS)])), 2)
 
 
-def alone(torch: Any, call: Call) -> float:  # noqa: ANN401
-    """Return the median time of one call between two events of its own: what lies around a launch is in it."""
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_MOST_CALLS)]
-    torch.cuda._sleep(_HEAD_START_CYCLES)  # noqa: SLF001 - there is no public way to keep a card busy
-    for number, (before, after) in enumerate(pairs):
-        before.record()
-        call(number)
-        after.record()
-    torch.cuda.synchronize()
-    return round(float(np.median([before.elapsed_time(after) * 1e3 for before, after in pairs])), 2)
-
-
 def _span(torch: Any, call: Call, calls: int) -> float:  # noqa: ANN401
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_HEAD_START_CYCLES)  # noqa: SLF001
+    torch.cuda._sleep(_HEAD_START_CYCLES)  # noqa: SLF001 - there is no public way to keep a card busy
     before.record()
     for number in range(calls):
         call(number)

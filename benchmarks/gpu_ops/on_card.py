@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.gpu_ops.card import Call, Kernel, alone, copy_bandwidth, host_microseconds, microseconds
+from benchmarks.gpu_ops.card import Call, Kernel, copy_bandwidth, host_microseconds, microseconds
 from benchmarks.gpu_ops.cases import DTYPES, KINDS, TOP_KS, Case, logits_on_card, sampled_ids
 from benchmarks.gpu_ops.peers import PEERS, Peer, Run
 from benchmarks.report import Cell, Row, progress
@@ -94,7 +94,6 @@ def _row(torch: Any, case: Case, logits: Any, ids: Any, runs: dict[Peer, Run]) -
         "floor": case.floor_us,
         "kernel": us,
         "of the floor": us / case.floor_us,
-        "alone": alone(torch, kernel),
         "call": microseconds(torch, _over(token_logprobs, inputs, their_ids, case.top_k)),
     }
     for peer, run in runs.items():

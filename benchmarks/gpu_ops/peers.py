@@ -40,44 +40,12 @@ def _as_vllm_does(torch: Any) -> Run:  # noqa: ANN401
     return run
 
 
-def _vllm(_torch: Any) -> Run:  # noqa: ANN401
-    try:
-        from vllm.v1.sample.sampler import Sampler
-    except ImportError as error:
-        raise NotRunError(f"not run: vLLM's sampler cannot be imported: {error}") from None
-    return lambda logits, ids, top_k: Sampler.gather_logprobs(Sampler.compute_logprobs(logits), top_k, token_ids=ids)
-
-
 def _vllm_kernels(_torch: Any) -> Run:  # noqa: ANN401
     try:
         from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
     except ImportError as error:
         raise NotRunError(f"not run: vLLM's kernels cannot be imported: {error}") from None
     return lambda logits, ids, top_k: compute_topk_scores(logits, top_k, ids)
-
-
-def _paddle(torch: Any) -> Run:  # noqa: ANN401
-    try:
-        import paddle
-    except ImportError as error:
-        raise NotRunError(f"not run: Paddle cannot be imported: {error}") from None
-    if not paddle.device.is_compiled_with_cuda():
-        raise NotRunError("not run: the installed Paddle is built without CUDA")
-    shared: dict[tuple[int, tuple[int, ...]], Any] = {}
-
-    def as_paddle(tensor: Any) -> Any:  # noqa: ANN401
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if key not in shared:
-            shared[key] = paddle.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
-        return shared[key]
-
-    def run(logits: Any, ids: Any, top_k: int) -> object:  # noqa: ANN401
-        logprobs = paddle.nn.functional.log_softmax(as_paddle(logits).astype("float32"), -1)
-        sampled = paddle.take_along_axis(logprobs, as_paddle(ids).unsqueeze(-1), -1)
-        ranks = (logprobs > sampled).sum(-1) + 1
-        return sampled, ranks, paddle.topk(logprobs, top_k, -1) if top_k else None
-
-    return run
 
 
 PEERS = (
@@ -97,15 +65,9 @@ PEERS = (
         "what vLLM 0.33's sampler does, in plain PyTorch: the cast within log_softmax, topk of k even where k is 0",
         _as_vllm_does,
     ),
-    Peer("vLLM's sampler", "Sampler.compute_logprobs and Sampler.gather_logprobs of the installed vLLM", _vllm),
     Peer(
         "vLLM's kernels",
         "compute_topk_scores of the installed vLLM: topk of the logits, and kernels in Triton for the rest",
         _vllm_kernels,
-    ),
-    Peer(
-        "paddle",
-        "log_softmax in float32, take_along_axis, count, topk; the logits are shared through DLPack beforehand",
-        _paddle,
     ),
 )
