@@ -61,7 +61,8 @@ async def scene(deployment: Deployment) -> AsyncIterator[Scene]:
     """Return a scene whose processor counts what it drops."""
     folder = deployment.folder
     server = NatsServer(folder, permissions(WORKERS, CLIENTS))
-    deployment.overrides.update(AS_DEPLOYED)
+    # Nobody is to be cut off because the machine is busy.
+    deployment.overrides.update(AS_DEPLOYED | {"bus.heartbeat_timeout_ms": 10_000})
     for kind in ("workers", "clients"):
         deployment.overrides[f"bus.{kind}_address"] = server.address(f"{kind}.*")
     try:

@@ -57,11 +57,11 @@ class Bus:
         self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run both, and wait until the worker is known."""
+    async def running(self, seconds: float = MOST) -> AsyncIterator[None]:
+        """Run both for at most some seconds, and wait until the worker is known."""
         connected = asyncio.Event()
         self.processor.intake.stream_observers.append(lambda _worker: connected.set())
-        async with asyncio.timeout(MOST), self.processor, self.publisher:
+        async with asyncio.timeout(seconds), self.processor, self.publisher:
             await connected.wait()
             yield
 
