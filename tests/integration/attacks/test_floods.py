@@ -62,7 +62,7 @@ async def scene(deployment: Deployment) -> AsyncIterator[Scene]:
     folder = deployment.folder
     server = NatsServer(folder, permissions(WORKERS, CLIENTS))
     # Nobody is to be cut off because the machine is busy.
-    deployment.overrides.update(AS_DEPLOYED | {"bus.heartbeat_timeout_ms": 10_000})
+    deployment.overrides.update({**AS_DEPLOYED, "bus.heartbeat_timeout_ms": 10_000})
     for kind in ("workers", "clients"):
         deployment.overrides[f"bus.{kind}_address"] = server.address(f"{kind}.*")
     try:
