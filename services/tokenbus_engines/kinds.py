@@ -1,4 +1,4 @@
-"""The engines of this package as `tokenbus worker --engine` runs them. Each is imported when it is made."""
+"""The engines of this package as `tokenbus worker --engine` runs them, and their options, each imported when made."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence

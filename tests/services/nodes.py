@@ -18,7 +18,7 @@ from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.stream import RequestEnd, StepRows
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.step import TokenLists
 from tokenbus_services.link import ReconnectingSession

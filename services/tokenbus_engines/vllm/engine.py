@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
-from tokenbus_engines.vllm.children import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.columns import Logprobs
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
 from tokenbus_engines.vllm.parameters import sampling_arguments
+from tokenbus_engines.vllm.processes import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import EngineBrokenError, StepArrays

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
-from tokenbus_services.descriptors import open_files_for
+from tokenbus_services.open_files import open_files_for
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 

@@ -2,7 +2,7 @@
 
 from tokenbus_services.client.client import Client, connect
 from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
-from tokenbus_services.client.stream import RequestEnd, StepRows, Stream
+from tokenbus_services.client.steps import RequestEnd, StepRows, Stream
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.tokens import Generation
 

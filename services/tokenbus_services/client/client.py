@@ -19,7 +19,7 @@ from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession, TakeItem
-from tokenbus_services.client.stream import RequestEnd, StepRows, Stream, StreamQueue, T
+from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import request_error

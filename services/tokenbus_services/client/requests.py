@@ -16,7 +16,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
-from tokenbus_services.client.stream import RequestEnd, StepRows
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.logs import logger
 

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from tokenbus_services.gateway.buffers import Write
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.state import Counts
+from tokenbus_services.gateway.gateway import Counts
 from tokenbus_services.settings import GatewaySettings
 
 _EXTENSION = "tokenbus.connection"

@@ -1,4 +1,4 @@
-"""A gateway of several processes: how they and their supervisor talk, and what they say of themselves as one."""
+"""A gateway of several processes: how they and their supervisor talk, and their metrics and health as one."""
 
 import asyncio
 import contextlib

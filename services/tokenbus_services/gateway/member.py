@@ -15,10 +15,10 @@ from typing import Any
 
 from tokenbus_services.bus import AddressError
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.group import Channel
 from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.server import serve_gateway
-from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.tallies import SharedTallies
 from tokenbus_services.logs.output import configure
 from tokenbus_services.metrics.health import Health

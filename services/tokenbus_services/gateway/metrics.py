@@ -3,7 +3,7 @@
 from prometheus_client.exposition import generate_latest
 
 from tokenbus_services.gateway.fairness import MOST_WAITING
-from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.families import Family, FamilyCollector, Samples
 

@@ -14,8 +14,8 @@ from tokenbus_services.gateway.buffers import Sending, Write
 from tokenbus_services.gateway.connection import Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
+from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.sse import EVENTS
-from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import logger
 
 _log = logger("gateway")

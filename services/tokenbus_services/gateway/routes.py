@@ -24,6 +24,7 @@ from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
+from tokenbus_services.gateway.gateway import Counts, Gateway
 from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
@@ -31,7 +32,6 @@ from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
-from tokenbus_services.gateway.state import Counts, Gateway
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics.health import Health

@@ -17,7 +17,7 @@ from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener
 from tokenbus_services.bus.addresses import parse_remote
 from tokenbus_services.bus.keys import ProcessKeys, use_key
-from tokenbus_services.descriptors import room_for
+from tokenbus_services.open_files import room_for
 from tokenbus_services.settings import BusSettings
 
 Make = Callable[..., Bus]

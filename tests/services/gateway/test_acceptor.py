@@ -11,7 +11,7 @@ from typing import Any, cast
 from tests.services.builders import settings
 from tests.support.waiting import soon, until
 from tokenbus_services.gateway.acceptor import Acceptor
-from tokenbus_services.gateway.state import Counts
+from tokenbus_services.gateway.gateway import Counts
 from tokenbus_services.gateway.tallies import Tally
 
 _PLACES = 2

@@ -1,4 +1,4 @@
-"""Gateway: the state of one gateway process: what it counts, its periodic work, health and readiness."""
+"""Gateway: what one gateway process has: its client, buffers and counts; its periodic work, health and readiness."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Children: vLLM's own worker processes, kept from the signals that are sent to the group of ours, and waited for.
+"""Processes: vLLM's own worker processes, kept from the signals that are sent to the group of ours, and waited for.
 
 Where vLLM runs the model in processes of their own, those end at once at SIGTERM and SIGINT, which a terminal and a
 service manager send to the whole group: the requests that we drain could not be finished. In a session of their own

@@ -1,4 +1,4 @@
-"""Stream: a bounded queue that a client fills, the iterator that takes from it, and the items of `Client.steps`."""
+"""Stream: what `Client.steps` returns, an iterator over whole steps from a bounded queue; and its items."""
 
 import asyncio
 import contextlib

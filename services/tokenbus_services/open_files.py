@@ -1,4 +1,4 @@
-"""The limit of open files, of which each connection takes some."""
+"""The limit of open files (ulimit), which a service raises at its start for its connections."""
 
 import resource
 from collections.abc import Callable
