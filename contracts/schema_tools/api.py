@@ -108,16 +108,17 @@ def _fields(found: object) -> dict[str, str]:
                 ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ) if not name.startswith("_"):
-                fields[name] = _first_sentence(text)
+                fields[name] = first_sentence(text)
     return fields
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring, on one line."""
     return " ".join(_SENTENCE.split(text, maxsplit=1)[0].split())
 
 
 def _first_clause(text: str) -> str:
-    return re.split("[;:] ", _first_sentence(text))[0].rstrip(".") + "."
+    return re.split("[;:] ", first_sentence(text))[0].rstrip(".") + "."
 
 
 def page() -> str:
@@ -137,7 +138,7 @@ def _entry(top: Documented, *methods: Documented) -> Iterator[str]:
     call = f"`{top.name}{top.signature}`: " if top.signature and is_made_by_users else ""
     members = getattr(found, "__members__", ())
     yield (
-        call + _first_sentence(top.text) + (f" One of {', '.join(f'`{each}`' for each in members)}." if members else "")
+        call + first_sentence(top.text) + (f" One of {', '.join(f'`{each}`' for each in members)}." if members else "")
     )
     if fields or methods:
         yield ""
