@@ -21,6 +21,7 @@ from tests.pages import ROOT, blocks
 from tests.support.waiting import until
 from tokenbus_services.settings import Settings
 
+pytestmark = pytest.mark.xdist_group("python310")  # its packages are installed once
 LOCK = ROOT / "requirements" / "python310.txt"
 SOURCES = ("contracts", "gpu_ops", "services", "")
 _, ENGINE = [block.text for block in blocks("python", of="README.md")]
