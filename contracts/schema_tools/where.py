@@ -12,13 +12,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "where.md"
 _NEAR = "services/tokenbus_services/"
 _HEADING = "## The other modules"
+_ABOUT = "The table does not name these; each has the first sentence of its docstring (`python -m schema_tools.where`)."
 
 
 def page() -> str:
     """Return docs/where.md with the table that it has, and every module that the table does not name."""
     table = PAGE.read_text().partition(_HEADING)[0].rstrip()
     named = set(re.findall(r"`([\w/]+\.py)`", table))
-    lines = [table, "", _HEADING, "", "From their docstrings, by `python -m schema_tools.where`.", ""]
+    lines = [table, "", _HEADING, "", _ABOUT, ""]
     for folder, modules in groupby(_modules(named), lambda each: each[0].rpartition("/")[0]):
         lines += [f"**`{folder or _NEAR.rstrip('/')}/`**", ""]
         lines += [f"- `{path.rpartition('/')[2]}`: {text}" for path, text in modules]

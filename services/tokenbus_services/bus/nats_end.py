@@ -1,4 +1,4 @@
-"""NatsEnd: what listeners, connections and directories share: a connection to a NATS server, and another after it."""
+"""NatsEnd: what listeners, connections and directories share: a connection to a NATS server, remade when lost."""
 
 import asyncio
 import contextlib

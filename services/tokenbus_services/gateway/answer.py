@@ -1,4 +1,4 @@
-"""Answers over HTTP: what all have in common, their choices, and those of a whole answer as one JSON object."""
+"""Answers over HTTP: their choices, what streamed and whole ones share, and a whole one as one JSON object."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Fair shares: turns to be encoded, room for long bodies, and how many requests begin at a time."""
+"""Fair shares of the gateway: whose body is encoded next, room for long bodies, and how many requests begin at once."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What waits in this process: rows for the iterator over a request, and steps for the iterator over all of them."""
+"""The queues of `Processor.steps` and `Processor.generate`: steps, and a request's rows, until they are taken."""
 
 import asyncio
 from collections import deque
