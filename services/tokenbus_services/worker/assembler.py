@@ -1,6 +1,7 @@
 """StepAssembler: makes batches of the arrays of any framework that an engine's step returned."""
 
 import contextlib
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         array = array.cpu()
     elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
+    if name == "request_keys" and isinstance(array, (list, tuple)):
+        return np.array(array, object)  # of ids on both sides of 2**63 numpy makes rounded floats
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -56,7 +59,7 @@ def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framewo
     if host.size and host.dtype.kind not in "iuO":
         raise ContractError("request_keys", "whole numbers", host.dtype.name, rule=Rule.TYPE)
     try:
-        return np.array([int(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
+        return np.array([index(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
     except (TypeError, ValueError) as error:
         raise ContractError("request_keys", "whole numbers", str(error), rule=Rule.TYPE) from None
 

@@ -350,7 +350,15 @@ def test_keys_of_any_whole_numbers_are_taken(kind: Any) -> None:  # noqa: ANN401
     assert assembled(replace(SMALL, request_keys=given)).request_keys.tolist() == [7, large]
 
 
-@pytest.mark.parametrize("keys", [[7.0, 8.0], ["a", "b"], np.array([None, 7], object)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_keys_of_a_sequence_are_taken_as_they_are(kind: type) -> None:
+    """Also where they lie on both sides of 2**63, of which numpy makes rounded floats."""
+    keys = [2**63 - 1, 2**64 - 5]
+    assert assembled(replace(SMALL, request_keys=kind(keys))).request_keys.tolist() == keys
+    assert assembled(replace(SMALL, request_keys=kind([7, np.uint64(2**64 - 5)]))).request_keys[1] == 2**64 - 5
+
+
+@pytest.mark.parametrize("keys", [[7.0, 8.0], [7, 2.5], ["a", "b"], np.array([None, 7], object)])
 def test_keys_that_are_no_whole_numbers_are_refused(keys: Any) -> None:  # noqa: ANN401 - anything
     with pytest.raises(ContractError, match="request_keys: whole numbers"):
         StepAssembler(Limits.default()).assemble(replace(SMALL, request_keys=keys))
