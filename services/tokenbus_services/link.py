@@ -407,7 +407,7 @@ class Link:
             await self._clock.wait(self.progress, remaining)
         with self._lock:
             left = self._session.outstanding
-        if left:
+        if left and self._drain_seconds:
             self._log.error("drain timed out", unacknowledged=left)
 
     async def _receive(self, connection: Connection) -> None:
