@@ -8,6 +8,7 @@ import pytest
 
 from schema_tools import where
 from tests.pages import PAGES, ROOT
+from tokenbus import testing
 
 SERVICES = ROOT / "services" / "tokenbus_services"
 
@@ -137,3 +138,23 @@ def test_attacks_that_security_names_are_tests() -> None:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), test
     modules = {path.name for path in (ROOT / "tests" / "integration" / "attacks").glob("test_*.py")}
     assert modules <= {Path(file).name for file, _ in named}
+
+
+def test_page_of_testing_has_every_name() -> None:
+    """docs/testing.md shows each name of tokenbus.testing, and each method of a bus and a line that a test calls."""
+    page = (ROOT / "docs" / "testing.md").read_text()
+    methods = [name for kind in (testing.Bus, testing.Line) for name in vars(kind) if not name.startswith("_")]
+    internal = {
+        "start",
+        "close",
+        "listen",
+        "connect",
+        "closed",
+        "copies",
+        "flows",
+        "is_held",
+        "is_dead",
+        "worker",
+        "processor",
+    }
+    assert [name for name in {*testing.__all__, *methods} - internal if not re.search(rf"\b{name}\b", page)] == []

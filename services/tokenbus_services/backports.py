@@ -4,9 +4,9 @@ import sys
 
 if sys.version_info >= (3, 11):
     import tomllib
-    from asyncio import TaskGroup, timeout
+    from asyncio import TaskGroup, Timeout, timeout
 else:
     import tomli as tomllib
-    from taskgroup import TaskGroup, timeout
+    from taskgroup import TaskGroup, Timeout, timeout
 
-__all__ = ["TaskGroup", "timeout", "tomllib"]
+__all__ = ["TaskGroup", "Timeout", "timeout", "tomllib"]

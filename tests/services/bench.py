@@ -4,10 +4,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from tests.services.builders import BATCH, EVENT, Wanted, client_hello, hello_of, item_of, settings
-from tests.services.builders import batch as batch_of
+from tests.services.builders import BATCH, EVENT, client_hello, hello_of, item_of, settings
 from tests.services.sending import Sending
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock, RowShape
+from tokenbus.testing import batch as batch_of
 from tokenbus_contracts import LogprobBatch, decode, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
@@ -114,7 +114,7 @@ class BenchWorker:
         self.sequence = max(self.sequence, sequence)
         self.say(WorkerFrame(item=item_of(payload, sequence, kind, checksum=checksum)), payload)
 
-    def publish(self, wanted: Sequence[Wanted], step: int | None = None, **header: Any) -> LogprobBatch:  # noqa: ANN401
+    def publish(self, wanted: Sequence[RowShape], step: int | None = None, **header: Any) -> LogprobBatch:  # noqa: ANN401
         """Send the next batch; its step is its sequence unless given."""
         sequence = self.sequence + 1
         made = batch_of(

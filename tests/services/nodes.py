@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.services.network import Network, Wire
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt

@@ -9,8 +9,8 @@ from typing import cast
 from tests.services.network import Network, Wire
 from tests.services.nodes import Asked, AskingClient, DrivenPublisher, Node, generate_request, work_left
 from tests.services.sending import Sending
-from tests.support.clock import ManualClock
 from tests.support.settings import settings_of
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason

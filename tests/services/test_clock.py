@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
+from tokenbus.testing import ManualClock
 from tokenbus_services.clock import Clock, SystemClock
 
 

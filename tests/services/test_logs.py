@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_services.logs import DeduplicatedLog, configure, logger
 from tokenbus_services.logs.output import unconfigure
 from tokenbus_services.settings import LogSettings

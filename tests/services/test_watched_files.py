@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_services.watched_files import WatchedFiles
 
 

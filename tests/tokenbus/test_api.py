@@ -15,6 +15,7 @@ import pytest
 import tokenbus
 from schema_tools.api import Documented, page, public_names
 from tests.pages import ROOT
+from tokenbus import testing
 
 pytestmark = pytest.mark.xdist_group("api")  # what its tests share is made once
 NAMES = [each for _, names in public_names() for each in names]
@@ -69,9 +70,10 @@ async def test_example_runs_as_it_is_written(each: Documented, folder: str, monk
         return
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(each.sections["Example"], each.name, "exec", flags=flags, dont_inherit=True)
-    found = eval(code, {"tokenbus": tokenbus, "address": f"ipc://{folder}/c"})  # noqa: S307 - our own docstrings
-    if inspect.isawaitable(found):
-        await found
+    async with testing.bus() as bus:
+        found = eval(code, {"tokenbus": tokenbus, "address": bus.address})  # noqa: S307 - our own docstrings
+        if inspect.isawaitable(found):
+            await bus.until(found)
 
 
 def _run_until_stopped(program: str, folder: str) -> None:

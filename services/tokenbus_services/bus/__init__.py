@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from tokenbus_services.bus.addresses import is_nats
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
+from tokenbus_services.bus.memory import is_memory, shared
 from tokenbus_services.bus.transport import (
     ANONYMOUS,
     Connection,
@@ -20,6 +21,7 @@ from tokenbus_services.bus.transport import (
     listen_once_there,
 )
 from tokenbus_services.bus.zeromq import ZeroMQTransport
+from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.settings import BusSettings
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Transport",
     "Usage",
     "ZeroMQTransport",
+    "clock_for",
     "listen_once_there",
     "require_nats",
     "transport_for",
@@ -62,6 +65,11 @@ class TransportByScheme:
         return await self._transport(address).connect(address, server_key, lost)
 
     def _transport(self, address: str) -> Transport:
+        if is_memory(address):
+            transport = shared(address)
+            if transport is None:
+                raise AddressError(address, "no bus of tokenbus.testing in this process has it")
+            return transport
         if not is_nats(address):
             return self._zeromq
         if self._nats is None:
@@ -76,6 +84,12 @@ def require_nats(address: str) -> None:
     """Raise an AddressError if what NATS needs is not installed."""
     if importlib.util.find_spec("nats") is None:
         raise AddressError(address, "nats-py is not installed (pip install 'tokenbus[nats]')")
+
+
+def clock_for(address: str) -> Clock:
+    """Return the clock of all that is connected at an address: the system's, but for a bus of tokenbus.testing."""
+    transport = shared(address)
+    return SystemClock() if transport is None else transport.clock
 
 
 def transport_for(settings: BusSettings) -> Transport:

@@ -19,17 +19,33 @@ from tokenbus_services.bus.transport import (
     ignore,
     ignore_loss,
 )
+from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.settings import BusSettings
 
+_SHARED: dict[str, "MemoryTransport"] = {}
+"""By address, the transports that `transport_for` finds."""
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
 class MemoryTransport:
     """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
 
-    def __init__(self, settings: BusSettings) -> None:
+    def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
+        """Take the settings, and the clock of all that is connected, if that is not the system's."""
+        self.clock = clock or SystemClock()
         self._settings = settings
         self._meetings: dict[str, _Meeting] = {}
+
+    @property
+    def messages(self) -> int:
+        """How many messages were sent, in both directions."""
+        return sum(meeting.messages for meeting in self._meetings.values())
+
+    def crash(self, address: str) -> None:
+        """Let the listener at an address vanish as with its process: what it says from now on reaches nobody."""
+        listener = self._meeting(address).listener
+        if listener is not None:
+            listener.crash()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "MemoryListener":
         """Listen under a name, one listener each; no peer is ever refused."""
@@ -52,6 +68,27 @@ class MemoryTransport:
         return self._meetings.setdefault(address, _Meeting(address))
 
 
+def is_memory(address: str) -> bool:
+    """Tell whether an address is one within this process."""
+    return address.startswith("memory://")
+
+
+def share(transport: MemoryTransport, *addresses: str) -> None:
+    """Let `transport_for` find a transport by these addresses, until `unshare`."""
+    _SHARED.update(dict.fromkeys(addresses, transport))
+
+
+def unshare(*addresses: str) -> None:
+    """Let these addresses not be found any more."""
+    for address in addresses:
+        _SHARED.pop(address, None)
+
+
+def shared(address: str) -> MemoryTransport | None:
+    """Return the transport that has an address."""
+    return _SHARED.get(address)
+
+
 class _Meeting:
     """An address: at most one listener, and the open connections."""
 
@@ -60,6 +97,7 @@ class _Meeting:
         self.listener: MemoryListener | None = None
         self.connections: list[MemoryConnection] = []
         self.ids = count(1)
+        self.messages = 0
 
     def introduce(self, connection: "MemoryConnection") -> None:
         """Make a connection a new peer of the listener, if there is one."""
@@ -148,6 +186,15 @@ class MemoryListener:
             for connection in self.peers.values():
                 connection.lost()
 
+    def crash(self) -> None:
+        """Lose every peer, before the close."""
+        lost = list(self.peers.values())
+        self.peers.clear()
+        self._ready.clear()
+        for connection in lost:
+            connection.outgoing.clear()
+            connection.lost()
+
     def notice(self, connection: "MemoryConnection") -> None:
         """Mark a connection as having messages to read."""
         self._ready.append(connection)
@@ -166,7 +213,7 @@ class MemoryConnection:
         self.lost = lost
         self.outgoing: deque[list[bytes]] = deque()  # read by the listener; bounded in `send`
         self._incoming: deque[list[bytes]] = deque()  # bounded in `deliver`
-        self._high_water_mark = settings.high_water_mark
+        self.high_water_mark = settings.high_water_mark
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self._readable = asyncio.Event()
@@ -189,8 +236,9 @@ class MemoryConnection:
         """Send, without waiting; False if the send queue is full."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
-        if len(self.outgoing) >= self._high_water_mark:
+        if len(self.outgoing) >= self.high_water_mark:
             return False
+        self._meeting.messages += 1
         self.outgoing.append(list(parts))
         if len(self.outgoing) == 1 and self._meeting.listener is not None:
             self._meeting.listener.notice(self)
@@ -205,10 +253,17 @@ class MemoryConnection:
                 self._meeting.listener.peers.pop(self.peer, None)
             self._readable.set()
 
+    def cut(self) -> None:
+        """Break, with what is on its way, and be another peer of the listener from then on."""
+        self._incoming.clear()
+        if self._meeting.listener is not None:
+            self._meeting.listener.disconnect(self.peer)
+
     def deliver(self, parts: list[bytes]) -> bool:
         """Queue a message of the listener's; False if the queue is full."""
-        if len(self._incoming) >= self._high_water_mark:
+        if len(self._incoming) >= self.high_water_mark:
             return False
+        self._meeting.messages += 1
         self._incoming.append(parts)
         self._readable.set()
         return True

@@ -14,20 +14,20 @@ from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.bus import Transport, clock_for, transport_for
 from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession, TakeItem
 from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
-from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.tokens import Generation
 from tokenbus_services.items import Lives, StreamItem
 from tokenbus_services.link import PROOF_BYTES, SessionState
 from tokenbus_services.processor_list import processors_at
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import Settings, listed_addresses
 
 
 def connect(
@@ -107,7 +107,7 @@ class Client:
             client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=has_several
         )
         """The open requests."""
-        self._clock = clock or SystemClock()
+        self._clock = clock or clock_for(listed_addresses(bus.clients_address)[0])
         self._watched: tuple[str, TakeItem] | None = None
         self._connections = ProcessorConnections(processors, self._begin, self.requests, self._clock)
         self.sessions = self._connections.sessions

@@ -63,15 +63,19 @@ class EngineLoop:
         """
         while not stop.is_set() and self._publisher.is_running:
             try:
-                self._take_all(0 if self._engine.has_work else _IDLE_SECONDS)
-                if not self._engine.has_work:
-                    self._untried.clear()
-                    continue
-                if pace is not None:
-                    pace()
-                self.compute()
+                self.turn(0 if self._engine.has_work else _IDLE_SECONDS, pace)
             except NotRunningError:
                 return
+
+    def turn(self, seconds: float = 0, pace: Callable[[], None] | None = None) -> None:
+        """Take what has come, and wait at most so many seconds for some; then compute a step, if there is work."""
+        self._take_all(seconds)
+        if not self._engine.has_work:
+            self._untried.clear()
+            return
+        if pace is not None:
+            pace()
+        self.compute()
 
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
         """Compute and publish steps until the engine has nothing left, for at most so many seconds.

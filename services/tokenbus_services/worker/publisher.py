@@ -18,14 +18,14 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
-from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.bus import Transport, clock_for, transport_for
+from tokenbus_services.clock import Clock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.processor_list import processors_at
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import Settings, listed_addresses
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention
@@ -124,7 +124,7 @@ class Publisher:
             processors=self._processors.count,
             may_move=not self._processors.is_fixed,
         )
-        self._clock = clock or SystemClock()
+        self._clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
         self._transport = transport
         self.link = Link(self.session, self._room, self._clock, "worker")
         self._vocabulary_size = vocabulary_size

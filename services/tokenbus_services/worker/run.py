@@ -173,7 +173,7 @@ async def _serve(  # noqa: PLR0913 - as above
             model=engine if isinstance(engine, DescribesModel) else None,
         )
         sender = HandoffSender(
-            settings, transport, SystemClock(), publisher.counts, partial(_end_failed_handoff, publisher)
+            settings, transport, SystemClock(), publisher.counts, partial(end_failed_handoff, publisher)
         )
         emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
         looping: list[asyncio.Future[None]] = []
@@ -310,6 +310,7 @@ async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> b
     return task.done()
 
 
-def _end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:
+def end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:
+    """Publish that a request ended, which no decode worker took."""
     with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
         publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.services.builders import Wanted, batch, client_hello, settings
+from tests.services.builders import client_hello, settings
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, Outputs, ServerFrame
@@ -46,7 +47,7 @@ class Peer:
         usual: dict[str, Any] = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
         self.hear(welcome=ClientWelcome(processor_id=processor_id, resumed=resumed, **usual | more))
 
-    def rows(self, *wanted: Wanted, drafted: Sequence[Wanted] = ()) -> None:
+    def rows(self, *wanted: RowShape, drafted: Sequence[RowShape] = ()) -> None:
         parts = [encode(batch(wanted, selection=True, draft_follows=bool(drafted)))]
         if drafted:
             parts.append(encode(batch(drafted, selection=True, kind=BatchKind.DRAFT)))

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from tests.services.breaking import BreakingTransport, UselessTransport
-from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
-from tests.support.clock import ManualClock
+from tests.services.builders import generate_of, hello_of, ids, item_of, settings
 from tests.support.waiting import soon, turns
+from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -47,7 +47,7 @@ class Processor:
     def say(self, frame: ServerFrame, *parts: bytes) -> None:
         self.listener.send(self.peer, [write_frame(frame), *parts])
 
-    def rows(self, *wanted: Wanted) -> None:
+    def rows(self, *wanted: RowShape) -> None:
         self.number += 1
         outputs = ServerFrame(number=self.number, outputs=Outputs())
         self.say(outputs, encode(batch(wanted, selection=True)))
@@ -81,8 +81,8 @@ async def test_request_gets_its_tokens() -> None:
         tokens = client.generate(generate_of(5))
         await processor.welcome()
         assert (await processor.body("generate")).generate == generate_of(5)
-        processor.rows(Wanted(5, 0, 2))
-        processor.rows(Wanted(5, 2, 1, FINISHED))
+        processor.rows(RowShape(5, 0, 2))
+        processor.rows(RowShape(5, 2, 1, FINISHED))
         assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
         assert (await processor.body("confirm")).confirm.through_number == 2
     assert len(client.requests) == 0
@@ -158,7 +158,7 @@ async def test_leaving_waits_for_open_requests() -> None:
         leaving = asyncio.create_task(client.__aexit__(None, None, None))
         await turns()
         assert not leaving.done()
-        processor.rows(Wanted(5, 0, 1, FINISHED))
+        processor.rows(RowShape(5, 0, 1, FINISHED))
         await processor.body("goodbye")
         await soon(leaving)
         assert len(await soon(taken(tokens))) == 1
@@ -207,7 +207,7 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
         for key in range(5, 14):
             client.submit(generate_of(key))
         for place in range(4):
-            processor.rows(Wanted(5 + place, 0, 1))
+            processor.rows(RowShape(5 + place, 0, 1))
         first = await soon(anext(steps))
         assert isinstance(first, StepRows)
         assert first.target.request_keys.tolist() == [5]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.services.builders import client_hello, generate_of, settings
-from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
+from tokenbus.testing import ManualClock
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
 from tokenbus_services.bus import AddressError

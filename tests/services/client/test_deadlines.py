@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import Wanted, generate_of, ids
+from tests.services.builders import generate_of, ids
 from tests.services.client.peer import HELLO_FIRST, TIMEOUT, opened
 from tests.services.client.test_client import meeting, taken
 from tests.support.waiting import soon, turns
+from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
@@ -64,7 +65,7 @@ async def test_request_whose_end_is_not_heard_ends_here() -> None:
         await processor.welcome()
         tokens = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2))
+        processor.rows(RowShape(5, 0, 2))
         await turns()
         for _ in range(9):
             clock.advance(1)
@@ -87,7 +88,7 @@ async def test_request_that_ends_in_time_is_left_alone() -> None:
         await processor.welcome()
         tokens = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2, RowStatus.FINISHED_LENGTH))
+        processor.rows(RowShape(5, 0, 2, RowStatus.FINISHED_LENGTH))
         await turns()
         clock.advance(60)
         await turns()

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, generate_of, hello_of, ids, item_of
+from tests.services.builders import generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, opened
 from tests.services.client.test_client import FINISHED, Processor, meeting, taken
 from tests.support.waiting import soon, turns
+from tokenbus.testing import RowShape
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import (
@@ -36,7 +37,7 @@ async def begun(processor: Processor, client: Client, key: int = 5) -> Generatio
     """Return a generation that had one row of two tokens, and whose request goes on."""
     generation = client.generate(generate_of(key))
     await processor.body("generate")
-    processor.rows(Wanted(key, 0, 2))
+    processor.rows(RowShape(key, 0, 2))
     await turns()
     return generation
 
@@ -278,7 +279,7 @@ async def test_generation_that_is_iterated_where_it_is_made_ends_when_the_loop_i
 
         first = asyncio.create_task(first_token())
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2))
+        processor.rows(RowShape(5, 0, 2))
         assert await soon(first) == ids(5, 0, 1)[0]
         assert (await processor.body("abort")).abort.request_key == 5
 
@@ -290,7 +291,7 @@ async def test_generation_that_ended_needs_no_abort() -> None:
         await processor.welcome()
         generation = client.generate(generate_of(5))
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2, FINISHED))
+        processor.rows(RowShape(5, 0, 2, FINISHED))
         async with generation:
             assert len(await soon(taken(generation))) == 2
         assert generation.status is FINISHED
@@ -309,10 +310,10 @@ def test_rows_of_a_closed_request_are_dropped_until_the_processor_ended_it() -> 
     peer.requests.discard(5)
     assert (tokens.status, peer.session.outstanding, peer.requests.is_open(5)) == (ABORTED, 0, True)
     assert peer.bodies() == ["abort"]
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     assert "abort" not in peer.bodies()
     assert len(tokens) == 0
-    peer.rows(Wanted(5, 2, 0, ABORTED))
+    peer.rows(RowShape(5, 2, 0, ABORTED))
     assert not peer.requests.is_open(5)
 
 
@@ -331,7 +332,7 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
     assert not peer.requests.is_open(5)
     list(peer.says_all())
     if ending == "taken up":
-        peer.rows(Wanted(5, 0, 1))
+        peer.rows(RowShape(5, 0, 1))
         assert "abort" not in peer.bodies()
 
 
@@ -339,7 +340,7 @@ def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> 
     peer = opened()
     peer.requests.open(generate_of(5))
     list(peer.says_all())
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     peer.requests.discard(5)
     list(peer.says_all())
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
@@ -367,7 +368,7 @@ async def test_closed_requests_are_bounded_with_the_open_ones() -> None:
             await (await begun(processor, client, key)).aclose()
         with pytest.raises(RequestFailedError, match="at most 2, got 3"):
             client.generate(generate_of(7))
-        processor.rows(Wanted(5, 2, 0, ABORTED))
+        processor.rows(RowShape(5, 2, 0, ABORTED))
         await turns()
         await client.generate(generate_of(7)).aclose()
 
@@ -390,8 +391,8 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
     peer.requests.open_stream(outputs.append)
     for key in range(1, 8):
         peer.requests.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
-    peer.rows(*(Wanted(key, 0, 2) for key in range(1, 8)))
-    peer.rows(Wanted(1, 2, 1, FINISHED), Wanted(3, 9, 1), Wanted(2, 2, 1))
+    peer.rows(*(RowShape(key, 0, 2) for key in range(1, 8)))
+    peer.rows(RowShape(1, 2, 1, FINISHED), RowShape(3, 9, 1), RowShape(2, 2, 1))
     peer.numbered(error=RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
     peer.requests.end_overdue(10_000)
     peer.requests.discard(5)
@@ -424,7 +425,7 @@ async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() ->
         with pytest.raises(RuntimeError, match=r"steps\(\) is being iterated over already"):
             client.steps()
         client.submit(generate_of(5))
-        processor.rows(Wanted(5, 0, 1))
+        processor.rows(RowShape(5, 0, 1))
         assert isinstance(await soon(anext(first)), StepRows)
         await first.aclose()
         with pytest.raises(StopAsyncIteration):
@@ -434,7 +435,7 @@ async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() ->
         second = client.steps()
         await turns()
         client.submit(generate_of(6))
-        processor.rows(Wanted(6, 0, 1))
+        processor.rows(RowShape(6, 0, 1))
         assert isinstance(await soon(anext(second)), StepRows)
 
 
@@ -466,7 +467,7 @@ async def test_generation_beside_steps_has_its_end() -> None:
         await processor.welcome()
         generation = client.generate(generate_of(5, sampling=SamplingParameters(stop=["a", "b"])))
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2, RowStatus.FINISHED_STOP, stop=3))
+        processor.rows(RowShape(5, 0, 2, RowStatus.FINISHED_STOP, stop=3))
         rows, end = await soon(anext(steps)), await soon(anext(steps))
         assert isinstance(rows, StepRows)
         assert end == RequestEnd(5, RowStatus.FINISHED_STOP, None, "b")
@@ -493,10 +494,10 @@ async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, 
         await processor.welcome()
         generation = client.generate([1], request_id=5, stop=["a", "b"], stop_token_ids=[7])
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2), Wanted(6, 0, 1, RowStatus.FINISHED_STOP, stop=2))
+        processor.rows(RowShape(5, 0, 2), RowShape(6, 0, 1, RowStatus.FINISHED_STOP, stop=2))
         await turns()
         assert generation.stop is None
-        processor.rows(Wanted(7, 0, 3), Wanted(5, 2, 2, status, stop=stop))
+        processor.rows(RowShape(7, 0, 3), RowShape(5, 2, 2, status, stop=stop))
         assert len(await soon(taken(generation))) == 4
         assert (generation.status, generation.stop) == (status, expected)
 
@@ -508,7 +509,7 @@ async def test_resumed_request_names_the_token_that_stopped_it() -> None:
         token, text = client.resume(5, 2), client.resume(6, 2)
         for _ in range(2):
             await processor.body("resume")
-        processor.rows(*(Wanted(5 + row, 2, 1, RowStatus.FINISHED_STOP, stop=1 + row) for row in range(2)))
+        processor.rows(*(RowShape(5 + row, 2, 1, RowStatus.FINISHED_STOP, stop=1 + row) for row in range(2)))
         last, _ = [(await soon(taken(generation)))[-1].id for generation in (token, text)]
         assert (token.stop, text.stop) == (last, None)
 

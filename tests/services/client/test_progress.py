@@ -6,7 +6,7 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, batch
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.delivery.step import Step
@@ -23,7 +23,7 @@ def progress_of(*keys: int, position: int = 5) -> Progress:
     return progress
 
 
-def next_of(progress: Progress, *wanted: Wanted, sender: int = HERE) -> list[bool]:
+def next_of(progress: Progress, *wanted: RowShape, sender: int = HERE) -> list[bool]:
     found: list[bool] = progress.advance(sender, batch(wanted))[1].tolist()
     return found
 
@@ -32,7 +32,7 @@ def test_rows_that_are_next_are_counted() -> None:
     """A step of many requests moves each by its own tokens, again and again."""
     progress = progress_of(*range(1, 101))
     for step in range(3):
-        rows = [Wanted(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]
+        rows = [RowShape(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]
         assert all(next_of(progress, *rows))
     assert [progress.next_position(key) for key in (1, 2, 3, 100)] == [11, 14, 8, 11]
 
@@ -40,34 +40,34 @@ def test_rows_that_are_next_are_counted() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Wanted(7, 5, 1),
-        Wanted(2, 4, 1),
-        Wanted(2, 6, 1),
-        Wanted(2, 4, 2),
-        Wanted(2, 5, 0, RowStatus.IDLE),
-        Wanted(2, 5, 1, RowStatus.FINISHED_STOP),
-        Wanted(2, 5, 0, RowStatus.HANDED_OFF),
+        RowShape(7, 5, 1),
+        RowShape(2, 4, 1),
+        RowShape(2, 6, 1),
+        RowShape(2, 4, 2),
+        RowShape(2, 5, 0, RowStatus.IDLE),
+        RowShape(2, 5, 1, RowStatus.FINISHED_STOP),
+        RowShape(2, 5, 0, RowStatus.HANDED_OFF),
     ],
     ids=["unknown", "repeated", "ahead", "overlapping", "idle", "last", "handed off"],
 )
-def test_other_rows_change_nothing(other: Wanted) -> None:
+def test_other_rows_change_nothing(other: RowShape) -> None:
     """A row that is anything but the ordinary next one is left to be looked at, and those beside it are counted."""
     progress = progress_of(1, 2, 3)
-    assert next_of(progress, Wanted(1, 5), other, Wanted(3, 5)) == [True, False, True]
+    assert next_of(progress, RowShape(1, 5), other, RowShape(3, 5)) == [True, False, True]
     assert [progress.next_position(key) for key in (1, 2, 3)] == [6, 5, 6]
 
 
 def test_row_of_another_session_is_looked_at() -> None:
     progress = progress_of(1, 2)
     progress.set_sender(2, NO_SENDER)
-    assert next_of(progress, Wanted(1, 5), Wanted(2, 5)) == [True, False]
-    assert next_of(progress, Wanted(1, 6), Wanted(2, 5), sender=ELSEWHERE) == [False, False]
+    assert next_of(progress, RowShape(1, 5), RowShape(2, 5)) == [True, False]
+    assert next_of(progress, RowShape(1, 6), RowShape(2, 5), sender=ELSEWHERE) == [False, False]
 
 
 @pytest.mark.parametrize("position", [MOST_POSITION - 2, MOST_POSITION - 1, 2**32 - 2])
 def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
     progress = progress_of(1, position=min(position, MOST_POSITION))
-    made = batch([Wanted(1, 5, 2)])
+    made = batch([RowShape(1, 5, 2)])
     far = LogprobBatch.of_views(made.header, made.columns | {"positions": np.array([position], np.uint32)})
     assert progress.advance(HERE, far)[1].tolist() == [position + 2 <= MOST_POSITION]
 
@@ -75,13 +75,13 @@ def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
 def test_slot_is_used_again_by_another_request() -> None:
     """A request that takes an ended one's place begins anew, and rows of the old one are unknown."""
     progress = progress_of(1, 2)
-    assert next_of(progress, Wanted(1, 5), Wanted(2, 5)) == [True, True]
+    assert next_of(progress, RowShape(1, 5), RowShape(2, 5)) == [True, True]
     assert progress.close(1) == 6
     waiting: deque[object] = deque()
     progress.open(9, 0, waiting)  # type: ignore[arg-type]
-    assert next_of(progress, Wanted(9, 0), Wanted(1, 6), Wanted(2, 6)) == [False, False, True]
+    assert next_of(progress, RowShape(9, 0), RowShape(1, 6), RowShape(2, 6)) == [False, False, True]
     progress.set_sender(9, HERE)
-    slots, is_next = progress.advance(HERE, batch([Wanted(9, 0)]))
+    slots, is_next = progress.advance(HERE, batch([RowShape(9, 0)]))
     assert is_next.all()
     assert progress.waiting[slots[0]] is waiting
 

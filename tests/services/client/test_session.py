@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of
+from tests.services.builders import generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, RowStatus, encode
 from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
@@ -62,12 +63,12 @@ def test_repeated_and_overlapping_rows_are_taken_once() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     for position, count in ((0, 2), (0, 2), (1, 1), (1, 3)):
-        peer.rows(Wanted(5, position, count))
-    peer.rows(Wanted(5, 3, 0, RowStatus.IDLE))
-    peer.rows(Wanted(5, 4, 0, RowStatus.PREEMPTED))
+        peer.rows(RowShape(5, position, count))
+    peer.rows(RowShape(5, 3, 0, RowStatus.IDLE))
+    peer.rows(RowShape(5, 4, 0, RowStatus.PREEMPTED))
     assert positions(tokens) == [(0, 2), (1, 3), (4, 0)]
     assert peer.requests.repeated == 3
-    peer.rows(Wanted(5, 4, 0, FINISHED))
+    peer.rows(RowShape(5, 4, 0, FINISHED))
     assert tokens.status is FINISHED
 
 
@@ -76,8 +77,8 @@ def test_hole_ends_the_request_and_says_what_is_missing() -> None:
     peer = opened()
     tokens, other = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     list(peer.says_all())
-    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 2))
-    peer.rows(Wanted(5, 3, 1), Wanted(6, 2, 1))
+    peer.rows(RowShape(5, 0, 2), RowShape(6, 0, 2))
+    peer.rows(RowShape(5, 3, 1), RowShape(6, 2, 1))
     assert tokens.error is not None
     assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_GAP, 2)
     assert tokens.error.message == "tokens 2 to 2 never came from the processor"
@@ -90,10 +91,10 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
     peer = opened(most=2)
     tokens = peer.requests.open(generate_of(5))
     for position in range(2):
-        peer.rows(Wanted(5, position, 1))
+        peer.rows(RowShape(5, position, 1))
     assert not tokens.has_ended
     list(peer.says_all())
-    peer.rows(Wanted(5, 2, 1))
+    peer.rows(RowShape(5, 2, 1))
     assert tokens.error is not None
     assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_SLOW_CLIENT, 3)
     assert len(tokens) == 3
@@ -118,7 +119,7 @@ def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
         peer.requests.abort(5)
     peer.requests.abort(99)
     assert peer.bodies() == ["abort"]
-    peer.rows(Wanted(5, 0, 0, ABORTED))
+    peer.rows(RowShape(5, 0, 0, ABORTED))
     assert tokens.status is ABORTED
     peer.requests.abort(5)
     assert "abort" not in peer.bodies()
@@ -127,8 +128,8 @@ def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
 def test_rows_of_what_ended_here_are_ended_there() -> None:
     peer = opened()
     for position in range(2):
-        peer.rows(Wanted(9, position, 1))
-    peer.rows(Wanted(8, 0, 1, FINISHED))
+        peer.rows(RowShape(9, position, 1))
+    peer.rows(RowShape(8, 0, 1, FINISHED))
     assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [9]
 
 
@@ -138,7 +139,7 @@ def test_rows_of_what_ended_here_are_ended_there() -> None:
 def test_what_came_is_confirmed() -> None:
     peer = opened()
     for position in range(3):
-        peer.rows(Wanted(5, position, 1, FINISHED))
+        peer.rows(RowShape(5, position, 1, FINISHED))
     assert [frame.confirm.through_number for frame in peer.says_all()] == [3]
     assert peer.bodies() == []
 
@@ -147,7 +148,7 @@ def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
     """A client that takes nothing for now acks nothing, so that the processor stops sending (case 20)."""
     peer = opened()
     peer.requests.is_paused = True
-    peer.rows(Wanted(5, 0, 1, FINISHED))
+    peer.rows(RowShape(5, 0, 1, FINISHED))
     assert peer.bodies() == []
     peer.requests.is_paused = False
     assert peer.bodies() == ["confirm"]
@@ -156,9 +157,9 @@ def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
 def test_frame_that_comes_again_is_dropped() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
-    peer.rows(Wanted(5, 0, 1))
+    peer.rows(RowShape(5, 0, 1))
     peer.number = 0
-    peer.rows(Wanted(5, 1, 1))
+    peer.rows(RowShape(5, 1, 1))
     assert positions(tokens) == [(0, 1)]
     assert peer.requests.repeated == 1
 
@@ -169,12 +170,12 @@ def test_frame_that_is_missing_is_asked_for() -> None:
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
     peer.number = 1
-    peer.rows(Wanted(5, 1, 1))
+    peer.rows(RowShape(5, 1, 1))
     assert positions(tokens) == []
     assert peer.bodies() == ["hello"]
     peer.welcome(resumed=True)
     for position in range(2):
-        peer.rows(Wanted(5, position, 1))
+        peer.rows(RowShape(5, position, 1))
     assert positions(tokens) == [(0, 1), (1, 1)]
 
 
@@ -183,7 +184,7 @@ def test_outputs_that_cannot_be_read_end_the_requests_they_may_have_been_of() ->
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     with pytest.raises(ContractError):
-        peer.numbered(encode(batch([Wanted(5)]))[:-1], outputs=Outputs())
+        peer.numbered(encode(batch([RowShape(5)]))[:-1], outputs=Outputs())
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_GAP
     assert peer.session.outstanding == 0
@@ -208,7 +209,7 @@ def test_whole_outputs_are_shown_with_their_drafts() -> None:
     seen: list[StepRows | RequestEnd] = []
     peer.requests.open_stream(seen.append)
     tokens = [peer.requests.open(generate_of(key)) for key in (5, 6)]
-    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1), drafted=[Wanted(5, 0, 3)])
+    peer.rows(RowShape(5, 0, 2), RowShape(6, 0, 1), drafted=[RowShape(5, 0, 3)])
     (rows,) = seen
     assert isinstance(rows, StepRows)
     target, draft = rows
@@ -225,9 +226,9 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     peer.requests.open_stream(outputs.append)
     for key in (5, 6):
         peer.requests.open(generate_of(key))
-    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
-    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
-    peer.rows(Wanted(5, 1, 2), Wanted(6, 0, 1), Wanted(9, 0, 1))
+    peer.rows(RowShape(5, 0, 2), RowShape(6, 0, 1))
+    peer.rows(RowShape(5, 0, 2), RowShape(6, 0, 1))
+    peer.rows(RowShape(5, 1, 2), RowShape(6, 0, 1), RowShape(9, 0, 1))
     seen = [output.target for output in outputs if isinstance(output, StepRows)]
     found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
     assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
@@ -269,7 +270,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
     peer.requests.open(generate_of(5, include_draft_logprobs=True))
     peer.requests.open(generate_of(6))
     list(peer.says_all())
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     peer.requests.abort(6)
     peer.session.watch("w", lambda *_: None)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
@@ -313,7 +314,7 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
     peer = opened()
     fresh, taken = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     list(peer.says_all())
-    peer.rows(Wanted(6, 0, 2))
+    peer.rows(RowShape(6, 0, 2))
     list(peer.says_all())
     for key in (5, 6):
         unknown = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
@@ -321,7 +322,7 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
     (sent,) = [frame.generate for frame in peer.says_all() if frame.HasField("generate")]
     assert sent.first_request_key == 5
     assert sent.request_key != 5  # a worker that comes later may bring the first one
-    peer.rows(Wanted(sent.request_key, 0, 1))
+    peer.rows(RowShape(sent.request_key, 0, 1))
     assert positions(fresh) == [(0, 1)]
     assert not fresh.has_ended
     assert taken.error is not None
@@ -332,6 +333,6 @@ def test_frames_before_the_handshake_change_nothing() -> None:
     peer = Peer()
     tokens = peer.requests.open(generate_of(5))
     peer.says()
-    peer.rows(Wanted(5))
+    peer.rows(RowShape(5))
     peer.numbered(error=BROKEN)
     assert (len(tokens), tokens.has_ended) == (0, False)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.services.builders import Wanted, generate_of
+from tests.services.builders import generate_of
 from tests.services.client.peer import FIRST, HELLO_FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tokenbus.testing import RowShape
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -106,7 +107,7 @@ def test_goodbye_is_the_last_word() -> None:
     tokens = peer.requests.open(generate_of(5))
     frame = read_frame(ClientFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
     assert frame.goodbye.message == "done"
-    peer.rows(Wanted(5))
+    peer.rows(RowShape(5))
     peer.now += TIMEOUT + 1
     assert peer.bodies() == []
     assert (peer.state(), len(tokens)) == (SessionState.LEFT, 0)
@@ -116,7 +117,7 @@ def test_giving_up_ends_every_request() -> None:
     """When there was no processor for too long, each open request ends with an error that says how far it got."""
     peer = opened()
     tokens = [peer.requests.open(generate_of(key)) for key in (5, 6)]
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     peer.requests.give_up("nobody there")
     assert peer.session.outstanding == 0
     errors = [each.error for each in tokens]

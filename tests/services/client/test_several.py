@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import WORKER, Wanted, batch, generate_of
+from tests.services.builders import WORKER, generate_of
 from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Outputs, Room
@@ -86,7 +87,7 @@ def begun(tokens: int = 2) -> tuple[Two, Any]:
     two.room(two.a, any=9)
     source = two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
-    two.a.rows(Wanted(5, 0, tokens))
+    two.a.rows(RowShape(5, 0, tokens))
     list(two.a.says_all())
     return two, source
 
@@ -142,7 +143,7 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
     assert [source.has_ended for source in sources] == [False, False]
     two.pass_time(1, two.a, two.b)
     two.room(two.b, arrivals=2, any=1)
-    two.b.rows(Wanted(5, 0, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, 0, 1, RowStatus.FINISHED_LENGTH))
     assert sources[0].has_ended
     error(two.b, FULL, 6)
     two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
@@ -166,7 +167,7 @@ def test_new_request_waits_for_the_workers_of_a_lost_processor() -> None:
     assert [source.has_ended for source in sources] == [False, False]
     two.room(two.b, arrivals=2, workers=[1], any=9)
     assert keys(two.b, "generate") == [5, 6]
-    two.b.rows(Wanted(5, 0, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, 0, 1, RowStatus.FINISHED_LENGTH))
     assert sources[0].has_ended
     error(two.b, NO_WORKER, 6)
     assert not sources[1].has_ended
@@ -225,8 +226,8 @@ def test_request_that_lost_its_home_goes_on_where_its_worker_went(how: str) -> N
     assert keys(two.b, "resume") == []
     two.room(two.b, arrivals=4, any=1)
     assert keys(two.b, "resume") == [5]
-    two.b.rows(Wanted(5, 1, 3))
-    two.b.rows(Wanted(5, 4, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, 1, 3))
+    two.b.rows(RowShape(5, 4, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (1, 3), (4, 1)]
     assert source.status is RowStatus.FINISHED_LENGTH
     assert two.requests.repeated == 0
@@ -241,7 +242,7 @@ def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
     assert keys(two.a, "generate") == [5]
     two.a.numbered(admitted=Admitted(request_key=5, worker_id=WORKER, epoch=1))
     if is_known_by == "rows":
-        two.a.numbered(encode(batch([Wanted(5, 0, 2)], selection=True, worker_id="other")), outputs=Outputs())
+        two.a.numbered(encode(batch([RowShape(5, 0, 2)], selection=True, worker_id="other")), outputs=Outputs())
         had = 2
     worker = worker_hash("other" if had else WORKER)
     two.room(two.b, arrivals=2, workers=[7], any=1)
@@ -251,9 +252,9 @@ def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
     assert [(each.request_key, each.next_position, each.only_if_here) for each in asked] == [(5, had, True)]
     two.room(two.b, arrivals=4, workers=[worker], any=1)
     assert keys(two.b, "resume") == []
-    two.b.rows(Wanted(5, had, 2))
+    two.b.rows(RowShape(5, had, 2))
     error(two.a, LOST)
-    two.b.rows(Wanted(5, had + 2, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, had + 2, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
@@ -262,7 +263,7 @@ def test_request_stays_where_it_is_if_its_worker_was_seen_elsewhere_too_late() -
     two.room(two.b, arrivals=2, workers=[worker_hash(WORKER)], any=1)
     assert keys(two.b, "resume") == [5]
     error(two.b, UNKNOWN)
-    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
+    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
@@ -271,14 +272,14 @@ def test_processor_that_wakes_up_ends_nothing() -> None:
     two, source = begun()
     error(two.a, LOST)
     list(two.a.says_all())
-    two.b.rows(Wanted(5, 2, 4))
-    two.a.rows(Wanted(5, 0, 2))
-    two.a.rows(Wanted(5, 2, 1))
+    two.b.rows(RowShape(5, 2, 4))
+    two.a.rows(RowShape(5, 0, 2))
+    two.a.rows(RowShape(5, 2, 1))
     error(two.a, LOST)
     error(two.a, ErrorCode.ERROR_CODE_DEADLINE)
     assert keys(two.a, "abort") == []
     assert not source.has_ended
-    two.b.rows(Wanted(5, 6, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, 6, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (2, 4), (6, 1)]
 
 
@@ -316,7 +317,7 @@ def test_request_that_is_looked_for_does_not_run_out_of_time_while_processors_co
         two.pass_time(PATIENCE - 2, two.b)
         assert not source.has_ended
         two.a.welcome(processor_id=f"a-{life}")
-    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
+    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
@@ -411,7 +412,7 @@ def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
         assert anew(next_one) == []
         seen.append(again[1])
     assert len({*seen}) == len(seen)
-    next_one.rows(Wanted(seen[-1], 0, 1, RowStatus.FINISHED_LENGTH))
+    next_one.rows(RowShape(seen[-1], 0, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
@@ -481,16 +482,16 @@ def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
 
 def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -> None:
     two, source, key = sent_anew()
-    two.b.rows(Wanted(key, 0, 2))
+    two.b.rows(RowShape(key, 0, 2))
     two.a.says()
     two.a.welcome(resumed=True, processor_id="a")
     assert over(two.a) == {5}
     two.a.hear(number=1, admitted=Admitted(request_key=5, worker_id="other", epoch=3, prompt_tokens=1))
-    first = encode(batch([Wanted(5, 0, 4)], worker_id="other", epoch=3, selection=True))
+    first = encode(batch([RowShape(5, 0, 4)], worker_id="other", epoch=3, selection=True))
     two.a.hear(first, number=2, outputs=Outputs())
     assert keys(two.a, "abort") == [5]
     error(two.a, LOST)
-    both = [Wanted(5, 2, 2), Wanted(key, 2, 1, RowStatus.FINISHED_LENGTH)]
+    both = [RowShape(5, 2, 2), RowShape(key, 2, 1, RowStatus.FINISHED_LENGTH)]
     two.b.numbered(encode(batch(both, selection=True)), outputs=Outputs())
     assert positions(source) == [(0, 2), (2, 1)]
     assert source.status is RowStatus.FINISHED_LENGTH
@@ -499,7 +500,7 @@ def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -
 
 def test_request_that_was_sent_anew_is_asked_for_and_ended_under_its_last_key() -> None:
     two, source, key = sent_anew()
-    two.b.rows(Wanted(key, 0, 2))
+    two.b.rows(RowShape(key, 0, 2))
     list(two.a.says_all())
     two.a.welcome(resumed=True, processor_id="a")
     error(two.b, LOST, key)
@@ -517,9 +518,9 @@ def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> No
     error(two.a, LOST)
     two.requests.abort(5)
     assert (keys(two.a, "abort"), keys(two.b, "abort")) == ([], [])
-    two.b.rows(Wanted(5, 2, 1))
+    two.b.rows(RowShape(5, 2, 1))
     assert keys(two.b, "abort") == [5]
-    two.b.rows(Wanted(5, 3, 0, RowStatus.ABORTED))
+    two.b.rows(RowShape(5, 3, 0, RowStatus.ABORTED))
     assert source.status is RowStatus.ABORTED
 
 
@@ -531,7 +532,7 @@ def test_closed_request_is_ended_where_it_turns_up() -> None:
     two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert two.requests.open_count == 0
     assert keys(two.b, "resume") == []
-    two.b.rows(Wanted(5, 2, 1))
+    two.b.rows(RowShape(5, 2, 1))
     assert keys(two.b, "abort") == [5]
 
 
@@ -540,7 +541,7 @@ def test_request_of_another_client_is_looked_for_everywhere() -> None:
     source = two.requests.resume(5, 3, include_drafts=False)
     assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
     error(two.a, UNKNOWN)
-    two.b.rows(Wanted(5, 3, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(5, 3, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
@@ -589,14 +590,14 @@ def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
 
 def test_processors_hear_which_requests_have_ended() -> None:
     two, _ = begun()
-    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_STOP))
+    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_STOP))
     two.room(two.b, arrivals=2)
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
     two.room(two.b, arrivals=3)
     assert "ended" not in two.b.bodies()
     for key in (6, 7):
         two.requests.open(generate_of(key))
-        two.a.rows(Wanted(key, 0, 1, RowStatus.FINISHED_STOP))
+        two.a.rows(RowShape(key, 0, 1, RowStatus.FINISHED_STOP))
     two.requests.open(generate_of(6))
     two.room(two.b, arrivals=4)
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[7]]
@@ -626,7 +627,7 @@ def test_request_that_was_closed_while_it_was_looked_for_has_ended_wherever_its_
 def test_what_is_not_acked_has_not_ended() -> None:
     """While the output stream is full, a processor may be asked for those rows again."""
     two, _ = begun()
-    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_STOP))
+    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_STOP))
     two.requests.is_paused = True
     two.room(two.b, arrivals=2)
     assert "ended" not in two.b.bodies()
@@ -686,7 +687,7 @@ def test_one_processor_alone_is_waited_for() -> None:
     peer.says()
     peer.welcome()
     source = peer.requests.open(generate_of(5))
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     list(peer.says_all())
     peer.now += INTERVAL

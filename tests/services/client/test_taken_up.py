@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.services.builders import Wanted, generate_of
+from tests.services.builders import generate_of
 from tests.services.client.peer import opened
+from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestFailedError
@@ -21,15 +22,15 @@ def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
     if has_rows:
-        peer.rows(Wanted(5, 0, 2))
+        peer.rows(RowShape(5, 0, 2))
     peer.numbered(error=TAKEN_UP)
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_TAKEN_UP
-    peer.rows(Wanted(5, 2, 2))
+    peer.rows(RowShape(5, 2, 2))
     peer.requests.abort(5)
     peer.requests.end_overdue(2**64)
     peer.welcome(resumed=resumed)
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     assert {frame.WhichOneof("body") for frame in peer.says_all()} <= {"confirm", "heartbeat"}
 
 
@@ -40,7 +41,7 @@ def test_request_that_was_taken_up_while_it_was_aborted_is_let_go_too() -> None:
     list(peer.says_all())
     peer.numbered(error=TAKEN_UP)
     assert tokens.error is not None
-    peer.rows(Wanted(5, 0, 1))
+    peer.rows(RowShape(5, 0, 1))
     assert "abort" not in peer.bodies()
 
 
@@ -48,14 +49,14 @@ def test_strays_forget_the_oldest_first() -> None:
     """However many requests ended here, rows of the one that was taken up last are still no reason for an abort."""
     peer = opened()
     for key in range(100, 1200):
-        peer.rows(Wanted(key))
+        peer.rows(RowShape(key))
         list(peer.says_all())
     peer.requests.open(generate_of(5))
     peer.numbered(error=TAKEN_UP)
     for key in range(2000, 3000):
-        peer.rows(Wanted(key))
+        peer.rows(RowShape(key))
         list(peer.says_all())
-    peer.rows(Wanted(5))
+    peer.rows(RowShape(5))
     assert "abort" not in peer.bodies()
     assert len(peer.requests._ignored_ids) <= 1024
 
@@ -65,7 +66,7 @@ async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, 
     peer = opened()
     tokens = peer.requests.resume(5, position, include_drafts=False)
     if rows:
-        peer.rows(Wanted(5, position, rows))
+        peer.rows(RowShape(5, position, rows))
     lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_WORKER_LOST, message="gone", emitted_tokens=40)
     peer.numbered(error=lost)
     assert tokens.error is not None
@@ -80,7 +81,7 @@ async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, 
 async def test_processor_that_knows_of_fewer_tokens_takes_none_away() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
-    peer.rows(Wanted(5, 0, 2))
+    peer.rows(RowShape(5, 0, 2))
     lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
     peer.numbered(error=lost)
     for _ in range(2):
@@ -96,13 +97,13 @@ def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) 
     if by_columns:
         peer.requests.open_stream(lambda _output: None)
     far, other = peer.requests.resume(5, 2**31 - 2, include_drafts=False), peer.requests.open(generate_of(6))
-    peer.rows(Wanted(5, 2**31 - 2, 1), Wanted(6, 0, 1))
+    peer.rows(RowShape(5, 2**31 - 2, 1), RowShape(6, 0, 1))
     assert not far.has_ended
-    peer.rows(Wanted(5, 2**31 - 1, 1), Wanted(6, 1, 1))
+    peer.rows(RowShape(5, 2**31 - 1, 1), RowShape(6, 1, 1))
     assert far.error is not None
     assert far.error.message == "tokens came that cannot be counted: at most 2147483647 tokens, got 2147483648"
     list(peer.says_all())
     peer.welcome()
     assert [frame.resume.next_position for frame in peer.says_all() if frame.HasField("resume")] == [2]
-    peer.rows(Wanted(6, 2, 1, RowStatus.FINISHED_LENGTH))
+    peer.rows(RowShape(6, 2, 1, RowStatus.FINISHED_LENGTH))
     assert other.status is RowStatus.FINISHED_LENGTH

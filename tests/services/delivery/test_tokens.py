@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import Wanted, batch, ids, step_of
+from tests.services.builders import ids, step_of
 from tests.support.waiting import soon, turns
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_engines import synthetic
@@ -19,8 +20,8 @@ BROKEN = RequestError(request_key=KEY, code=ErrorCode.ERROR_CODE_GAP, message="l
 def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Step:
     """Deliver a row, beside another request's, as a consumer's keeper does."""
     status = RowStatus.ACTIVE if count else RowStatus.IDLE
-    row = Wanted(KEY, position, count, status)._replace(**more)  # type: ignore[arg-type]
-    step = step_of(batch([Wanted(9, 77), row]))
+    row = RowShape(KEY, position, count, status)._replace(**more)  # type: ignore[arg-type]
+    step = step_of(batch([RowShape(9, 77), row]))
     step.pending_ack.keep()
     tokens.put(step, 1)
     return step

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.services.builders import settings
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_services.gateway.api_keys import Caller, made
 from tokenbus_services.gateway.errors import ApiError
 

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.services.builders import Wanted, generate_of, settings
+from tests.services.builders import generate_of, settings
 from tests.services.client.test_client import Processor, meeting
 from tests.support.waiting import turns
+from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.gateway.answer import Answer
@@ -72,7 +73,7 @@ async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: i
         dispatcher.open([generate_of(5)], _answer(listener), caller)
         await processor.body("generate")
         for place in range(emitted):
-            processor.rows(Wanted(5, place, 1))
+            processor.rows(RowShape(5, place, 1))
         processor.fails(5, ErrorCode.ERROR_CODE_GAP, "lost")
         await turns()
         assert listener.seen[-1] == f"lost (after {told} tokens)"
@@ -86,8 +87,8 @@ async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() 
         dispatcher.open([generate_of(key) for key in range(5, 25)], _answer(*listeners), caller)
         assert len(asyncio.all_tasks()) == tasks
         await processor.body("generate")
-        processor.rows(*(Wanted(key, 0, 2) for key in range(5, 25)))
-        processor.rows(*(Wanted(key, 2, 1) for key in range(5, 25)))
+        processor.rows(*(RowShape(key, 0, 2) for key in range(5, 25)))
+        processor.rows(*(RowShape(key, 2, 1) for key in range(5, 25)))
         for key in range(5, 25):
             processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
         await turns()
@@ -102,7 +103,7 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         dispatcher.close(keys)
         await processor.body("abort")
         assert caller.open_requests == 1
-        processor.rows(Wanted(5, 0, 0, RowStatus.ABORTED))
+        processor.rows(RowShape(5, 0, 0, RowStatus.ABORTED))
         await turns()
         assert caller.open_requests == 0
 
@@ -127,7 +128,7 @@ async def test_other_processes_count_no_request_whose_rows_were_handed_out(is_fa
             for key in range(5, 13):
                 processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
         else:
-            processor.rows(*(Wanted(key, 0, 1, RowStatus.FINISHED_LENGTH) for key in range(5, 13)))
+            processor.rows(*(RowShape(key, 0, 1, RowStatus.FINISHED_LENGTH) for key in range(5, 13)))
         await turns()
         assert len(dispatcher) == 0
         assert published.count == 0
@@ -144,7 +145,7 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
         dispatcher.open([generate_of(6)], _answer(closed), caller)
         dispatcher.close([6])
         await turns()
-        processor.rows(Wanted(5, 0, 1), Wanted(6, 0, tokens_of_the_other))
+        processor.rows(RowShape(5, 0, 1), RowShape(6, 0, tokens_of_the_other))
         await turns()
         assert (answer.evictions, listener.seen, closed.seen) == (0, [1], [])
         assert dispatcher.backlog.size == 0

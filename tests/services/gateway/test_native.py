@@ -7,8 +7,8 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.services.builders import Wanted, batch
 from tests.services.gateway.rendering import chunks, said
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_services.gateway import native
 from tokenbus_services.gateway.completion_request import CompletionRequest
@@ -40,7 +40,7 @@ _BROKEN = {2, 5}
 def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring = Scoring.FULL) -> LogprobBatch:
     """Return a step of rows of all sizes, whose ids are below `most`."""
     wanted = [
-        Wanted(
+        RowShape(
             key,
             tokens=int(random.integers(0 if key % 5 == 0 else 1, 9)),
             scoring=scoring,
@@ -118,7 +118,7 @@ def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
 async def test_streams_are_the_same_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
     steps = [(_drawn(random, 2, 6 if number < 40 else 64), None) for number in range(60)]
-    last = batch([Wanted(key, tokens=1, status=RowStatus.FINISHED_LENGTH, top_k=1) for key in (1, 2)])
+    last = batch([RowShape(key, tokens=1, status=RowStatus.FINISHED_LENGTH, top_k=1) for key in (1, 2)])
     asked = CompletionRequest(model="m", prompts=[[1]], n=2, is_streamed=True, **fields)
     found = []
     for render in (native._render, None):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, batch, settings
+from tests.services.builders import settings
 from tests.services.gateway.rendering import array, chunks, joined, said
 from tests.support.model_folder import END, byte_level, write_model
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_engines.paddle import tokenizer
 from tokenbus_services.gateway.buffers import Buffers
@@ -30,9 +31,9 @@ def _steps(top_k: int = 2, scoring: Scoring = Scoring.FULL) -> list[tuple[Logpro
     for step, (position, count, status) in enumerate(
         [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, RowStatus.FINISHED_LENGTH)], 1
     ):
-        rows = [Wanted(key, position, count, status, scoring, top_k) for key in KEYS]
-        neighbour = Wanted(9, position, 4, RowStatus.ACTIVE, top_k=5)
-        drafts = [Wanted(4, position, 2, RowStatus.ACTIVE, scoring, top_k)]
+        rows = [RowShape(key, position, count, status, scoring, top_k) for key in KEYS]
+        neighbour = RowShape(9, position, 4, RowStatus.ACTIVE, top_k=5)
+        drafts = [RowShape(4, position, 2, RowStatus.ACTIVE, scoring, top_k)]
         draft = batch(drafts, step=step, kind=BatchKind.DRAFT, selection=True) if step == 2 else None
         steps.append((batch([*rows, neighbour], step=step), draft))
     return steps
@@ -209,7 +210,7 @@ async def test_stop_cuts_everything_together() -> None:
 async def test_stop_token_ends_the_text_before_it(
     stops: tuple[str, ...], *, is_streamed: bool, is_included: bool
 ) -> None:
-    rows = [Wanted(3, 0, 2), Wanted(3, 2, 2, RowStatus.FINISHED_STOP, stop=1)]
+    rows = [RowShape(3, 0, 2), RowShape(3, 2, 2, RowStatus.FINISHED_STOP, stop=1)]
     steps: list[tuple[LogprobBatch, LogprobBatch | None]] = [
         (batch([row], step=step), None) for step, row in enumerate(rows, 1)
     ]
@@ -248,7 +249,7 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
     """Special tokens' names are in the text if it is to have them; the token that ends it is left out as a stop is."""
     model = ModelTokenizer(write_model(tmp_path, byte_level()))
     ids = model.encode(f"{END}ab{END}")
-    made = batch([Wanted(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
+    made = batch([RowShape(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
     made = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array(ids, np.uint32)})
     asked = CompletionRequest(
         model="tokenbus", prompts=[[1]], sampling={**others, "stop": [f"b{END}"] if stop > 1 else []}, wants_ids=True
@@ -260,7 +261,7 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
 
 async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
     """A stop text that lies in special tokens' texts, which the answer does not have, is named and cuts nothing."""
-    steps = [(batch([Wanted(3, 0, 2, RowStatus.FINISHED_STOP, stop=3)], step=1), None)]
+    steps = [(batch([RowShape(3, 0, 2, RowStatus.FINISHED_STOP, stop=3)], step=1), None)]
     asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop": ["a", "<end>"]})
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
     assert (choice["finish_reason"], choice["stop_reason"], len(choice["text"].split())) == ("stop", "<end>", 2)
@@ -268,7 +269,7 @@ async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
 
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
 async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: RowStatus) -> None:
-    steps = [(batch([Wanted(3, 0, 2, status)], step=1), None)]
+    steps = [(batch([RowShape(3, 0, 2, status)], step=1), None)]
     asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop_token_ids": [2**31 - 2]})
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
     assert choice["stop_reason"] is None
@@ -279,7 +280,7 @@ async def test_inspector_tells_parts_of_characters_apart() -> None:
     """Halves of a character have their bytes as a name beside the text they bring, and so have alternatives."""
     first, second = "\u00e9".encode()
     ids, others = [ord("a"), first, second, tokenizer.END], [0xC4, second, ord("b"), tokenizer.END]
-    made = batch([Wanted(3, 0, 4, RowStatus.FINISHED_LENGTH, top_k=1)], step=1)
+    made = batch([RowShape(3, 0, 4, RowStatus.FINISHED_LENGTH, top_k=1)], step=1)
     columns = {"token_ids": np.array(ids, np.uint32), "alternative_token_ids": np.array(others, np.uint32)}
     made = LogprobBatch.of_views(made.header, made.columns | columns)
     asked = CompletionRequest(model="m", prompts=[[1]], top_logprobs=1)

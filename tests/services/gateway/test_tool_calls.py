@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import Wanted, batch, settings
+from tests.services.builders import settings
 from tests.services.gateway.rendering import chunks, said
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError
@@ -192,9 +193,9 @@ TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
 @pytest.mark.parametrize("name", [None, "weather"])
 async def test_answer_has_calls_instead_of_a_text(name: str | None, status: RowStatus) -> None:
     steps = [
-        (batch([Wanted(3, 0, 2)], step=1), None),
-        (batch([Wanted(3, 2, 3)], step=2), None),
-        (batch([Wanted(3, 5, 2, status)], step=3), None),
+        (batch([RowShape(3, 0, 2)], step=1), None),
+        (batch([RowShape(3, 2, 3)], step=2), None),
+        (batch([RowShape(3, 5, 2, status)], step=3), None),
     ]
     ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
     text = TEXT if name is None else '{"city": "Bern"}'

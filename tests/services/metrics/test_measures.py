@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tests.services.metrics.test_speculation import rows
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch

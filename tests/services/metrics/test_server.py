@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tests.services.metrics.running import Bus, Scrape, settings
-from tests.support.clock import ManualClock
 from tests.support.waiting import MOST, until
+from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step

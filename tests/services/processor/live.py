@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tests.services.builders import Wanted, encoded, hello_of, item_of, settings
-from tests.support.clock import ManualClock
+from tests.services.builders import encoded, hello_of, item_of, settings
 from tests.support.waiting import soon, turns
+from tokenbus.testing import ManualClock, RowShape
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Connection
@@ -40,7 +40,7 @@ class Worker:
             if frame.WhichOneof("body") == kind:
                 return frame
 
-    async def publish(self, wanted: Sequence[Wanted]) -> None:
+    async def publish(self, wanted: Sequence[RowShape]) -> None:
         """Send the next batch, and let it be taken."""
         self.sequence += 1
         payload = encoded(wanted, self.sequence)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.services.builders import Wanted, batch, generate_of, row_values, settings, step_of
-from tests.support.clock import ManualClock
+from tests.services.builders import generate_of, row_values, settings, step_of
+from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
 from tokenbus_services.delivery import AckTracker, Step
@@ -112,7 +112,7 @@ class Arrival(NamedTuple):
     """A row that came from a stream, with its place in the original batch."""
 
     stream: int
-    row: Wanted
+    row: RowShape
     place: int
     step_rows: int
 
@@ -170,6 +170,6 @@ class Model:
             self.arrive(each)
 
 
-def draft_for(wanted: list[Wanted], step: int) -> LogprobBatch:
+def draft_for(wanted: list[RowShape], step: int) -> LogprobBatch:
     drafted = [row._replace(status=RowStatus.ACTIVE if row.tokens else RowStatus.IDLE) for row in wanted]
     return batch(drafted, step=step, kind=BatchKind.DRAFT)

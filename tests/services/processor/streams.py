@@ -2,7 +2,8 @@
 
 from zlib import crc32
 
-from tests.services.builders import EPOCH, encoded, hello_of, item_of, rows, settings
+from tests.services.builders import EPOCH, encoded, hello_of, item_of, settings
+from tokenbus.testing import row_shapes
 from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
 
 
@@ -14,7 +15,7 @@ def stream(first: int = 1, **processor: object) -> Stream:
 
 
 def payload(sequence: int, size: int = 1) -> bytes:
-    return encoded(rows(range(1, size + 1), position=sequence), sequence)
+    return encoded(row_shapes(range(1, size + 1), position=sequence), sequence)
 
 
 def take(to: Stream, *sequences: int, checksum: bool = True) -> list[Fate]:

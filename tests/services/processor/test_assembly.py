@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import EPOCH, WORKER, Wanted, batch, row_values, rows, settings, values_by_key
+from tests.services.builders import EPOCH, WORKER, row_values, settings, values_by_key
+from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, SpeculativeMethod
 from tokenbus_contracts.generated.enums import SpeculativeMethod as Method
 from tokenbus_services.delivery import Step
@@ -36,7 +37,12 @@ def only(made: Assembler, now: float = 0.0) -> Step:
     return step
 
 
-def parts_of(wanted: Sequence[Wanted], order: Sequence[int], cuts: Sequence[int], **header: Any) -> list[LogprobBatch]:  # noqa: ANN401
+def parts_of(
+    wanted: Sequence[RowShape],
+    order: Sequence[int],
+    cuts: Sequence[int],
+    **header: Any,  # noqa: ANN401 - a header
+) -> list[LogprobBatch]:
     """Return a step's rows, in some order of columns, cut into parts."""
     bounds = [0, *cuts, len(wanted)]
     pieces = [list(order[begin:end]) for begin, end in pairwise(bounds)]
@@ -54,7 +60,7 @@ def parts_of(wanted: Sequence[Wanted], order: Sequence[int], cuts: Sequence[int]
 
 def test_step_of_one_part_is_ready_at_once() -> None:
     made = assembler()
-    fate, pending_ack = made.add(batch(rows([1, 2]), step=5), now=3.0)
+    fate, pending_ack = made.add(batch(row_shapes([1, 2]), step=5), now=3.0)
     step = only(made)
     assert fate is Fate.TAKEN
     assert step.pending_ack is pending_ack
@@ -67,7 +73,7 @@ def test_step_of_one_part_is_ready_at_once() -> None:
 @given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.randoms(use_true_random=False))
 def test_every_column_comes_into_batch_order_together(order: list[int], cuts: list[int], rng: Any) -> None:  # noqa: ANN401
     """However rows are permuted, cut into parts and delayed, each row has all of its own values (case 1, 3, 5, 11)."""
-    wanted = [Wanted(key=place + 10, position=place, tokens=place % 4, top_k=place % 3) for place in range(6)]
+    wanted = [RowShape(key=place + 10, position=place, tokens=place % 4, top_k=place % 3) for place in range(6)]
     wanted = [row if row.tokens else row._replace(status=2) for row in wanted]  # type: ignore[arg-type]
     parts = parts_of(wanted, order, sorted(cuts), step=1)
     rng.shuffle(parts)
@@ -85,7 +91,7 @@ def test_every_column_comes_into_batch_order_together(order: list[int], cuts: li
 @given(st.permutations(range(5)), st.permutations(range(5)), st.sampled_from([0, 1]))
 def test_drafts_are_paired_with_their_own_rows(target_order: list[int], draft_order: list[int], first: int) -> None:
     """Target and draft are paired by step and row, in whatever orders their columns and messages are (case 4)."""
-    wanted = [Wanted(key + 10, position=key, tokens=1 + key % 3) for key in range(5)]
+    wanted = [RowShape(key + 10, position=key, tokens=1 + key % 3) for key in range(5)]
     (target,) = parts_of(wanted, target_order, [], step=1, draft_follows=True)
     (draft,) = parts_of(wanted, draft_order, [], step=1, kind=DRAFT)
     made = assembler()
@@ -103,7 +109,7 @@ def test_drafts_are_paired_with_their_own_rows(target_order: list[int], draft_or
 def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
     """Of a draft whose first part is there the others are waited for, whatever the target says of it (case 4)."""
     made = assembler()
-    wanted = [Wanted(1), Wanted(2)]
+    wanted = [RowShape(1), RowShape(2)]
     drafts = parts_of(wanted, [0, 1], [1], kind=DRAFT)
     made.add(drafts[0], 0.0)
     made.add(batch(wanted), 0.0)
@@ -117,8 +123,8 @@ def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
 def test_draft_of_other_lengths_is_not_cut() -> None:
     """A row whose draft has more or fewer tokens than were accepted keeps all of both (case 4, 12)."""
     made = assembler()
-    made.add(batch([Wanted(1, tokens=1), Wanted(2, tokens=4)], draft_follows=True), 0.0)
-    made.add(batch([Wanted(1, tokens=3), Wanted(2, tokens=2)], kind=DRAFT), 0.0)
+    made.add(batch([RowShape(1, tokens=1), RowShape(2, tokens=4)], draft_follows=True), 0.0)
+    made.add(batch([RowShape(1, tokens=3), RowShape(2, tokens=2)], kind=DRAFT), 0.0)
     step = only(made)
     assert step.draft is not None
     assert step.target.token_counts.tolist() == [1, 4]
@@ -128,16 +134,16 @@ def test_draft_of_other_lengths_is_not_cut() -> None:
 @pytest.mark.parametrize(
     ("drafted", "field"),
     [
-        ([Wanted(1), Wanted(9)], "request_keys"),
-        ([Wanted(2), Wanted(1)], "batch_indices"),
-        ([Wanted(1), Wanted(2, position=1)], "positions"),
+        ([RowShape(1), RowShape(9)], "request_keys"),
+        ([RowShape(2), RowShape(1)], "batch_indices"),
+        ([RowShape(1), RowShape(2, position=1)], "positions"),
     ],
     ids=["another request", "another place", "another position"],
 )
-def test_draft_of_other_rows_is_an_error(drafted: list[Wanted], field: str) -> None:
+def test_draft_of_other_rows_is_an_error(drafted: list[RowShape], field: str) -> None:
     """A draft that is about other rows than the target's is left out and named; the target comes out (case 4)."""
     made = assembler()
-    made.add(batch(rows([1, 2]), draft_follows=True), 0.0)
+    made.add(batch(row_shapes([1, 2]), draft_follows=True), 0.0)
     draft = batch(drafted, kind=DRAFT)
     made.add(draft, 0.0)
     step = only(made)
@@ -151,7 +157,7 @@ def test_draft_of_other_rows_is_an_error(drafted: list[Wanted], field: str) -> N
 def test_draft_for_a_step_without_rows_is_an_error() -> None:
     made = assembler()
     made.add(batch([], draft_follows=True), 0.0)
-    made.add(batch(rows([1]), kind=DRAFT), 0.0)
+    made.add(batch(row_shapes([1]), kind=DRAFT), 0.0)
     assert only(made).draft is None
     assert made.unpaired is not None
 
@@ -161,7 +167,7 @@ def test_every_method_takes_one_path(method: int) -> None:
     """Whatever proposed the drafts, and where nothing did, a step is put together in the same way (case 2, 31)."""
     if method == SpeculativeMethod.UNSPECIFIED:
         return
-    wanted, order = [Wanted(key, tokens=2) for key in (5, 6, 7)], [2, 0, 1]
+    wanted, order = [RowShape(key, tokens=2) for key in (5, 6, 7)], [2, 0, 1]
     for drafts in (False, True):
         made = assembler()
         for part in parts_of(wanted, order, [1], method=method, draft_follows=drafts):
@@ -177,7 +183,7 @@ def test_every_method_takes_one_path(method: int) -> None:
 
 def test_sixty_four_parts() -> None:
     made = assembler()
-    parts = parts_of(rows(range(1, 65)), list(range(64)), list(range(1, 64)))
+    parts = parts_of(row_shapes(range(1, 65)), list(range(64)), list(range(1, 64)))
     for part in parts[:63]:
         made.add(part, 0.0)
     assert numbers(made) == []
@@ -187,9 +193,9 @@ def test_sixty_four_parts() -> None:
 
 def test_steps_come_out_in_order() -> None:
     made = assembler()
-    first = parts_of(rows([1, 2]), [0, 1], [1], step=1)
+    first = parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)
     made.add(first[0], 0.0)
-    made.add(batch(rows([1]), step=2), 0.0)
+    made.add(batch(row_shapes([1]), step=2), 0.0)
     assert numbers(made) == []
     made.add(first[1], 0.0)
     assert numbers(made) == [1, 2]
@@ -197,9 +203,9 @@ def test_steps_come_out_in_order() -> None:
 
 def test_missing_part_is_waited_for_until_the_timeout() -> None:
     made = assembler()
-    made.add(parts_of(rows([1, 2]), [0, 1], [1], step=1)[1], 10.0)
+    made.add(parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)[1], 10.0)
     for later in (2, 3, 4):  # beyond those for which a draft is waited for
-        made.add(batch(rows([3]), step=later), 10.5)
+        made.add(batch(row_shapes([3]), step=later), 10.5)
     assert numbers(made, 10.0 + WAIT - 0.01) == []
     step, *whole = made.ready(10.0 + WAIT)
     assert not step.is_whole
@@ -212,16 +218,16 @@ def test_missing_draft_is_waited_for_some_steps(lag: int) -> None:
     """A whole target whose announced draft does not come is let out once so many later steps have begun."""
     made = assembler(draft_lag_steps=lag)
     for number in range(1, 2 + lag):
-        made.add(batch(rows([1], position=number), step=number, draft_follows=True), 0.0)
+        made.add(batch(row_shapes([1], position=number), step=number, draft_follows=True), 0.0)
         assert numbers(made) == []
-    made.add(batch(rows([1], position=9), step=2 + lag, draft_follows=True), 0.0)
+    made.add(batch(row_shapes([1], position=9), step=2 + lag, draft_follows=True), 0.0)
     assert numbers(made) == [1]
     assert made.drafts_missing == 1
 
 
 def test_missing_draft_is_waited_for_until_the_timeout() -> None:
     made = assembler()
-    made.add(batch(rows([1]), draft_follows=True), 0.0)
+    made.add(batch(row_shapes([1]), draft_follows=True), 0.0)
     assert numbers(made, WAIT - 0.01) == []
     step = only(made, WAIT)
     assert step.is_whole
@@ -232,14 +238,14 @@ def test_open_steps_are_bounded() -> None:
     made = assembler(max_open_steps=2)
     for number in (1, 2, 3):
         assert numbers(made) == []
-        made.add(parts_of(rows([1, 2], position=number), [0, 1], [1], step=number)[0], 0.0)
+        made.add(parts_of(row_shapes([1, 2], position=number), [0, 1], [1], step=number)[0], 0.0)
     step = only(made)
     assert (step.number, step.is_whole, made.open_steps) == (1, False, 2)
 
 
 def test_draft_alone_becomes_a_step_without_rows() -> None:
     made = assembler()
-    made.add(batch(rows([1]), kind=DRAFT), 0.0)
+    made.add(batch(row_shapes([1]), kind=DRAFT), 0.0)
     step = only(made, WAIT)
     assert not step.is_whole
     assert (step.target.row_count, step.draft) == (0, None)
@@ -247,8 +253,8 @@ def test_draft_alone_becomes_a_step_without_rows() -> None:
 
 def test_closing_lets_everything_out() -> None:
     made = assembler()
-    made.add(batch(rows([1]), step=2), 0.0)
-    made.add(parts_of(rows([1, 2]), [0, 1], [1], step=1)[0], 0.0)
+    made.add(batch(row_shapes([1]), step=2), 0.0)
+    made.add(parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)[0], 0.0)
     assert [(step.number, step.is_whole) for step in made.close()] == [(1, False), (2, True)]
 
 
@@ -256,7 +262,7 @@ def test_closing_lets_everything_out() -> None:
 def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: FBT001 - what differs
     """A repeated part is a duplicate, one with other contents divergent, from any rank; neither is kept (case 6)."""
     made = assembler()
-    first = parts_of(rows([1, 2]), [0, 1], [] if is_released else [1], step=1)[0]
+    first = parts_of(row_shapes([1, 2]), [0, 1], [] if is_released else [1], step=1)[0]
     made.add(first, 0.0)
     assert numbers(made) == ([1] if is_released else [])
     same = LogprobBatch.of_views(first.header._replace(tp_rank=1, sequence=9), first.columns)
@@ -271,27 +277,27 @@ def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: F
 def test_parts_of_long_ago_are_repetitions() -> None:
     made = assembler(max_open_steps=1)
     for number in (1, 2, 3):
-        made.add(batch(rows([1], position=number), step=number), 0.0)
+        made.add(batch(row_shapes([1], position=number), step=number), 0.0)
         numbers(made)
-    other = batch(rows([7]), step=1)
+    other = batch(row_shapes([7]), step=1)
     assert made.add(other, 0.0)[0] is Fate.DUPLICATE
-    assert made.add(batch(rows([7], position=3), step=3), 0.0)[0] is Fate.DIVERGENT
+    assert made.add(batch(row_shapes([7], position=3), step=3), 0.0)[0] is Fate.DIVERGENT
     assert made.open_steps == 0
 
 
 def test_late_draft_is_an_error() -> None:
     made = assembler()
-    made.add(batch(rows([1]), step=1), 0.0)
+    made.add(batch(row_shapes([1]), step=1), 0.0)
     assert numbers(made) == [1]
     with pytest.raises(ContractError, match="announced, within its time"):
-        made.add(batch(rows([1]), step=1, kind=DRAFT), 0.0)
+        made.add(batch(row_shapes([1]), step=1, kind=DRAFT), 0.0)
 
 
 CONTRADICTIONS = {
-    "part_count": (batch(rows([3]), part=(1, 3), step_rows=4), "header.part_count"),
-    "step_rows": (batch(rows([3]), part=(1, 2), step_rows=4), "header.step_rows"),
-    "keys": (batch(rows([1]), part=(1, 2), step_rows=3, indices=[2]), "request_keys"),
-    "indices": (batch(rows([3]), part=(1, 2), step_rows=3, indices=[1]), "batch_indices"),
+    "part_count": (batch(row_shapes([3]), part=(1, 3), step_rows=4), "header.part_count"),
+    "step_rows": (batch(row_shapes([3]), part=(1, 2), step_rows=4), "header.step_rows"),
+    "keys": (batch(row_shapes([1]), part=(1, 2), step_rows=3, indices=[2]), "request_keys"),
+    "indices": (batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[1]), "batch_indices"),
     "too few rows": (batch([], part=(1, 2), step_rows=3), "header.step_rows"),
 }
 
@@ -301,25 +307,25 @@ def test_part_that_contradicts_the_others_is_refused(name: str) -> None:
     """A part that disagrees with the step's others is an error, and the step goes on as without it (case 28)."""
     made = assembler()
     part, field = CONTRADICTIONS[name]
-    made.add(batch(rows([1, 2]), part=(0, 2), step_rows=3), 0.0)
+    made.add(batch(row_shapes([1, 2]), part=(0, 2), step_rows=3), 0.0)
     with pytest.raises(ContractError) as refused:
         made.add(part, 0.0)
     assert refused.value.field.startswith(field)
     assert numbers(made) == []
-    made.add(batch(rows([3]), part=(1, 2), step_rows=3, indices=[2]), 0.0)
+    made.add(batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[2]), 0.0)
     assert only(made).target.request_keys.tolist() == [1, 2, 3]
 
 
 def test_refused_part_opens_no_step() -> None:
     made = assembler()
     with pytest.raises(ContractError):
-        made.add(batch(rows([1, 2]), part=(0, 2), step_rows=1), 0.0)
+        made.add(batch(row_shapes([1, 2]), part=(0, 2), step_rows=1), 0.0)
     assert made.open_steps == 0
 
 
 def test_rows_are_independent() -> None:
     """One row's top-k and scoring do not touch its neighbours', whichever part they came in (case 15)."""
-    wanted = [Wanted(1, tokens=2, top_k=5), Wanted(2, tokens=2, top_k=0), Wanted(3, tokens=1, top_k=1)]
+    wanted = [RowShape(1, tokens=2, top_k=5), RowShape(2, tokens=2, top_k=0), RowShape(3, tokens=1, top_k=1)]
     made = assembler()
     for part in parts_of(wanted, [2, 0, 1], [1]):
         made.add(part, 0.0)

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.services.bench import Bench, BenchClient
-from tests.services.builders import Wanted, generate_of, rows
+from tests.services.builders import generate_of
 from tests.services.processor.serving import places, serving
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
@@ -65,10 +66,10 @@ def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
     bench, worker, client = serving()
     worker.say_hello(request_keys=[9], next_sequence=2)
     worker.sequence = 0
-    worker.publish([Wanted(9, 0, 2)])
+    worker.publish([RowShape(9, 0, 2)])
     worker.heard()
     client.ask(generate_of(9))
-    worker.publish([Wanted(9, 2, 1)])
+    worker.publish([RowShape(9, 2, 1)])
     assert places(client) == [(9, 0, 2), (9, 2, 1)]
     assert "generate" not in worker.heard_bodies()
     assert len(bench.core.registry.table) == 1
@@ -80,7 +81,7 @@ def test_refused_request_is_answered() -> None:
     client.ask(generate_of(1, sampling=SamplingParameters(top_p=0.0)))
     assert client.errors() == {1: ErrorCode.ERROR_CODE_INVALID_REQUEST}
     client.ask(generate_of(1))
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
     bench.core.clients.is_draining = True
     client.ask(generate_of(2))
@@ -100,7 +101,7 @@ def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: C
     client.heard()
     bench.core.clients.receive(client.peer, [frame.SerializeToString()], bench.clock.now())
     assert client.errors() == {key: ErrorCode.ERROR_CODE_INVALID_REQUEST}
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
     assert bench.core.clients.refused == 1
 
@@ -126,7 +127,7 @@ def test_abort_of_own_request_reaches_its_worker() -> None:
     assert worker.heard() == []
     client.say(ClientFrame(abort=Abort(request_key=1)))
     assert [frame.abort.request_key for frame in worker.heard()] == [1]
-    worker.publish([Wanted(1, 0, 0, RowStatus.ABORTED)])
+    worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
     client.say(ClientFrame(abort=Abort(request_key=1)))
     assert client.errors() == {}
 
@@ -137,7 +138,7 @@ def test_letters_wait_for_the_window() -> None:
     client.reconnect(window_frames=1)
     client.ask(generate_of(1))
     for position in range(3):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     assert places(client) == [(1, 0, 1)]
     client.ack()
     assert places(client) == [(1, 1, 1)]
@@ -148,7 +149,7 @@ def test_full_connection_is_tried_again() -> None:
     bench, worker, client = serving(1)
     client.heard()
     bench.outcomes[client.peer] = Outcome.FULL
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     bench.outcomes.clear()
     assert client.heard() == []
     bench.advance(0.0)
@@ -161,8 +162,8 @@ def test_drafts_go_to_those_who_want_them() -> None:
     bench, worker, client = serving(1)
     client.ask(generate_of(2, include_draft_logprobs=True))
     client.heard()
-    worker.publish(rows([2, 1]), step=1, draft_follows=True)
-    worker.publish(rows([2, 1]), step=1, kind=BatchKind.DRAFT)
+    worker.publish(row_shapes([2, 1]), step=1, draft_follows=True)
+    worker.publish(row_shapes([2, 1]), step=1, kind=BatchKind.DRAFT)
     (heard,) = client.outputs()
     target, draft = heard.batches
     assert sorted(target.request_keys.tolist()) == [1, 2]
@@ -175,7 +176,7 @@ def test_several_clients_get_their_own_rows() -> None:
     other = bench.client(6)
     for key in (2, 4):
         other.ask(generate_of(key))
-    worker.publish(rows([4, 3, 2, 1]))
+    worker.publish(row_shapes([4, 3, 2, 1]))
     assert sorted(key for key, _, _ in places(client)) == [1, 3]
     assert sorted(key for key, _, _ in places(other)) == [2, 4]
 
@@ -183,7 +184,7 @@ def test_several_clients_get_their_own_rows() -> None:
 def test_items_are_acknowledged_when_the_client_acknowledged() -> None:
     """What a client did not ack is not acknowledged to its worker: it may be needed again (case 21)."""
     bench, worker, client = serving(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     bench.advance(0.0)
     client.heard()
     assert "ack" not in worker.heard_bodies()

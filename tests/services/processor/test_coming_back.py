@@ -3,8 +3,9 @@
 import pytest
 
 from tests.services.bench import Bench
-from tests.services.builders import Wanted, client_hello, generate_of, rows
+from tests.services.builders import client_hello, generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
@@ -21,12 +22,12 @@ def test_client_that_comes_back_gets_what_it_did_not_acknowledge() -> None:
     """After a broken connection all unconfirmed frames come again, in order, and then what follows (case 17)."""
     _, worker, client = serving(1)
     for position in range(3):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     client.heard()
     client.ack(1)
-    worker.publish(rows([1], position=3))
+    worker.publish(row_shapes([1], position=3))
     client.reconnect()
-    worker.publish(rows([1], position=4))
+    worker.publish(row_shapes([1], position=4))
     assert places(client) == [(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]
 
 
@@ -36,7 +37,7 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
     worker, client = bench.worker(request_keys=[1, 2], first_sequence=5, next_sequence=7), bench.client()
     worker.sequence = 4
     for position in (6, 8):
-        worker.publish(rows([1, 2], position=position, tokens=2))
+        worker.publish(row_shapes([1, 2], position=position, tokens=2))
     bench.put_off()
     resume(client, 1, 6)
     resume(client, 2, 7)
@@ -45,7 +46,7 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
     outputs = client.outputs()
     assert [sorted(heard.batches[0].request_keys.tolist()) for heard in outputs] == [[1, 2], [1, 2]]
     assert [heard.batches[0].positions.tolist() for heard in outputs] == [[6, 7], [8, 8]]
-    worker.publish(rows([1, 2], position=10))
+    worker.publish(row_shapes([1, 2], position=10))
     assert len(places(client)) == 2
     bench.advance(0.0)
     assert "ack" not in worker.heard_bodies()
@@ -56,7 +57,7 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
 
 def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     bench, worker, client = serving()
-    worker.publish([Wanted(8, 0, 1), Wanted(9, 0, 2, FINISHED)])
+    worker.publish([RowShape(8, 0, 1), RowShape(9, 0, 2, FINISHED)])
     request = bench.core.registry.table.get(8)
     assert request is not None
     bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ENGINE, "broke")
@@ -69,18 +70,18 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     assert bench.core.clients.sessions[5].requests == set()
     client.ack()  # before that, the same request again would be the one that is on its way
     client.ask(generate_of(9))
-    worker.publish([Wanted(9, 0, 1)])
+    worker.publish([RowShape(9, 0, 1)])
     assert places(client) == [(9, 0, 1)]
 
 
 def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
     _, worker, client = serving(1)
     worker.heard()
-    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
     client.heard()
     client.ask(generate_of(1))
     assert "generate" in worker.heard_bodies()
-    worker.publish([Wanted(1, 0, 2, FINISHED)])
+    worker.publish([RowShape(1, 0, 2, FINISHED)])
     client.reconnect()
     client.ask(generate_of(1))
     assert "generate" not in worker.heard_bodies()
@@ -89,7 +90,7 @@ def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
 
 def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
     _, worker, client = serving(1)
-    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
     client.heard()
     client.ack()
     resume(client, 1, 0)
@@ -106,14 +107,14 @@ def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -
     worker.sequence = 0  # it sends again what it retained
     if is_said_first:
         client.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker.publish([Wanted(1, 0, 3)])
-    worker.publish([Wanted(1, 3, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 3)])
+    worker.publish([RowShape(1, 3, 1, FINISHED)])
     if not is_said_first:
         client.say(ClientFrame(ended=Ended(request_keys=[1])))
     bench.advance(0.1)
     assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 2
     assert bench.core.registry.counts.unclaimed == 0
-    worker.publish([Wanted(1, 0, 1)])  # the key is free again
+    worker.publish([RowShape(1, 0, 1)])  # the key is free again
     resume(client, 1, 0)
     assert places(client) == [(1, 0, 1)]
 
@@ -125,8 +126,8 @@ def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_
     worker.sequence = 0
     client.say(ClientFrame(ended=Ended(request_keys=[1])))
     worker.admit(1)
-    worker.publish([Wanted(1, 1, 2)])
-    worker.publish([Wanted(1, 3, 1, FINISHED)])
+    worker.publish([RowShape(1, 1, 2)])
+    worker.publish([RowShape(1, 3, 1, FINISHED)])
     bench.advance(0.1)
     assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 3
     assert bench.core.registry.counts.opened == 0
@@ -136,14 +137,14 @@ def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_
 def test_other_client_takes_over_what_was_not_acknowledged(position: int, expected: list[tuple[int, int, int]]) -> None:
     bench, worker, client = serving(1)
     for place in range(3):
-        worker.publish(rows([1], position=place))
+        worker.publish(row_shapes([1], position=place))
     client.heard()
     client.ack(1)
     bench.outcomes[client.peer] = Outcome.GONE
     other = bench.client(6)
     resume(other, 1, position)
     assert places(other) == expected
-    worker.publish(rows([1], position=3))
+    worker.publish(row_shapes([1], position=3))
     assert places(other) == [(1, 3, 1)]
     worker.heard()
     bench.outcomes.clear()
@@ -157,16 +158,16 @@ def test_other_client_takes_over_what_was_not_acknowledged(position: int, expect
 def test_third_life_of_a_client_gets_each_row_once() -> None:
     bench, worker, client = serving(1)
     for place in range(3):
-        worker.publish(rows([1], position=place))
+        worker.publish(row_shapes([1], position=place))
     bench.outcomes[client.peer] = Outcome.GONE
     second = bench.client(6)
     resume(second, 1, 0)
-    worker.publish(rows([1], position=3))
+    worker.publish(row_shapes([1], position=3))
     bench.outcomes[second.peer] = Outcome.GONE
     third = bench.client(7)
     resume(third, 1, 0)
     assert places(third) == [(1, 0, 1), (1, 1, 1), (1, 2, 1), (1, 3, 1)]
-    worker.publish(rows([1], position=4))
+    worker.publish(row_shapes([1], position=4))
     assert places(third) == [(1, 4, 1)]
 
 
@@ -174,7 +175,7 @@ def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
     """Tokens that an earlier session acknowledged are gone: a later one that lacks them gets a gap error (case 21)."""
     bench, worker, client = serving(1)
     for place in range(2):
-        worker.publish(rows([1], position=place))
+        worker.publish(row_shapes([1], position=place))
     client.heard()
     client.ack(1)
     bench.outcomes[client.peer] = Outcome.GONE
@@ -197,7 +198,7 @@ def test_full_table_takes_up_nothing_unknown() -> None:
 
 def test_client_that_is_silent_is_waited_for() -> None:
     bench, worker, client = serving(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     bench.pass_time(3.0, worker)
     assert bench.core.clients.sessions[5].peer is not None
     bench.pass_time(0.5, worker)
@@ -231,9 +232,9 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
     for key in (1, 2):
         client.ask(generate_of(key))
     client.heard()
-    worker.publish([Wanted(1, 0, 1), Wanted(2, 0, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 1), RowShape(2, 0, 1, FINISHED)])
     for position in (1, 2):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     told = client.errors()
     client.ack()
     client.reconnect()
@@ -278,7 +279,7 @@ def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
     bench, worker, client = serving(1)
     client.heard()
     bench.outcomes[client.peer] = Outcome.FULL
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     bench.outcomes.clear()
     bench.core.clients.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "bye")
     assert [heard.body for heard in client.heard()] == ["outputs", "goodbye"]
@@ -288,7 +289,7 @@ def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
     bench, worker, client = serving(1)
     old = client.peer
     client.reconnect()
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
     frame = write_frame(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
     bench.core.clients.receive(old, [frame], bench.clock.now())
@@ -299,10 +300,10 @@ def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
 def test_welcome_that_finds_no_room_begins_no_connection() -> None:
     """A client whose welcome is lost, as it reads nothing, is asked for a hello, and then has every frame once."""
     bench, worker, client = serving(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
     client.ack()
-    worker.publish(rows([1], position=1))
+    worker.publish(row_shapes([1], position=1))
     bench.outcomes[client.peer] = Outcome.FULL
     client.say_hello()
     bench.outcomes.clear()
@@ -330,7 +331,7 @@ def test_client_whose_first_welcome_was_lost_is_new() -> None:
 def test_client_that_was_given_up_with_a_last_row_on_its_way_hears_that_it_is_lost() -> None:
     """It has the same session's id, and another queue: without an answer the request would never end there."""
     bench, worker, client = serving(1)
-    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
     bench.pass_time(14.0, worker)
     assert bench.core.clients.sessions == {}
     client.heard()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.processes import run
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError, Rule, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, WorkerFrame

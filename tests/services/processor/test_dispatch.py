@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import Wanted, generate_of
+from tests.services.builders import generate_of
+from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
@@ -39,7 +40,7 @@ def test_request_goes_to_the_worker_with_the_fewest() -> None:
     for key in range(1, 5):
         assert submit(bench, generate_of(key)) is None
     assert (keys(first), keys(second)) == ([1, 3], [2, 4])
-    second.publish([Wanted(2, 0, 1, RowStatus.FINISHED_STOP), Wanted(4, 0, 1, RowStatus.FINISHED_STOP)])
+    second.publish([RowShape(2, 0, 1, RowStatus.FINISHED_STOP), RowShape(4, 0, 1, RowStatus.FINISHED_STOP)])
     for key in (5, 6):
         submit(bench, generate_of(key))
     assert (keys(first), keys(second)) == ([], [5, 6])
@@ -53,7 +54,7 @@ def test_workers_with_equally_many_take_turns() -> None:
         submit(bench, generate_of(key))
         (worker,) = (each for each in workers if key in keys(each))
         given.append(worker.worker_id)
-        worker.publish([Wanted(key, 0, 1, RowStatus.FINISHED_STOP)])
+        worker.publish([RowShape(key, 0, 1, RowStatus.FINISHED_STOP)])
     assert given == ["a", "b", "c", "a", "b", "c"]
 
 
@@ -68,7 +69,7 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
     assert (keys(leaving), keys(staying)) == ([1], [2, 3])
     error = submit(bench, generate_of(4))
     assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
-    leaving.publish([Wanted(1, 0, 1)])
+    leaving.publish([RowShape(1, 0, 1)])
     assert bench.core.registry.table.get(1) is not None
 
 
@@ -95,7 +96,7 @@ def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -
     for key in range(1, 8):
         client.ask(generate_of(key))
     leaving.admit(1)
-    leaving.publish([Wanted(3, 0, 1)])
+    leaving.publish([RowShape(3, 0, 1)])
     client.say(ClientFrame(abort=Abort(request_key=7)))
     said = leaving.sequence + (not has_said_all)
     leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, last_sequence=said)))
@@ -181,7 +182,7 @@ def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
     worker = bench.worker()
     submit(bench, generate_of(1))
     assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
-    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+    worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
     assert submit(bench, generate_of(1)) is None
 
 
@@ -331,7 +332,7 @@ def test_worker_that_has_a_waiting_request_keeps_it() -> None:
     client.ask(generate_of(1))
     has_it = bench.worker("b", next_sequence=1, request_keys=[1])
     assert keys(has_it) == []
-    has_it.publish([Wanted(1, 0, 2)])
+    has_it.publish([RowShape(1, 0, 2)])
     assert [heard.batches[0].request_keys.tolist() for heard in client.outputs()] == [[1]]
 
 

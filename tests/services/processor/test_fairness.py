@@ -3,8 +3,9 @@
 import pytest
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import Wanted, generate_of, rows
+from tests.services.builders import generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -37,7 +38,7 @@ def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
     bench, worker, hoarder, victim = hoarding(32)
     for position in range(200):
         assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(rows([1, 2], position=position))
+        worker.publish(row_shapes([1, 2], position=position))
         assert places(victim) == [(2, position, 1)]
         victim.ack()
         if position % 8 == 0:
@@ -53,12 +54,12 @@ def test_many_hoarders_end_together() -> None:
     hoarders = [bench.client(10 + place) for place in range(6)]
     for place, hoarder in enumerate(hoarders):
         hoarder.ask(generate_of(100 + place))
-        worker.publish([Wanted(100 + place, 0, 1)])
+        worker.publish([RowShape(100 + place, 0, 1)])
         hoarder.heard()
     bench.pass_time(1.5, worker, victim, *hoarders)
     for position in range(150):
         assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(rows([2], position=position))
+        worker.publish(row_shapes([2], position=position))
         assert places(victim) == [(2, position, 1)]
         victim.ack()
     assert [hoarder.errors() for hoarder in hoarders] == [{100 + place: SLOW} for place in range(6)]
@@ -69,11 +70,11 @@ def test_client_that_is_behind_for_a_moment_is_not_evicted_with_a_hoarder(*, com
     """At the bound the hoarder loses its request; the worker waits for one that holds little, but not for long."""
     bench, worker, hoarder, other = hoarding(32)
     for position in range(34):
-        worker.publish(rows([1, 2] if position < 4 else [1], position=position))
+        worker.publish(row_shapes([1, 2] if position < 4 else [1], position=position))
     assert (hoarder.errors(), other.errors()) == ({1: SLOW}, {})
     while granted(worker) > worker.sequence:
         assert worker.sequence < 100, "the worker does not wait"
-        worker.publish(rows([1], position=worker.sequence))
+        worker.publish(row_shapes([1], position=worker.sequence))
     bench.advance(0.5)
     assert granted(worker) == worker.sequence, "the worker does not wait"
     if comes_back:
@@ -87,12 +88,12 @@ def test_what_a_client_holds_of_other_streams_does_not_count() -> None:
     bench, worker, hoarder, other = hoarding(32)
     others = [bench.worker(f"worker-{number}") for number in range(1, 6)]
     for number, each in enumerate(others, 10):
-        each.publish([Wanted(number)])
+        each.publish([RowShape(number)])
         resume(other, number, 0)
         for position in range(1, 5):
-            each.publish([Wanted(number, position)])
+            each.publish([RowShape(number, position)])
     for position in range(34):
-        worker.publish(rows([1, 2] if position < 4 else [1], position=position))
+        worker.publish(row_shapes([1, 2] if position < 4 else [1], position=position))
     assert (hoarder.errors(), other.errors()) == ({1: SLOW}, {})
 
 
@@ -101,11 +102,11 @@ def test_worker_waits_for_clients_that_are_all_behind() -> None:
     client.reconnect(window_frames=1)
     worker.heard()
     for position in range(120):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     bench.advance(0.0)
     assert not worker.known.stream.grant() or granted(worker) == 320
     before = granted(worker)
-    worker.publish(rows([1], position=120))
+    worker.publish(row_shapes([1], position=120))
     assert granted(worker) == before
     assert client.errors() == {}
     victim = bench.client(6)
@@ -120,7 +121,7 @@ def test_worker_hears_with_a_clients_ack_what_it_may_forget_and_send() -> None:
     worker.heard()
     while granted(worker) > worker.sequence:
         assert worker.sequence < 400, "the worker is never without credit"
-        worker.publish(rows([1], position=worker.sequence))
+        worker.publish(row_shapes([1], position=worker.sequence))
     worker.heard()
     for _ in range(worker.sequence):
         if client.outputs():
@@ -138,7 +139,7 @@ def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
     bench, worker, trickler, victim = hoarding(32)
     for position in range(200):
         assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(rows([1, 2], position=position))
+        worker.publish(row_shapes([1, 2], position=position))
         victim.heard()
         victim.ack()
         if trickler.outputs():
@@ -152,11 +153,11 @@ def test_all_clients_together_are_bounded() -> None:
     small = bench.client(6)
     small.ask(generate_of(2))
     big.heard()
-    worker.publish(rows([2]))
+    worker.publish(row_shapes([2]))
     assert len(places(small)) == 1
     position = 0
     while bench.core.clients.evicted == 0:
-        worker.publish([Wanted(1, position, 8, top_k=20)])
+        worker.publish([RowShape(1, position, 8, top_k=20)])
         position += 8
         assert sum(each.send_queue.bytes for each in bench.core.clients.sessions.values()) <= 2**21
         if position % 512 == 0:
@@ -169,10 +170,10 @@ def test_all_clients_together_are_bounded() -> None:
 def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, worker, victim = serving(1)
     for position in range(50):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     attacker = bench.client(6, name="attacker")
     attacker.ask(generate_of(9))
-    worker.publish([Wanted(9, 0, 1, RowStatus.FINISHED_LENGTH)])
+    worker.publish([RowShape(9, 0, 1, RowStatus.FINISHED_LENGTH)])
     attacker.heard()
     attacker.ack()
     decoded: list[tuple[object, ...]] = []
@@ -189,7 +190,7 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     """A next life's resumes, one by one, look through the queue of the life before at most once in each tick."""
     bench, worker, client = serving(*range(1, 9))
     for position in range(100):
-        worker.publish(rows(range(1, 9), position=position))
+        worker.publish(row_shapes(range(1, 9), position=position))
     bench.outcomes[client.peer] = Outcome.GONE
     again = bench.client(6)
     searches = []
@@ -243,8 +244,8 @@ def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.
     """Of all that waits for the life before, a resume costs the work of its own request's frames, and no more."""
     bench, worker, client = serving(1, 2)
     for position in range(50):
-        worker.publish(rows([2], position=position))
-    worker.publish(rows([1]))
+        worker.publish(row_shapes([2], position=position))
+    worker.publish(row_shapes([1]))
     bench.outcomes[client.peer] = Outcome.GONE
     again = bench.client(6)
     decoded = []
@@ -263,7 +264,7 @@ def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
     """A worker that invents requests has its share of the table, and loses them where clients need the room."""
     bench, worker, client = serving(processor__max_requests=4, processor__requests_per_peer=3)
     liar = bench.worker("liar")
-    liar.publish(rows(range(100, 110)))
+    liar.publish(row_shapes(range(100, 110)))
     table = bench.core.registry.table
     assert len(table) == 3
     liar.heard()
@@ -295,7 +296,7 @@ def test_workers_with_one_key_wait_for_room_after_a_restart(monkeypatch: pytest.
     workers = [bench.worker(name, first_sequence=2, next_sequence=2) for name in ("a", "b")]
     for place, worker in enumerate(workers):
         for position in (5, 6):
-            worker.publish(rows(range(1 + 4 * place, 5 + 4 * place), position=position))
+            worker.publish(row_shapes(range(1 + 4 * place, 5 + 4 * place), position=position))
     table = bench.core.registry.table
     assert sorted(request.id for request in table.open_requests()) == [1, 2, 3, 4]
     assert [granted(worker) > worker.sequence + 2 for worker in workers] == [True, False]
@@ -317,7 +318,7 @@ def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
     bench, _, client = serving(1, processor__unclaimed_timeout_ms=1000)
     liar = bench.worker("liar")
     for _ in range(2):
-        liar.publish(rows(range(1000 + 200 * liar.sequence, 1200 + 200 * liar.sequence)))
+        liar.publish(row_shapes(range(1000 + 200 * liar.sequence, 1200 + 200 * liar.sequence)))
     client.ask(generate_of(2, deadline_ms=1000))
     table, left = bench.core.registry.table, []
     for seconds in (1.0, 0.0):
@@ -335,7 +336,7 @@ def test_hello_opens_no_requests() -> None:
     assert worker.heard_bodies().count("abort") == 0
     client = bench.client()
     resume(client, 7, 0)
-    worker.publish(rows([7]))
+    worker.publish(row_shapes([7]))
     assert places(client) == [(7, 0, 1)]
     assert len(bench.core.registry.table) == 1
 
@@ -347,9 +348,9 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
     victim.ask(generate_of(2))
     for position in range(200):
         if position < 30:
-            worker.publish([Wanted(10 + position)])
+            worker.publish([RowShape(10 + position)])
         assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(rows([2], position=position))
+        worker.publish(row_shapes([2], position=position))
         assert places(victim) == [(2, position, 1)]
         victim.ack()
     assert {request.id for request in bench.core.registry.table.open_requests()} == {2}
@@ -360,7 +361,7 @@ def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
     worker = bench.worker(request_keys=[1], next_sequence=1)
     bench.pass_time(2.0, worker)
     for position in range(40):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     bench.clock.advance(60.0)
     bench.core.extend_deadlines(60.0, bench.clock.now())
     bench.core.worker_connections.tick(bench.clock.now())
@@ -378,7 +379,7 @@ def test_late_resume_is_told_that_its_client_was_away() -> None:
     bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1, worker, victim)
     assert bench.core.clients.sessions[killed.session].peer is None
     for position in range(40):
-        worker.publish(rows([1, 2], position=position))
+        worker.publish(row_shapes([1, 2], position=position))
         victim.heard()
         victim.ack()
     late = bench.client(7)
@@ -394,7 +395,7 @@ def test_handshakes_are_bounded() -> None:
     It is not refused: what it says while the processor stands still is read at once.
     """
     bench, worker, client = serving(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     client.heard()
     for _ in range(50):
         client.say_hello()

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import Wanted, generate_of, rows
+from tests.services.builders import generate_of
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
@@ -15,7 +16,7 @@ from tokenbus_services.handoff_tickets import is_ticket_for
 
 ADDRESS = "memory://decode"
 KEY = b"k" * 32
-FIRST = [Wanted(1, 0, 1, RowStatus.HANDED_OFF)]
+FIRST = [RowShape(1, 0, 1, RowStatus.HANDED_OFF)]
 HANDOFF, LOST = ErrorCode.ERROR_CODE_HANDOFF, ErrorCode.ERROR_CODE_WORKER_LOST
 
 
@@ -105,7 +106,7 @@ def test_ticket_of_a_request_that_left_its_prefill_worker_is_void(end: str) -> N
     ticket = given(first)[0].handoff_ticket
     match end:
         case "finishes":
-            first.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+            first.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
         case "fails":
             first.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="no"))
         case "refuses":
@@ -134,7 +135,7 @@ def test_ticket_that_is_used_or_may_be_used_is_not_void(way: str) -> None:
         second.admit(1)
         first.publish(FIRST)
     if way != "moved":
-        second.publish([Wanted(1, 1, 1, RowStatus.FINISHED_STOP)])
+        second.publish([RowShape(1, 1, 1, RowStatus.FINISHED_STOP)])
     assert void(second) == []
 
 
@@ -194,11 +195,11 @@ def test_full_decode_workers_are_as_good_as_full() -> None:
     for key in (1, 2, 3):
         client.ask(generate_of(key))
     assert client.errors() == {3: ErrorCode.ERROR_CODE_OVERLOADED}
-    first.publish([Wanted(1, 0, 1, RowStatus.HANDED_OFF)])
+    first.publish([RowShape(1, 0, 1, RowStatus.HANDED_OFF)])
     second.admit(1)
     client.ask(generate_of(4))
     assert client.errors() == {4: ErrorCode.ERROR_CODE_OVERLOADED}
-    second.publish([Wanted(1, 1, 1, RowStatus.FINISHED_STOP)])
+    second.publish([RowShape(1, 1, 1, RowStatus.FINISHED_STOP)])
     client.ask(generate_of(5))
     assert client.errors() == {}
 
@@ -264,7 +265,7 @@ def test_only_who_let_go_says_that_nobody_took_it() -> None:
     second.admit(1)
     first.fail(error)
     assert client.errors() == {}
-    second.publish(rows([1], position=1))
+    second.publish(row_shapes([1], position=1))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[1]]
 
 
@@ -284,7 +285,7 @@ def test_request_that_has_ended_is_taken_over_by_nobody() -> None:
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
-    first.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+    first.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
     second.admit(1)
     second.admit(99)
     assert aborted(second) == [1]
@@ -302,11 +303,11 @@ def test_restarted_processor_gives_each_request_its_rows_in_order() -> None:
     second.sequence = 1
     client = bench.client()
     second.admit(1)
-    second.publish([Wanted(1, 1, 1)])
-    first.publish([Wanted(1, 0, 1, RowStatus.HANDED_OFF)])
-    first.publish([Wanted(2, 0, 1, RowStatus.HANDED_OFF)])
-    second.publish(rows([1, 2], position=2)[:1] + rows([2], position=1))
-    second.publish(rows([1], position=3) + rows([2], position=2))
+    second.publish([RowShape(1, 1, 1)])
+    first.publish([RowShape(1, 0, 1, RowStatus.HANDED_OFF)])
+    first.publish([RowShape(2, 0, 1, RowStatus.HANDED_OFF)])
+    second.publish(row_shapes([1, 2], position=2)[:1] + row_shapes([2], position=1))
+    second.publish(row_shapes([1], position=3) + row_shapes([2], position=2))
     bench.put_off()
     for key in (1, 2):
         client.say(ClientFrame(resume=Resume(request_key=key)))
@@ -349,7 +350,7 @@ def test_rows_that_nobody_claims_end_at_the_decode_worker() -> None:
     bench = Bench({"processor.unclaimed_timeout_ms": 1000})
     second = decode(bench, first_sequence=2, next_sequence=2, request_keys=[1])
     second.sequence = 1
-    second.publish(rows([1], position=5))
+    second.publish(row_shapes([1], position=5))
     second.heard()
     bench.pass_time(1.1, second)
     assert aborted(second) == [1]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import Wanted, generate_of, hello_of, rows
+from tests.services.builders import generate_of, hello_of
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -44,7 +45,7 @@ def test_nothing_is_taken_before_the_hello() -> None:
     bench = Bench()
     worker = BenchWorker(bench, "worker-0", 7)
     for _ in range(3):
-        worker.publish(rows([1]))
+        worker.publish(row_shapes([1]))
     assert worker.refusals() == [HELLO_FIRST]
     bench.clock.advance(0.99)
     worker.beat()
@@ -59,8 +60,8 @@ def test_reconnected_worker_goes_on_where_it_was() -> None:
     """A worker that reconnects is sent the next expected sequence (case 17)."""
     bench = Bench()
     worker = bench.worker()
-    worker.publish(rows([1]))
-    worker.publish(rows([1], position=1))
+    worker.publish(row_shapes([1]))
+    worker.publish(row_shapes([1], position=1))
     old, worker.peer = worker.peer, b"another"
     worker.say_hello(next_sequence=3)
     assert worker.heard()[0].welcome.resume_from == 3
@@ -160,7 +161,7 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
     forger.peer = b"forger"
     forger.say_hello(proof=proof)
     assert forger.refusals() == [TAKEN]
-    forger.publish([Wanted(1)])
+    forger.publish([RowShape(1)])
     assert forger.refusals() == [HELLO_FIRST]
     assert worker.known.stream.expected == 1
     worker.peer = b"another connection"
@@ -269,7 +270,7 @@ def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
     assert bench.worker(first_sequence=3, next_sequence=2).refusals() == [PROTOCOL]
     assert bench.worker("b", first_sequence=3, next_sequence=3).refusals() == []
     worker = bench.worker("c")
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     worker.heard()
     worker.say_hello(next_sequence=1)
     assert worker.refusals() == [PROTOCOL]

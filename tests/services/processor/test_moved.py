@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import Wanted, generate_of, rows, settings
+from tests.services.builders import generate_of, settings
 from tests.services.processor.serving import places
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -28,14 +29,14 @@ def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_miss
     worker, client = bench.worker(processors=1, max_requests=9), bench.client()
     client.ask(generate_of(1))
     worker.admit(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     client.heard()
     worker.heard()
     worker.say_hello(processors=3, first_sequence=6, next_sequence=6, request_keys=[1])
     assert client.errors() == {1: LOST}
     assert worker.heard_bodies()[0] == "welcome"
     client.say(resume(1, 4))
-    worker.publish(rows([1], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    worker.publish(row_shapes([1], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
     assert "abort" not in worker.heard_bodies()
 
@@ -71,7 +72,7 @@ def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
     (room,) = [heard.frame.room for heard in client.heard() if heard.body == "room"]
     assert room.arrivals > 0
     client.say(resume(1, 4))
-    worker.publish(rows([1], position=3, tokens=2))
+    worker.publish(row_shapes([1], position=3, tokens=2))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
@@ -96,15 +97,15 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     bench.advance(0.1)
     assert client.errors() == {}
     worker.sequence = 2
-    worker.publish(rows([1], position=2, tokens=4))
-    worker.publish(rows([1], position=6, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    worker.publish(row_shapes([1], position=2, tokens=4))
+    worker.publish(row_shapes([1], position=6, tokens=1, status=RowStatus.FINISHED_LENGTH))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4], [6]]
     bench.advance(0.1)
     assert client.errors() == {2: UNKNOWN}
     other = bench.worker("worker-1", processors=2, first_sequence=3, next_sequence=3, request_keys=[2])
     assert "abort" not in other.heard_bodies()
     client.say(resume(2, 4))
-    other.publish(rows([2], position=4, tokens=1))
+    other.publish(row_shapes([2], position=4, tokens=1))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
@@ -116,7 +117,7 @@ def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
     worker.heard()
     client.say(ClientFrame(ended=Ended(request_keys=[1, 2])))
     assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
-    worker.publish([Wanted(1, 0, 0, RowStatus.ABORTED)])
+    worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
     bench.advance(0.1)
     assert "generate" not in worker.heard_bodies()
     assert bench.core.registry.table.open_requests() == []
@@ -126,7 +127,7 @@ def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_h
     bench = Bench()
     prefill = bench.worker("prefill", processors=2, role=WorkerRole.WORKER_ROLE_PREFILL, next_sequence=2)
     prefill.sequence = 0
-    prefill.publish(rows([1], tokens=1, status=RowStatus.HANDED_OFF))
+    prefill.publish(row_shapes([1], tokens=1, status=RowStatus.HANDED_OFF))
     said: dict[str, Any] = {"role": WorkerRole.WORKER_ROLE_DECODE, "request_keys": [1]}
     said |= {"first_sequence": 9, "next_sequence": 9}
     decode = bench.worker("decode", processors=2, **said)
@@ -135,7 +136,7 @@ def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_h
     client = bench.client(wants_room=True)
     client.say(resume(1, 40))
     decode.sequence = 8
-    decode.publish(rows([1], position=40, tokens=2))
+    decode.publish(row_shapes([1], position=40, tokens=2))
     assert bench.core.registry.counts.failed == {}
     assert places(client)[-1] == (1, 40, 2)
 
@@ -145,7 +146,7 @@ def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
     bench = Bench()
     worker, client = bench.worker(processors=2, request_keys=[1]), bench.client()
     client.say(resume(1, 2))
-    worker.publish(rows([1], position=2, tokens=1))
+    worker.publish(row_shapes([1], position=2, tokens=1))
     assert places(client) == [(1, 2, 1)]
     return bench, worker, client
 
@@ -153,19 +154,19 @@ def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
 def test_client_is_not_sent_what_it_got_from_another_processor() -> None:
     _, worker, client = _found_here()
     client.say(resume(1, 6))
-    worker.publish(rows([1], position=3, tokens=2))
-    worker.publish(rows([1], position=5, tokens=2))
-    worker.publish(rows([1], position=7, tokens=1))
+    worker.publish(row_shapes([1], position=3, tokens=2))
+    worker.publish(row_shapes([1], position=5, tokens=2))
+    worker.publish(row_shapes([1], position=7, tokens=1))
     assert places(client) == [(1, 6, 1), (1, 7, 1)]
 
 
 def test_row_behind_those_that_another_processor_had_is_where_a_request_goes_on() -> None:
     bench, worker, client = _found_here()
     for position in (5, 5, 6):
-        worker.publish(rows([1], position=position, tokens=1))
+        worker.publish(row_shapes([1], position=position, tokens=1))
     assert places(client) == [(1, 5, 1), (1, 6, 1)]
     assert bench.core.registry.router.counts.repeated == 1
-    worker.publish(rows([1], position=8, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    worker.publish(row_shapes([1], position=8, tokens=1, status=RowStatus.FINISHED_LENGTH))
     assert places(client) == [(1, 8, 1)]
 
 
@@ -241,14 +242,14 @@ def test_what_was_dropped_as_a_slow_clients_is_had_where_its_worker_sends_it_aga
         client.ask(generate_of(key))
         worker.admit(key)
     client.heard()
-    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_LENGTH), Wanted(2, 0, 1)])
+    worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_LENGTH), RowShape(2, 0, 1)])
     for position in (1, 2):
-        worker.publish(rows([2], position=position, tokens=1))
+        worker.publish(row_shapes([2], position=position, tokens=1))
     assert client.errors() == {1: SLOW, 2: SLOW}
     client.ack()
     worker.say_hello(processors=3, next_sequence=4, request_keys=[2])
     worker.sequence = 0
     for key in (1, 2):
         client.say(resume(key, 0))
-    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_LENGTH), Wanted(2, 0, 1)], step=3)
+    worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_LENGTH), RowShape(2, 0, 1)], step=3)
     assert places(client) == [(1, 0, 1), (2, 0, 1)]

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.services.bench import Bench, BenchClient
-from tests.services.builders import Wanted, client_hello, generate_of, rows
+from tests.services.builders import client_hello, generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Watch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
@@ -36,7 +37,7 @@ def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> No
     client.beat()
     bench.advance(0.1)
     assert thief.errors() == {1: UNKNOWN}
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
     assert places(thief) == []
     assert bench.core.registry.counts.refused_resumes == 1
@@ -44,7 +45,7 @@ def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> No
 
 def test_next_life_takes_up_what_a_silent_one_left() -> None:
     bench, worker, client = serving(1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     bench.clock.advance(0.5)
     again = bench.client(6)
     resume(again, 1, 0)
@@ -60,7 +61,7 @@ def test_request_that_ends_while_its_next_life_waits_is_given_once() -> None:
     bench, worker, client = serving(1)
     again = bench.client(6)
     resume(again, 1, 0)
-    worker.publish([Wanted(1, 0, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 1, FINISHED)])
     bench.pass_time(1.0, worker, client, again, most=0.1)
     assert places(again) == [(1, 0, 1)]
 
@@ -71,7 +72,7 @@ def test_other_name_never_has_it() -> None:
     thief = bench.client(6, name="other")
     resume(thief, 1, 0)
     assert thief.errors() == {1: UNKNOWN}
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(thief) == []
 
 
@@ -84,7 +85,7 @@ def test_key_proves_whose_a_request_is() -> None:
     resume(thief, 1, 0)
     assert thief.errors() == {1: UNKNOWN}
     second = client_of(bench, 7, "team-a", name="y")
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     resume(second, 1, 0)
     assert places(second) == [(1, 0, 1)]
     assert first.errors() == {1: TAKEN_UP}
@@ -101,7 +102,7 @@ def test_request_of_another_cannot_be_aborted() -> None:
 def test_what_has_ended_is_its_owners_alone() -> None:
     """The rest of a request that has ended is given to its owner's next life, and is unknown to others."""
     bench, worker, client = serving(1)
-    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
     bench.outcomes[client.peer] = Outcome.GONE
     thief = bench.client(6, name="other")
     resume(thief, 1, 0)
@@ -114,7 +115,7 @@ def test_what_has_ended_is_its_owners_alone() -> None:
 def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
     """A client that resumes what waits in its own queue gets it once, from there, however often it asks."""
     bench, worker, client = serving(1)
-    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
     for _ in range(3):
         resume(client, 1, 0)
     assert places(client) == [(1, 0, 3)]
@@ -134,7 +135,7 @@ def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> 
         resume(thief, 1, 0)
         resume(owner, 1, 0)
     bench.advance(0.1)
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert thief.errors() == {1: UNKNOWN}
     assert places(owner) == [(1, 0, 1)]
 
@@ -149,7 +150,7 @@ def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_firs
     worker.sequence = 0  # it sends again what it retained
     if not thief_first:
         thief.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     thief.say(ClientFrame(ended=Ended(request_keys=[1])))
     assert "abort" not in worker.heard_bodies()
     resume(owner, 1, 0)
@@ -160,11 +161,11 @@ def test_request_that_is_read_has_not_ended_because_another_session_says_so() ->
     bench = Bench()
     worker, reader, other = bench.worker(), bench.client(5, name="app"), bench.client(6, name="app")
     reader.ask(generate_of(1))
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     worker.heard()
     other.say(ClientFrame(ended=Ended(request_keys=[1])))
     assert "abort" not in worker.heard_bodies()
-    worker.publish(rows([1], position=1))
+    worker.publish(row_shapes([1], position=1))
     assert places(reader) == [(1, 0, 1), (1, 1, 1)]
 
 
@@ -199,7 +200,7 @@ def test_observer_says_of_no_request_that_it_has_ended() -> None:
     worker = bench.worker(next_sequence=2)
     worker.sequence = 0
     observer.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert len(bench.core.registry.table) == 1
 
 
@@ -209,7 +210,7 @@ def test_owner_may_come_after_a_thief_was_refused() -> None:
     resume(thief, 1, 0)
     worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
     assert thief.errors() == {1: UNKNOWN}
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     owner = bench.client(5, name="owner")
     resume(owner, 1, 0)
     assert places(owner) == [(1, 0, 1)]
@@ -232,8 +233,8 @@ def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
     bench.pass_time(4.0, worker, client)
     assert client.errors() == {}
     worker.sequence = 2
-    worker.publish([Wanted(3, 0, 1, FINISHED)])
-    worker.publish([Wanted(1, 0, 1)])
+    worker.publish([RowShape(3, 0, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 1)])
     bench.pass_time(0.2, worker, client)
     assert client.errors() == {2: UNKNOWN}
     client.ask(generate_of(2))
@@ -247,11 +248,11 @@ def test_resumed_request_whose_last_row_waits_for_its_draft_is_not_unknown() -> 
     worker.sequence = 0
     for key in (1, 2):
         resume(client, key, 0)
-    worker.publish([Wanted(1, 0, 1, FINISHED)], step=1, draft_follows=True)
-    worker.publish([Wanted(3, 0, 1)], step=2)
+    worker.publish([RowShape(1, 0, 1, FINISHED)], step=1, draft_follows=True)
+    worker.publish([RowShape(3, 0, 1)], step=2)
     bench.pass_time(4.0, worker, client)
     assert client.errors() == {2: UNKNOWN}
-    worker.publish([Wanted(1, 0, 1)], step=1, kind=BatchKind.DRAFT)
+    worker.publish([RowShape(1, 0, 1)], step=1, kind=BatchKind.DRAFT)
     assert places(client) == [(1, 0, 1)]
 
 
@@ -276,7 +277,7 @@ def test_session_number_is_no_credential(proof: bytes) -> None:
         thief.say(ClientFrame(hello=client_hello(5, proof=proof)))
         assert thief.heard()[0].frame.refusal.reason == RefusalReason.REFUSAL_REASON_SESSION_TAKEN
     client.reconnect()
-    worker.publish(rows([1]))
+    worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
 
 
@@ -380,7 +381,7 @@ def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
         error = RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="it failed", emitted_tokens=0)
         worker.fail(error)
     else:
-        worker.publish([Wanted(1, 0, 3, FINISHED)])
+        worker.publish([RowShape(1, 0, 3, FINISHED)])
     assert client.heard()
     client.ack()
     resume(thief, 1, 0)
@@ -397,10 +398,10 @@ def test_worker_spoils_no_request_of_another_worker() -> None:
     client.heard()
     assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1]
     liar = bench.worker("worker-1")
-    liar.publish(rows([1]))
-    liar.publish([Wanted(1, 0, 1, FINISHED)])
+    liar.publish(row_shapes([1]))
+    liar.publish([RowShape(1, 0, 1, FINISHED)])
     liar.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="forged"))
     assert client.heard() == []
-    worker.publish([Wanted(1, 0, 2)])
-    worker.publish([Wanted(1, 2, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 2)])
+    worker.publish([RowShape(1, 2, 1, FINISHED)])
     assert places(client) == [(1, 0, 2), (1, 2, 1)]

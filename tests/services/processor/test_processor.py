@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import Wanted, generate_of, ids, rows, settings
+from tests.services.builders import generate_of, ids, settings
 from tests.services.processor.live import QUICK, running, started
 from tests.support.waiting import soon, turns
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
@@ -30,17 +31,17 @@ async def test_request_is_iterated_over_from_its_first_row() -> None:
     async with running() as made:
         reading = asyncio.create_task(taken(made.processor.request(5)))
         await turns()
-        await made.worker.publish([Wanted(5, 0, 2), Wanted(6, 0, 1)])
-        await made.worker.publish([Wanted(5, 2, 1, FINISHED)])
+        await made.worker.publish([RowShape(5, 0, 2), RowShape(6, 0, 1)])
+        await made.worker.publish([RowShape(5, 2, 1, FINISHED)])
         assert [token.id for token in await soon(reading)] == ids(5, 0, 3)
 
 
 async def test_request_from_a_position_on() -> None:
     """Tokens before the position are left out, and nothing after it (case 14)."""
     async with running() as made:
-        await made.worker.publish([Wanted(5, 0, 3)])
+        await made.worker.publish([RowShape(5, 0, 3)])
         tokens = made.processor.request(5, position=2)
-        await made.worker.publish([Wanted(5, 3, 1, FINISHED)])
+        await made.worker.publish([RowShape(5, 3, 1, FINISHED)])
         assert [token.position for token in await soon(taken(tokens))] == [2, 3]
 
 
@@ -52,7 +53,7 @@ async def test_request_that_a_client_has_is_not_lost() -> None:
         assert request is not None
         made.processor.registry.table.contexts[request.slot] = None
         tokens = made.processor.request(5)
-        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        await made.worker.publish([RowShape(5, 0, 1, FINISHED)])
         assert len(await soon(taken(tokens))) == 1
 
 
@@ -63,7 +64,7 @@ async def test_new_request_goes_to_a_worker_and_its_tokens_come_back() -> None:
         assert asked.deadline_unix_ms == made.processor.clock.unix_ms() + 600_000
         asked.ClearField("deadline_unix_ms")
         assert asked == generate_of(5, 3)
-        await made.worker.publish([Wanted(5, 0, 3, FINISHED)])
+        await made.worker.publish([RowShape(5, 0, 3, FINISHED)])
         assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
 
 
@@ -84,7 +85,7 @@ async def test_abort_ends_a_request_at_its_worker() -> None:
         made.processor.abort(5)
         made.processor.abort(99)
         assert (await made.worker.heard("abort")).abort.request_key == 5
-        await made.worker.publish([Wanted(5, 0, 0, ABORTED)])
+        await made.worker.publish([RowShape(5, 0, 0, ABORTED)])
         assert await soon(taken(tokens)) == []
         assert tokens.status is ABORTED
 
@@ -102,7 +103,7 @@ async def test_slow_iterator(policy: str) -> None:
     async with running(slow_consumer=policy, request_buffer_rows=2, credit_items=4) as made:
         tokens = made.processor.generate(generate_of(5))
         for position in range(4):
-            await made.worker.publish([Wanted(5, position, 1)])
+            await made.worker.publish([RowShape(5, position, 1)])
         await made.pass_time(0.3)
         stream = made.processor.workers.by_id["worker-0"].stream
         if policy == "end":
@@ -112,7 +113,7 @@ async def test_slow_iterator(policy: str) -> None:
             return
         granted = stream.credit.through_sequence
         while made.worker.sequence < granted:
-            await made.worker.publish([Wanted(5, made.worker.sequence, 1)])
+            await made.worker.publish([RowShape(5, made.worker.sequence, 1)])
         await made.pass_time(0.3)
         assert stream.credit.through_sequence == granted
         found = [await soon(anext(tokens)) for _ in range(made.worker.sequence)]
@@ -132,7 +133,7 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
 
         with monkeypatch.context() as patched:
             patched.setattr(made.processor.worker_connections, "_take", fail)
-            await made.worker.publish(rows([1]))
+            await made.worker.publish(row_shapes([1]))
         with monkeypatch.context() as patched:
             patched.setattr(made.processor.registry, "expire", fail)
             made.clock.advance(0.1)
@@ -140,7 +141,7 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
         assert made.processor.is_listening
         tokens = made.processor.request(5)
         made.worker.sequence = 0
-        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        await made.worker.publish([RowShape(5, 0, 1, FINISHED)])
         assert len(await soon(taken(tokens))) == 1
         await made.pass_time(0.2)
     assert caplog.text.count("ZeroDivisionError") >= 1
@@ -156,7 +157,7 @@ async def test_leaving_waits_for_open_requests() -> None:
         assert code(refused) == ErrorCode.ERROR_CODE_OVERLOADED
         await made.pass_time(1.0)
         assert not draining.done()
-        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        await made.worker.publish([RowShape(5, 0, 1, FINISHED)])
         await made.pass_time(0.2)
         await soon(draining)
         assert len(await soon(taken(tokens))) == 1

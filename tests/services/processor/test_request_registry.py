@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of
+from tests.services.builders import generate_of
 from tests.services.processor.settling import Table, source
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery import RequestTokens, Step
@@ -33,7 +34,7 @@ def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
 def come(
     table: Table, key: int, *begins: int, stream: int = 0, resumed: bool = True, has: tuple[int, ...] = ()
 ) -> list[Step]:
-    made = [batch([Wanted(key, begin, 3)], step=begin + 1) for begin in begins]
+    made = [batch([RowShape(key, begin, 3)], step=begin + 1) for begin in begins]
     return [table.route(each, stream, is_resumed=resumed, has=has) for each in made]
 
 
@@ -111,7 +112,7 @@ def test_claim_before_the_worker_is_there_waits_for_it() -> None:
 def test_claim_of_what_ended_gets_all_and_the_end() -> None:
     table = Table({})
     come(table, 9, 0)
-    table.route(batch([Wanted(9, 3, 1, FINISHED)], step=9), 0)
+    table.route(batch([RowShape(9, 3, 1, FINISHED)], step=9), 0)
     tokens = table.registry.tokens(9)
     assert positions(tokens) == [(0, 3), (3, 1)]
     assert tokens.status is FINISHED
@@ -211,10 +212,10 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
 def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], code: int, message: str) -> None:
     """A hand-off that no worker continues in time, or only with later tokens, ends with its own error (case 27)."""
     table = Table({1: 0}, handoff_timeout_ms=10_000)
-    table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
+    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
     table.registry.table.look_again(known(table, 1), table.clock.now())
     for position in comes:
-        table.route(batch([Wanted(1, position, 1)], step=position), 1)
+        table.route(batch([RowShape(1, position, 1)], step=position), 1)
     table.clock.advance(9.99)
     table.registry.expire()
     assert table.ends() == {}
@@ -290,7 +291,7 @@ def test_lost_worker_ends_its_own_requests_alone() -> None:
 def test_ends_are_counted_by_their_name() -> None:
     """Failed requests are counted by error code; unknown codes are counted together."""
     table = Table({1: 0, 2: 0, 3: 0, 4: 0})
-    table.route(batch([Wanted(4, 0, 1, FINISHED)]), 0)
+    table.route(batch([RowShape(4, 0, 1, FINISHED)]), 0)
     for key, code in ((1, ErrorCode.ERROR_CODE_GAP), (2, 98), (3, 99)):
         table.registry.fail(known(table, key), code, "x")  # type: ignore[arg-type]
     assert table.registry.counts.failed == {"gap": 1, "other": 2}
@@ -300,7 +301,7 @@ def test_ends_are_counted_by_their_name() -> None:
 def test_early_rows_are_let_go_when_their_request_ends() -> None:
     table = Table({1: 0, 2: 0})
     (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
-    table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
+    table.route(batch([RowShape(1, 0, 1, FINISHED)]), 0)
     table.registry.fail(known(table, 2), ErrorCode.ERROR_CODE_ENGINE, "x")
     assert (first.pending_ack.count, second.pending_ack.count) == (1, 1)
 
@@ -308,7 +309,7 @@ def test_early_rows_are_let_go_when_their_request_ends() -> None:
 def test_who_holds_a_stream_back_gives_way() -> None:
     """Of the requests that hold a stream's oldest step, unclaimed ones are dropped and those with early rows end."""
     table = Table({1: 0}, slow_consumer="wait")
-    made = batch([Wanted(8, 0, 1), Wanted(9, 0, 1)])
+    made = batch([RowShape(8, 0, 1), RowShape(9, 0, 1)])
     step = table.route(made, 0)
     slow = table.registry.tokens(8)
     (early,) = come(table, 1, 3, stream=1)
@@ -322,7 +323,7 @@ def test_who_holds_a_stream_back_gives_way() -> None:
 def test_request_between_two_workers_keeps_its_early_rows() -> None:
     """Its prefill worker may be on its way from another processor with the rows before: a hand-off has its own time."""
     table = Table({1: 0}, slow_consumer="wait")
-    table.route(batch([Wanted(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
+    table.route(batch([RowShape(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
     (early,) = come(table, 1, 3, stream=1)
     table.registry.evict_slowest(early.pending_ack, 0)
     assert table.recorders[ROUTE].failed == {}
@@ -334,14 +335,14 @@ def test_request_between_two_workers_keeps_its_early_rows() -> None:
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     table = Table({})
     table.registry.default_route = UNROUTED
-    step = table.route(batch([Wanted(9, 6, 1)]), 0)
+    step = table.route(batch([RowShape(9, 6, 1)]), 0)
     assert step.rows.request_keys.tolist() == [9]
     request = known(table, 9)
     assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
     table.registry.answer(8, source(0))
     assert table.registry.table.get(8) is None
     table.registry.default_route = BUFFERED
-    table.route(batch([Wanted(9, 7, 1, FINISHED)], step=2), 0)
+    table.route(batch([RowShape(9, 7, 1, FINISHED)], step=2), 0)
     assert table.registry.table.get(9) is None
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.services.builders import Wanted, batch, ids, row_values, rows, step_of
+from tests.services.builders import ids, row_values, step_of
 from tests.services.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
+from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.processor.requests import NO_STREAM, State
@@ -52,7 +53,7 @@ def test_rows_are_settled_as_a_slow_model_says(
             tokens = 0 if status is RowStatus.ABORTED else count
             usual = RowStatus.IDLE if status is ACTIVE and not tokens else status
             position = max(0, model.requests[key].next + offset)
-            wanted.append(Wanted(key, position, tokens, usual, Scoring.FULL, top_k))
+            wanted.append(RowShape(key, position, tokens, usual, Scoring.FULL, top_k))
         draft = draft_for(wanted, number) if has_draft else None
         made.append(table.route(batch(wanted, step=number), stream, draft))
         for index, row in enumerate(wanted):
@@ -72,7 +73,7 @@ def test_rows_are_settled_as_a_slow_model_says(
 
 def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
     table = Table(dict.fromkeys(range(1, 7), 0))
-    wanted = rows([3, 1, 6, 4, 5, 2], tokens=2)
+    wanted = row_shapes([3, 1, 6, 4, 5, 2], tokens=2)
     step = table.route(batch(wanted), 0, draft_for(wanted, 1))
     for route, mine in ((1, {1, 3, 5}), (2, {2, 4, 6})):
         assert {row[0] for row in table.recorders[route].rows} == mine
@@ -83,8 +84,8 @@ def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
 
 def test_rows_of_nobody_go_nowhere() -> None:
     table = Table({1: 0, 2: 0}, routes=1)
-    table.registry.table.route[table.registry.table.slots_of(batch(rows([1])).request_keys)] = UNROUTED
-    step = table.route(batch(rows([1, 2])), 0)
+    table.registry.table.route[table.registry.table.slots_of(batch(row_shapes([1])).request_keys)] = UNROUTED
+    step = table.route(batch(row_shapes([1, 2])), 0)
     assert [row[0] for row in table.rows()] == [2]
     assert step.rows.request_keys.tolist() == [1, 2]
 
@@ -92,8 +93,10 @@ def test_rows_of_nobody_go_nowhere() -> None:
 def test_step_keeps_only_what_is_new() -> None:
     """Rows that a request has had, or that are not for it, are taken out of the step for every consumer (case 17)."""
     table = Table({1: 0, 2: 0, 3: 1})
-    table.route(batch([Wanted(1, 0, 2)]), 0)
-    step = table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 1), Wanted(3, 0, 1)]), 0, draft_for(rows([1, 2, 3]), 1))
+    table.route(batch([RowShape(1, 0, 2)]), 0)
+    step = table.route(
+        batch([RowShape(1, 0, 2), RowShape(2, 0, 1), RowShape(3, 0, 1)]), 0, draft_for(row_shapes([1, 2, 3]), 1)
+    )
     assert step.target.request_keys.tolist() == [2]
     assert step.draft is not None
     assert step.draft.request_keys.tolist() == [2]
@@ -104,10 +107,10 @@ def test_step_keeps_only_what_is_new() -> None:
 def test_partly_known_row_loses_its_known_tokens_with_all_that_belongs_to_them() -> None:
     """A row that overlaps is cut where the request stands: ids, logprobs, ranks and alternatives together (case 13)."""
     table = Table({1: 0, 2: 0}, routes=1)
-    table.route(batch([Wanted(1, 0, 3)]), 0)
-    step = table.route(batch([Wanted(1, 1, 4, top_k=2), Wanted(2, 0, 1)]), 0, draft_for(rows([1, 2]), 2))
+    table.route(batch([RowShape(1, 0, 3)]), 0)
+    step = table.route(batch([RowShape(1, 1, 4, top_k=2), RowShape(2, 0, 1)]), 0, draft_for(row_shapes([1, 2]), 2))
     cut, other = step.rows.rows()
-    expected = batch([Wanted(1, 3, 2, top_k=2), Wanted(2, 0, 1)])
+    expected = batch([RowShape(1, 3, 2, top_k=2), RowShape(2, 0, 1)])
     assert (row_values(cut), row_values(other)) == (row_values(expected.row(0)), row_values(expected.row(1)))
     assert step.draft is None
 
@@ -115,8 +118,8 @@ def test_partly_known_row_loses_its_known_tokens_with_all_that_belongs_to_them()
 def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None:
     """A row that skips tokens ends its request with an error that names them; its neighbours go on (case 14, 21)."""
     table = Table({1: 0, 2: 0}, routes=1)
-    table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 2)]), 0)
-    table.route(batch([Wanted(1, 3, 1), Wanted(2, 2, 1)], step=2), 0)
+    table.route(batch([RowShape(1, 0, 2), RowShape(2, 0, 2)]), 0)
+    table.route(batch([RowShape(1, 3, 1), RowShape(2, 2, 1)], step=2), 0)
     error = table.recorders[1].failed[1]
     assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_GAP, 2)
     assert error.message == "tokens 2 to 2 never came from worker-0/7"
@@ -128,19 +131,19 @@ def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
     table, counts = Table({1: 0}, routes=1), StreamCounts()
     late = replace(source(1, takes_over=True), counts=counts)
     for place in (4, 2):
-        step = step_of(batch([Wanted(1, place, 2)], step=place))
+        step = step_of(batch([RowShape(1, place, 2)], step=place))
         table.registry.router.route(step, late, table.clock.now())
         assert (step.rows.row_count, counts.rows) == (0, 0)
-    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
+    table.route(batch([RowShape(1, 0, 2, HANDED_OFF)]), 0)
     assert (counts.rows, counts.tokens) == (2, 4)
 
 
 def test_early_rows_are_bounded() -> None:
     """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
     table = Table({1: 0}, request_buffer_rows=2)
-    held = [table.route(batch([Wanted(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
+    held = [table.route(batch([RowShape(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
     assert [step.pending_ack.count for step in held] == [1, 2, 2]
-    table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
+    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
     request = table.registry.table.get(1)
     assert request is not None
     assert len(request.early) == 2
@@ -153,9 +156,9 @@ def test_early_rows_are_bounded() -> None:
 def test_single_early_row_may_be_replaced() -> None:
     """Where one row may wait, a later one takes its place, whatever positions the two have."""
     table = Table({1: 0}, request_buffer_rows=1)
-    table.route(batch([Wanted(1, 0, 5)]), 0)
+    table.route(batch([RowShape(1, 0, 5)]), 0)
     for place in (9, 5, 7):
-        table.route(batch([Wanted(1, place, 1)], step=place), 1)
+        table.route(batch([RowShape(1, place, 1)], step=place), 1)
     request = table.registry.table.get(1)
     assert request is not None
     assert [int(early.step.rows.positions[0]) for early in request.early] == [7]
@@ -163,15 +166,15 @@ def test_single_early_row_may_be_replaced() -> None:
 
 def test_rows_that_are_past_do_not_wait_on() -> None:
     table = Table({1: 0})
-    past = table.route(batch([Wanted(1, 1, 1)]), 1)
-    table.route(batch([Wanted(1, 0, 5)]), 0)
-    table.route(batch([Wanted(1, 6, 1)], step=2), 1)
+    past = table.route(batch([RowShape(1, 1, 1)]), 1)
+    table.route(batch([RowShape(1, 0, 5)]), 0)
+    table.route(batch([RowShape(1, 6, 1)], step=2), 1)
     assert past.pending_ack.count == 1
 
 
 def test_unknown_request_is_ended_at_its_worker() -> None:
     table = Table({1: 0})
-    step = table.route(batch([Wanted(99, 3, 1), Wanted(1, 0, 1)]), 0)
+    step = table.route(batch([RowShape(99, 3, 1), RowShape(1, 0, 1)]), 0)
     assert step.rows.request_keys.tolist() == [1]
     assert table.aborted == [(0, 99)]
     assert table.registry.router.counts.unknown == 1
@@ -180,7 +183,7 @@ def test_unknown_request_is_ended_at_its_worker() -> None:
 
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     table = Table({})
-    for number, row in enumerate([Wanted(99, 0, 2), Wanted(99, 2, 1, FINISHED)], 1):
+    for number, row in enumerate([RowShape(99, 0, 2), RowShape(99, 2, 1, FINISHED)], 1):
         table.route(batch([row], step=number), 0)
     request = table.registry.table.get(99)
     assert request is not None
@@ -191,8 +194,8 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
     """However many requests are open, a row of an unknown request is dropped, at whatever position (case 3)."""
     table = Table(dict.fromkeys(range(1, 65), 0), routes=1)
-    table.route(batch(rows(range(1, 65), tokens=3)), 0)
-    step = table.route(batch([Wanted(999, 3, 1)], step=2), 0)
+    table.route(batch(row_shapes(range(1, 65), tokens=3)), 0)
+    step = table.route(batch([RowShape(999, 3, 1)], step=2), 0)
     assert step.rows.row_count == 0
     assert table.aborted == [(0, 999)]
 
@@ -201,7 +204,7 @@ def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
     """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
     table = Table({1: 0}, routes=1)
     for number, row in enumerate(
-        [Wanted(1, 0, 0, PREFILLING), Wanted(1, 0, 1), Wanted(1, 1, 0, PREEMPTED), Wanted(1, 1, 2)], 1
+        [RowShape(1, 0, 0, PREFILLING), RowShape(1, 0, 1), RowShape(1, 1, 0, PREEMPTED), RowShape(1, 1, 2)], 1
     ):
         table.route(batch([row], step=number), 0)
     assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.services.builders import Wanted, batch, rows, settings
+from tests.services.builders import settings
+from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
@@ -170,7 +171,7 @@ def test_room_in_the_window() -> None:
 
 def test_draft_follows_its_target() -> None:
     """What was drafted is the frame's second part, and the first one says that it is there (case 4)."""
-    target, draft = batch(rows([3, 5])), batch(rows([3, 5]), kind=BatchKind.DRAFT)
+    target, draft = batch(row_shapes([3, 5])), batch(row_shapes([3, 5]), kind=BatchKind.DRAFT)
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     first, second = (decode(part) for part in made.parts)
     assert read(made).outputs.has_draft
@@ -183,7 +184,7 @@ def test_draft_follows_its_target() -> None:
 def test_more_rows_than_a_message_may_have_become_several_frames(count: int, sizes: list[int]) -> None:
     """A step may have more rows than a message: each frame has as many as may be, and none is lost (case 26)."""
     limits = settings({"limits.max_rows": 4}).limits
-    wanted = rows(range(1, count + 1))
+    wanted = row_shapes(range(1, count + 1))
     target = batch(wanted)
     draft = batch(wanted[::-1], indices=range(count)[::-1], kind=BatchKind.DRAFT)
     made = output_frames(target, draft, PendingAck(), limits)
@@ -194,14 +195,14 @@ def test_more_rows_than_a_message_may_have_become_several_frames(count: int, siz
 
 
 def test_rows_of_one_request_are_found() -> None:
-    target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
+    target, draft = batch([RowShape(3), RowShape(5)]), batch([RowShape(3), RowShape(5)], kind=BatchKind.DRAFT)
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     five = np.array([5], np.uint64)
     found = made.rows_of(five, LIMITS)
     assert [each.request_keys.tolist() for each in found if each is not None] == [[5], [5]]
     (bare,) = output_frames(target, draft.select(np.array([0])), PendingAck(), LIMITS)
     assert bare.rows_of(five, LIMITS)[1] is None
-    (other,) = output_frames(batch([Wanted(4), Wanted(6)]), None, PendingAck(), LIMITS)
+    (other,) = output_frames(batch([RowShape(4), RowShape(6)]), None, PendingAck(), LIMITS)
     box = send_queue(frames=9)
     for each in (other, made, news(5), bare, other):
         box.put(each)

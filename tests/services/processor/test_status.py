@@ -1,7 +1,8 @@
 """The status frame: what a client hears of the processor and its workers, and how often."""
 
 from tests.services.bench import Bench, BenchClient
-from tests.services.builders import generate_of, rows
+from tests.services.builders import generate_of
+from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ProcessorStatus, StatusRequest
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.bus import Outcome
@@ -22,7 +23,7 @@ def test_status_counts_requests_and_describes_each_worker() -> None:
     worker, client = bench.worker("here", role=WorkerRole.WORKER_ROLE_MIXED, model="m"), bench.client()
     client.ask(generate_of(1))
     bench.worker("away").known.peer = None
-    worker.publish(rows([1], tokens=2))  # which verified one draft token
+    worker.publish(row_shapes([1], tokens=2))  # which verified one draft token
     client.say(ASK)
     (status,) = statuses(client)
     assert (status.open_requests, status.connected_clients, status.tokens, status.steps) == (1, 1, 2, 1)
@@ -58,7 +59,7 @@ def test_status_passes_what_waits_for_the_clients_window() -> None:
     worker, client = bench.worker(), bench.client(window_frames=1)
     client.ask(generate_of(1))
     for position in range(3):
-        worker.publish(rows([1], position=position))
+        worker.publish(row_shapes([1], position=position))
     client.say(ASK)
     assert len(statuses(client)) == 1
     assert len(bench.core.clients.sessions[5].send_queue) == 3

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import Wanted, rows
 from tests.services.processor.live import running
 from tests.support.waiting import soon, turns
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
 from tokenbus_services.processor import Processor
@@ -28,8 +28,8 @@ async def test_steps_come_whole_and_in_batch_order() -> None:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))
         await turns()
-        await made.worker.publish(rows([4, 2, 9]))
-        await made.worker.publish(rows([2, 4], position=1))
+        await made.worker.publish(row_shapes([4, 2, 9]))
+        await made.worker.publish(row_shapes([2, 4], position=1))
         found = [await soon(first), await soon(anext(steps))]
         assert [step.target.request_keys.tolist() for step in found] == [[4, 2, 9], [2, 4]]
         assert [step.number for step in found] == [1, 2]
@@ -40,8 +40,8 @@ async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
     """The iterator yields every step since it was made, even before the first await; a second iterator is refused."""
     async with running() as made:
         steps = made.processor.steps()
-        await made.worker.publish(rows([1]))
-        await made.worker.publish(rows([1], position=1))
+        await made.worker.publish(row_shapes([1]))
+        await made.worker.publish(row_shapes([1], position=1))
         await turns()
         with pytest.raises(RuntimeError, match="iterated over already"):
             made.processor.steps()
@@ -55,7 +55,7 @@ async def test_step_is_acknowledged_when_the_next_is_asked_for() -> None:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))
         await turns()
-        await made.worker.publish(rows([1]))
+        await made.worker.publish(row_shapes([1]))
         await soon(first)
         acks = made.processor.workers.by_id["worker-0"].stream.acks
         await made.pass_time(0.2)
@@ -78,7 +78,7 @@ async def test_steps_that_are_not_taken_slow_their_workers() -> None:
         stream = made.processor.workers.by_id["worker-0"].stream
         for position in range(5):
             if made.worker.sequence < stream.credit.through_sequence:
-                await made.worker.publish(rows([1], position=position))
+                await made.worker.publish(row_shapes([1], position=position))
         granted = stream.credit.through_sequence
         await made.pass_time(1.0)
         assert stream.credit.through_sequence == granted
@@ -97,13 +97,13 @@ async def test_one_iteration_over_steps_at_a_time() -> None:
         await turns()
         with pytest.raises(RuntimeError, match="one consumer takes all steps"):
             await anext(made.processor.steps())
-        await made.worker.publish(rows([1]))
+        await made.worker.publish(row_shapes([1]))
         await soon(first)
         await steps.aclose()
         again = made.processor.steps()
         second = asyncio.ensure_future(anext(again))
         await turns()
-        await made.worker.publish(rows([1], position=1))
+        await made.worker.publish(row_shapes([1], position=1))
         assert (await soon(second)).number == 2
         await again.aclose()
 
@@ -115,12 +115,12 @@ async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
         first = asyncio.ensure_future(anext(steps))
         await turns()
         for position in range(3):
-            await made.worker.publish(rows([1], position=position))
+            await made.worker.publish(row_shapes([1], position=position))
         await soon(first)
         await steps.aclose()
         await made.pass_time(0.2)
         assert made.processor.workers.by_id["worker-0"].stream.acks.acknowledged == 3
-        await made.worker.publish([Wanted(9, 0, 1, FINISHED)])
+        await made.worker.publish([RowShape(9, 0, 1, FINISHED)])
         assert len(await soon(taken(made.processor.request(9)))) == 1
 
 
@@ -134,6 +134,6 @@ async def test_steps_end_when_the_processor_closes() -> None:
     async with running() as made:
         consuming = asyncio.create_task(consume(made.processor))
         await turns()
-        await made.worker.publish(rows([1]))
+        await made.worker.publish(row_shapes([1]))
     await soon(consuming)
     assert len(found) == 1

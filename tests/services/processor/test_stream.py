@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import EVENT, Wanted, encoded, item_of, rows
+from tests.services.builders import EVENT, encoded, item_of
 from tests.services.processor.streams import come, order, payload, stream, take
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestEvent
@@ -95,7 +96,7 @@ def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
 )
 def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> None:
     made = stream()
-    data = encoded(rows([5]), **{"sequence": 1} | header)
+    data = encoded(row_shapes([5]), **{"sequence": 1} | header)
     assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
     (lost,) = order(made)
     assert isinstance(lost, Lost)
@@ -205,7 +206,7 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
     whole: dict[str, Any] = {"epoch": 8}
     for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
         made = stream()
-        data = encoded([Wanted(5), Wanted(6)], 1, **header)
+        data = encoded([RowShape(5), RowShape(6)], 1, **header)
         made.take(item_of(data, 1, checksum=crc32(data)), data)
         (lost,) = order(made)
         assert isinstance(lost, Lost)

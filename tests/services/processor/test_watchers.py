@@ -3,7 +3,8 @@
 from zlib import crc32
 
 from tests.services.bench import Bench, BenchClient
-from tests.services.builders import BATCH, EVENT, encoded, generate_of, rows
+from tests.services.builders import BATCH, EVENT, encoded, generate_of
+from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
 
 
@@ -29,7 +30,7 @@ def test_items_are_shown_as_they_came() -> None:
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
     watcher = watching(bench)
-    data = encoded(rows([1]), 1)
+    data = encoded(row_shapes([1]), 1)
     worker.item(data, 1)
     worker.admit(1)
     worker.item(b"new", 3, 77)
@@ -59,7 +60,7 @@ def test_only_what_is_watched_is_shown() -> None:
     one, every = watching(bench, "a"), watching(bench, session=7)
     second = bench.worker("b")
     for worker in (second, first):
-        worker.publish(rows([1]))
+        worker.publish(row_shapes([1]))
     assert seen(one) == ["a/7", "1"]
     assert seen(every) == ["a/7", "b/7", "1", "a/7", "1"]
     first.say_hello(next_sequence=2)

@@ -5,7 +5,8 @@ from zlib import crc32
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import Wanted, encoded, generate_of, item_of, rows
+from tests.services.builders import encoded, generate_of, item_of
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -29,7 +30,7 @@ def test_item_beyond_the_credit_ends_the_connection() -> None:
     bench = Bench({"processor.credit_items": 2})
     worker = bench.worker()
     worker.heard()
-    data = encoded(rows([1]), 3)
+    data = encoded(row_shapes([1]), 3)
     worker.item(data, 3)
     assert worker.refusals() == [PROTOCOL]
     worker.beat()
@@ -43,7 +44,7 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
     """A frame with the wrong parts, epoch or lengths is dropped and counted, and the stream goes on."""
     bench = Bench()
     worker = bench.worker()
-    data = encoded(rows([1]), 1)
+    data = encoded(row_shapes([1]), 1)
     frame = WorkerFrame(epoch=7, item=item_of(data, 1))
     backwards = Gap(first_sequence=5, last_sequence=4, reason=GapReason.GAP_REASON_RETENTION)
     vast = Gap(first_sequence=1, last_sequence=2**61 + 1, reason=GapReason.GAP_REASON_RETENTION)
@@ -69,11 +70,11 @@ def test_missing_items_are_asked_for() -> None:
     bench = Bench()
     worker = bench.worker()
     worker.heard()
-    worker.item(encoded(rows([1], position=2), 3), 3)
+    worker.item(encoded(row_shapes([1], position=2), 3), 3)
     (frame,) = worker.heard()
     assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 2)
     for sequence in (1, 2):
-        worker.item(encoded(rows([1], position=sequence - 1), sequence), sequence)
+        worker.item(encoded(row_shapes([1], position=sequence - 1), sequence), sequence)
     assert worker.known.stream.expected == 4
 
 
@@ -103,7 +104,7 @@ def test_recovery_ends() -> None:
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
     worker.heard()
-    worker.item(encoded(rows([1], position=1), 2), 2)
+    worker.item(encoded(row_shapes([1], position=1), 2), 2)
     bench.pass_time(2.0, worker, client, most=0.1)
     bodies = worker.heard_bodies()
     assert bodies.count("replay") == 2
@@ -117,7 +118,7 @@ def test_damaged_item_is_healed() -> None:
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
-    data = encoded(rows([1]), 1)
+    data = encoded(row_shapes([1]), 1)
     worker.heard()
     worker.item(data, 1, checksum=crc32(data) ^ 1)
     assert worker.heard_bodies() == ["replay"]
@@ -218,7 +219,7 @@ def test_closing_says_goodbye_and_how_far_it_came() -> None:
 def test_counts_outlive_a_worker() -> None:
     bench = Bench({"processor.max_workers": 1})
     worker = bench.worker("a", epoch=1)
-    worker.publish([Wanted(1)])
+    worker.publish([RowShape(1)])
     worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
     assert bench.worker("a", epoch=2).known.stream.counts.items == 1
 

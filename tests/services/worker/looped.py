@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from tests.services.builders import EPOCH, arrays_of, settings
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent

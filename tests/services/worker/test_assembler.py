@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import Wanted, arrays_of, batch, rows, values_by_key
+from tests.services.builders import arrays_of, values_by_key
+from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import (
     BatchKind,
     ContractError,
@@ -261,7 +262,7 @@ def test_step_that_contradicts_itself_is_refused(changed: dict[str, Any], line: 
 
 def test_step_larger_than_a_message_goes_in_parts() -> None:
     """More rows than a message may have go in several, and so do rows that are too large together (case 26)."""
-    whole = batch(rows(range(1, 11), tokens=2))
+    whole = batch(row_shapes(range(1, 11), tokens=2))
     assembler = StepAssembler(replace(Limits.default(), max_rows=4), 50_000)
     parts = [sent(made) for made in assembler.assemble(arrays_of(whole))]
     assert [made.header.part_index for made in parts] == [0, 1, 2]
@@ -316,13 +317,15 @@ def test_what_is_no_array_is_refused() -> None:
 
 _ROWS = st.lists(
     st.builds(
-        Wanted,
+        RowShape,
         st.integers(1, 2**64 - 1),
         position=st.integers(0, 1000),
         tokens=st.integers(1, 6),
         status=st.just(RowStatus.ACTIVE),
         scoring=st.sampled_from([Scoring.FULL, Scoring.NONE]),
         top_k=st.integers(0, 20),
+        drafted=st.none(),
+        proposals=st.none(),
     ).map(lambda row: row if row.scoring is Scoring.FULL else row._replace(top_k=0)),
     min_size=1,
     max_size=8,
@@ -331,7 +334,7 @@ _ROWS = st.lists(
 
 
 @given(wanted=_ROWS, data=st.data())
-def test_row_does_not_depend_on_its_neighbours(wanted: list[Wanted], data: st.DataObject) -> None:
+def test_row_does_not_depend_on_its_neighbours(wanted: list[RowShape], data: st.DataObject) -> None:
     """A row has the same values in whatever order, company and form it is computed (cases 3 and 15)."""
     whole = batch(wanted)
     alone = {row.key: values_by_key(assembled(arrays_of(batch([row]))))[row.key][2:] for row in wanted}
@@ -376,7 +379,7 @@ def test_number_that_its_column_cannot_hold_is_its_rows_fault_alone(changed: dic
 
 
 def test_parts_are_cut_by_their_size() -> None:
-    wanted = [Wanted(key, 0, 6, RowStatus.ACTIVE, top_k=20 if key > 20 else 0) for key in range(1, 31)]
+    wanted = [RowShape(key, 0, 6, RowStatus.ACTIVE, top_k=20 if key > 20 else 0) for key in range(1, 31)]
     whole = batch(wanted)
     assembler = StepAssembler(replace(Limits.default(), max_message_bytes=3000), 50_000)
     parts = [sent(made) for made in assembler.assemble(arrays_of(whole))]

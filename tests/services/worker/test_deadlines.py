@@ -5,7 +5,7 @@ import pytest
 from tests.services.builders import generate_of, ids
 from tests.services.worker.looped import Engine, Looped, Once, batches, running
 from tests.services.worker.test_states import KINDS, handed_off
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine

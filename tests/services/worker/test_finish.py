@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tests.services.builders import batch, generate_of, rows
+from tests.services.builders import generate_of
 from tests.services.worker.looped import Engine, batches, events, running
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_services.worker import Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
@@ -15,7 +15,7 @@ class Timed(Engine):
     """An engine with work for five steps, each of which takes a second."""
 
     def __init__(self, publisher: Publisher, *, is_asked: bool = False) -> None:
-        super().__init__(*([batch(rows([3], position=place), step=place + 1)] for place in range(5)))
+        super().__init__(*([batch(row_shapes([3], position=place), step=place + 1)] for place in range(5)))
         self.publisher, self.is_asked, self.clock = publisher, is_asked, ManualClock()
 
     def step(self) -> Sequence[StepArrays]:

@@ -13,8 +13,8 @@ import pytest
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.bus.keyed import Keyring
 from tests.services.worker.peer import welcome_of
-from tests.support.clock import ManualClock
 from tests.support.waiting import MOST, turns, until
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.services.builders import Wanted, arrays_of, batch, generate_of, ids
+from tests.services.builders import arrays_of, generate_of, ids
 from tests.services.worker.looped import Looped, batches, events, running
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -222,9 +223,9 @@ def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureF
 def test_draft_ends_no_request() -> None:
     emitter = Emitter(running(), 0)
     emitter.active.add(generate_of(7))
-    emitter.emit(arrays_of(batch([Wanted(7)], draft_follows=True)))
-    emitter.emit(arrays_of(batch([Wanted(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
-    emitter.emit(arrays_of(batch([Wanted(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
+    emitter.emit(arrays_of(batch([RowShape(7)], draft_follows=True)))
+    emitter.emit(arrays_of(batch([RowShape(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
+    emitter.emit(arrays_of(batch([RowShape(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
     assert emitter.active.end([7, 8]) == [7]
 
 
@@ -245,7 +246,7 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
     emitter = Emitter(publisher, 0)
     for key in (1, 2):
         emitter.active.add(generate_of(key))
-    emitter.emit(replace(arrays_of(batch([Wanted(1), Wanted(2)])), parts=parts))
+    emitter.emit(replace(arrays_of(batch([RowShape(1), RowShape(2)])), parts=parts))
     found = [(row.key, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
     assert sorted(found, reverse=True) == published
     assert {event.error.request_key for event in events(publisher)} >= {1}

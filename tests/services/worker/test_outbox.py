@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.services.builders import arrays_of, batch, generate_of, rows
+from tests.services.builders import arrays_of, generate_of
 from tests.services.worker.looped import batches, running
 from tests.support.waiting import MOST
+from tokenbus.testing import batch, row_shapes
 from tokenbus_contracts import decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
@@ -57,11 +58,11 @@ def test_everything_is_published_in_order() -> None:
     publisher = running()
     with Outbox(Emitter(publisher, 0), 8) as outbox:
         outbox.admitted(8, 3)
-        outbox.emit(arrays_of(batch(rows([8]))))
+        outbox.emit(arrays_of(batch(row_shapes([8]))))
         outbox.failed(8, ErrorCode.ERROR_CODE_ENGINE, "no")
-        outbox.emit(arrays_of(batch(rows([9]), step=2)))
+        outbox.emit(arrays_of(batch(row_shapes([9]), step=2)))
         outbox.flush(MOST)
-        ids = [batch(rows([key])).token_ids.tolist() for key in (8, 9)]
+        ids = [batch(row_shapes([key])).token_ids.tolist() for key in (8, 9)]
         assert said(publisher) == ["admitted", ids[0], "error", ids[1]]
 
 
@@ -142,7 +143,7 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
     for hands_over in (False, True):
         publisher = running()
         emitter = Emitter(publisher, 0)
-        arrays = arrays_of(batch(rows([3, 4, 5], tokens=3)))
+        arrays = arrays_of(batch(row_shapes([3, 4, 5], tokens=3)))
         if hands_over:
             with Outbox(emitter, 8) as outbox:
                 outbox.emit(arrays)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.services.builders import Wanted, arrays_of, batch, settings
+from tests.services.builders import arrays_of, settings
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.worker import StepArrays, StepAssembler
@@ -61,5 +62,5 @@ def test_batches_that_finish_out_of_step_still_pair() -> None:
 
 
 def _arrays(kind: BatchKind, step: int) -> StepArrays:
-    arrays = arrays_of(batch([Wanted(7, 4 * step, 4), Wanted(8, 4 * step, 2)]))
+    arrays = arrays_of(batch([RowShape(7, 4 * step, 4), RowShape(8, 4 * step, 2)]))
     return replace(arrays, kind=kind, step=step, draft_follows=kind is BatchKind.TARGET, draft_token_counts=None)

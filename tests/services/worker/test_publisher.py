@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import BATCH, EPOCH, EVENT, Wanted, batch, rows, settings, values_by_key
+from tests.services.builders import BATCH, EPOCH, EVENT, settings, values_by_key
 from tests.services.worker.peer import welcome_of
+from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import ContractError, RowStatus, Scoring, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
@@ -54,7 +55,7 @@ class Bare(Publisher):
 
 def full(**worker: object) -> Bare:
     publisher = Bare(retention_items=2, **worker)
-    publisher.publish(batch(rows([1])))
+    publisher.publish(batch(row_shapes([1])))
     return publisher
 
 
@@ -67,7 +68,7 @@ def until_it_waits(publisher: Bare) -> None:
 def test_batch_is_published_under_this_stream() -> None:
     """Worker, epoch, sequence and ranks are the publisher's own, whatever the header said; the rest is as it was."""
     publisher = Bare(id="mine", dp_rank=3)
-    made = batch(rows([5, 3], tokens=2), step=9, sequence=77, worker_id="other", epoch=1)
+    made = batch(row_shapes([5, 3], tokens=2), step=9, sequence=77, worker_id="other", epoch=1)
     assert publisher.publish(made) == 1
     item = publisher.kept(1)
     header = decode(item.payload).header
@@ -79,7 +80,7 @@ def test_batch_is_published_under_this_stream() -> None:
 
 def test_time_produced_is_kept() -> None:
     publisher = Bare()
-    made = batch(rows([1]))
+    made = batch(row_shapes([1]))
     stamped = type(made).of_views(made.header._replace(produced_at_ns=5), made.columns)
     publisher.publish(stamped)
     assert decode(publisher.kept(1).payload).header.produced_at_ns == 5
@@ -88,18 +89,18 @@ def test_time_produced_is_kept() -> None:
 def test_other_ranks_publish_nothing() -> None:
     """Only tensor-parallel rank 0 publishes; the others count, and do whatever else a publisher does (case 6)."""
     first, other = Bare(tp_rank=0), Bare(tp_rank=1)
-    assert first.publish(batch(rows([1]))) == 1
-    assert other.publish(batch(rows([1]))) == 0
+    assert first.publish(batch(row_shapes([1]))) == 1
+    assert other.publish(batch(row_shapes([1]))) == 0
     assert other.admitted(1, 1) == other.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke") == 0
     assert (first.gated, other.gated) == (0, 3)
     assert len(other.retention) == 0
-    assert other.publish(batch(rows([1])), every_rank=True) == 1
+    assert other.publish(batch(row_shapes([1])), every_rank=True) == 1
 
 
 def test_batch_that_breaks_the_contract_uses_no_sequence() -> None:
     """A batch that cannot be encoded is an error to its engine, and leaves no hole in the stream (case 24)."""
     publisher = Bare()
-    made = batch(rows([1]))
+    made = batch(row_shapes([1]))
     columns = made.columns | {"logprobs": made.logprobs * float("nan")}
     with pytest.raises(ContractError, match="finite"):
         publisher.publish(type(made).of_views(made.header, columns))
@@ -112,16 +113,16 @@ def test_batch_over_the_bound_is_refused_before_it_is_kept() -> None:
     publisher = Publisher(settings({"limits.max_message_bytes": size}), epoch=EPOCH)
     publisher.begin()
     with pytest.raises(ContractError, match=f"at most {size} bytes"):
-        publisher.publish(batch(rows(range(1, 30), tokens=3)))
+        publisher.publish(batch(row_shapes(range(1, 30), tokens=3)))
     assert len(publisher.retention) == 0
-    assert publisher.publish(batch(rows([1]))) == 1
+    assert publisher.publish(batch(row_shapes([1]))) == 1
 
 
 def test_sizes_follow_content() -> None:
     """A batch takes as many bytes as its rows need, not as many as it might have had (case 26)."""
     publisher = Bare()
     for count in (1, 10):
-        publisher.publish(batch(rows(range(1, count + 1))))
+        publisher.publish(batch(row_shapes(range(1, count + 1))))
     small, large = publisher.kept(1), publisher.kept(2)
     assert len(small.payload) < len(large.payload) < 10 * len(small.payload)
     assert publisher.retention.bytes == len(small.payload) + len(large.payload)
@@ -129,10 +130,10 @@ def test_sizes_follow_content() -> None:
 
 def test_requests_are_known_from_first_to_last_row() -> None:
     publisher = Bare()
-    publisher.publish(batch(rows(range(1, 7), tokens=0, status=RowStatus.IDLE)))
+    publisher.publish(batch(row_shapes(range(1, 7), tokens=0, status=RowStatus.IDLE)))
     assert publisher.session.requests == set(range(1, 7))
-    leaving = [Wanted(key, 0, 0, status) for key, status in enumerate(LEAVING, 1)]
-    publisher.publish(batch([*leaving, Wanted(6, 0, 0, RowStatus.PREEMPTED)], step=2))
+    leaving = [RowShape(key, 0, 0, status) for key, status in enumerate(LEAVING, 1)]
+    publisher.publish(batch([*leaving, RowShape(6, 0, 0, RowStatus.PREEMPTED)], step=2))
     assert publisher.session.requests == {6}
 
 
@@ -157,13 +158,13 @@ def test_hello_never_tells_of_an_item_without_its_requests() -> None:
         told.append((publisher.retention.next_sequence, set(publisher.session.requests)))
 
     publisher._room = Watched(look)
-    publisher.publish(batch(rows([1, 2])))
+    publisher.publish(batch(row_shapes([1, 2])))
     assert told == [(2, {1, 2})]
 
 
 def test_events_are_items_of_the_stream() -> None:
     publisher = Bare(id="mine")
-    publisher.publish(batch(rows([1])))
+    publisher.publish(batch(row_shapes([1])))
     assert publisher.admitted(8, prompt_tokens=0) == 2
     assert publisher.failed_request(8, ErrorCode.ERROR_CODE_ENGINE, "broke", 5) == 3
     admitted = read_frame(RequestEvent, publisher.kept(2).payload)
@@ -187,7 +188,7 @@ def test_any_message_fits_an_error(message: str) -> None:
 
 def test_failed_request_is_no_longer_the_workers() -> None:
     publisher = Bare()
-    publisher.publish(batch(rows([1, 2])))
+    publisher.publish(batch(row_shapes([1, 2])))
     publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke")
     assert publisher.session.requests == {2}
 
@@ -196,7 +197,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     """Without room the policy `fail` raises, names the requests, and leaves a gap that names them too (case 20, 21)."""
     publisher = full(policy="fail")
     with pytest.raises(RetentionFullError, match=r"policy fail.*2 items.*2 requests end") as raised:
-        publisher.publish(batch(rows([5, 6])))
+        publisher.publish(batch(row_shapes([5, 6])))
     assert isinstance(raised.value, PublishError)
     assert raised.value.request_keys == {5, 6}
     assert publisher.failed == 2
@@ -205,7 +206,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     assert gap.keys == {5, 6}
     publisher.connect()
     publisher.hear(ack=Ack(through_sequence=2))
-    assert publisher.publish(batch(rows([7]))) == 3
+    assert publisher.publish(batch(row_shapes([7]))) == 3
 
 
 def test_batch_without_rows_that_finds_no_room_ends_no_request() -> None:
@@ -221,7 +222,7 @@ def test_policy_block_waits_for_an_acknowledgement() -> None:
     publisher = full(policy="block")
     publisher.connect()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(publisher.publish, batch(rows([2])))
+        waiting = pool.submit(publisher.publish, batch(row_shapes([2])))
         until_it_waits(publisher)
         assert not waiting.done()
         list(iter(lambda: publisher.session.next_message(0.0), None))
@@ -234,14 +235,14 @@ def test_waiting_has_an_end(policy: str) -> None:
     """The policies that wait do so for their time and not forever; then the requests end with an error (case 20)."""
     publisher = full(policy=policy, block_timeout_ms=1)
     with pytest.raises(RetentionFullError, match="waited 1 ms"):
-        publisher.publish(batch(rows([5])))
+        publisher.publish(batch(row_shapes([5])))
     assert isinstance(publisher.retention.find(2), Dropped)
 
 
 def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
     """From `shed_at` on, alternatives are dropped and rows marked as shed, but never a token (case 13)."""
     publisher = Bare(policy="shed", retention_items=4, shed_at=0.5)
-    made = batch([Wanted(1, 0, 2, top_k=3), Wanted(2, 0, 1), Wanted(3, 0, 2, scoring=Scoring.NONE)])
+    made = batch([RowShape(1, 0, 2, top_k=3), RowShape(2, 0, 1), RowShape(3, 0, 2, scoring=Scoring.NONE)])
     for _ in range(3):
         publisher.publish(made)
     before, shed = decode(publisher.kept(2).payload), decode(publisher.kept(3).payload)
@@ -257,7 +258,7 @@ def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
 def test_other_policies_shed_nothing() -> None:
     publisher = Bare(policy="block", retention_items=4, shed_at=0.1)
     for _ in range(3):
-        publisher.publish(batch([Wanted(1, top_k=3)]))
+        publisher.publish(batch([RowShape(1, top_k=3)]))
     assert decode(publisher.kept(3).payload).top_ks.tolist() == [3]
 
 
@@ -266,7 +267,7 @@ def test_many_threads_leave_no_hole() -> None:
     publisher, each, threads = Bare(retention_items=10_000), 40, 4
 
     def publish(key: int) -> list[int]:
-        return [publisher.publish(batch(rows([key], position=place))) for place in range(each)]
+        return [publisher.publish(batch(row_shapes([key], position=place))) for place in range(each)]
 
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(publish, range(1, threads + 1)))
@@ -283,9 +284,9 @@ def test_order_is_kept_while_waiting_for_room() -> None:
     publisher = full(policy="block")
     publisher.connect()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(publisher.publish, batch(rows([2])))
+        first = pool.submit(publisher.publish, batch(row_shapes([2])))
         until_it_waits(publisher)
-        second = pool.submit(publisher.publish, batch(rows([3])))
+        second = pool.submit(publisher.publish, batch(row_shapes([3])))
         list(iter(lambda: publisher.session.next_message(0.0), None))
         publisher.hear(ack=Ack(through_sequence=1))
         assert first.result() == 2
@@ -298,7 +299,7 @@ def test_order_is_kept_while_waiting_for_room() -> None:
 def test_waiting_ends_when_the_publisher_is_closed() -> None:
     publisher = full(policy="block")
     with ThreadPoolExecutor(1) as pool:
-        waiting: Future[int] = pool.submit(publisher.publish, batch(rows([2])))
+        waiting: Future[int] = pool.submit(publisher.publish, batch(row_shapes([2])))
         until_it_waits(publisher)
         publisher._close(None)
         with pytest.raises(NotRunningError):
@@ -310,7 +311,7 @@ def test_replayed_bytes_are_the_live_bytes() -> None:
     """What a publisher sends a second time is, byte for byte, the message that it sent first (case 16)."""
     publisher = Bare()
     for place in range(3):
-        publisher.publish(batch([Wanted(1, place, top_k=2)], step=place + 1))
+        publisher.publish(batch([RowShape(1, place, top_k=2)], step=place + 1))
     publisher.connect()
     live = [publisher.session.next_message(0.0) for _ in range(3)]
     publisher.connect()
@@ -323,11 +324,11 @@ def test_replayed_bytes_are_the_live_bytes() -> None:
 def test_step_of_long_ago_is_refused_where_it_can_be_mended() -> None:
     """A step that a processor would take for a repetition is an error; a refused batch does not move that bound."""
     publisher = Bare()
-    publisher.publish(batch(rows([1]), step=30))
-    assert publisher.publish(batch(rows([1], position=1), step=30 - 16)) == 2
+    publisher.publish(batch(row_shapes([1]), step=30))
+    assert publisher.publish(batch(row_shapes([1], position=1), step=30 - 16)) == 2
     with pytest.raises(ContractError, match="at least 14"):
-        publisher.publish(batch(rows([1], position=2), step=13))
-    broken = batch(rows([1]), step=1000)
+        publisher.publish(batch(row_shapes([1], position=2), step=13))
+    broken = batch(row_shapes([1]), step=1000)
     with pytest.raises(ContractError):
         publisher.publish(type(broken).of_views(broken.header, broken.columns | {"ranks": broken.ranks[:0]}))
-    assert publisher.publish(batch(rows([1], position=2), step=14)) == 3
+    assert publisher.publish(batch(row_shapes([1], position=2), step=14)) == 3

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.services.breaking import BreakingTransport, UselessTransport
-from tests.services.builders import EPOCH, batch, generate_of, rows, settings
+from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.worker.peer import welcome_of
-from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
+from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -62,7 +62,7 @@ async def test_batches_reach_the_processor() -> None:
     """On an event loop, what is published goes out after the handshake, and is let go when it is acknowledged."""
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
-        assert publisher.publish(batch(rows([1]))) == 1
+        assert publisher.publish(batch(row_shapes([1]))) == 1
         await processor.welcome()
         frame = await processor.body("item")
         assert (frame.epoch, frame.item.sequence) == (EPOCH, 1)
@@ -109,10 +109,10 @@ async def test_loop_does_not_wait_for_itself() -> None:
     """On its own event loop's thread, `publish` without room is an error and not a deadlock; nothing is kept of it."""
     processor, publisher, _ = await meeting(at_memory(retention_items=2))
     async with publisher:
-        publisher.publish(batch(rows([1])))
+        publisher.publish(batch(row_shapes([1])))
         with pytest.raises(WouldWaitError, match=r"await publisher\.published"):
-            publisher.publish(batch(rows([2])))
-        waiting = asyncio.create_task(publisher.published(batch(rows([3]))))
+            publisher.publish(batch(row_shapes([2])))
+        waiting = asyncio.create_task(publisher.published(batch(row_shapes([3]))))
         await processor.welcome()
         await processor.body("item")
         assert not waiting.done()
@@ -125,7 +125,7 @@ async def test_loop_does_not_wait_for_itself() -> None:
 async def test_published_does_not_leave_the_loop_where_there_is_room() -> None:
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
-        coroutine = publisher.published(batch(rows([1])))
+        coroutine = publisher.published(batch(row_shapes([1])))
         with pytest.raises(StopIteration) as done:
             coroutine.send(None)
         assert done.value.value == 1
@@ -136,11 +136,11 @@ async def test_published_does_not_leave_the_loop_where_there_is_room() -> None:
 async def test_nothing_is_taken_before_it_starts_and_after_it_closed() -> None:
     _, publisher, _ = await meeting(at_memory())
     with pytest.raises(NotRunningError):
-        publisher.publish(batch(rows([1])))
+        publisher.publish(batch(row_shapes([1])))
     async with publisher:
         pass
     publishing: list[Callable[[], int]] = [
-        lambda: publisher.publish(batch(rows([1]))),
+        lambda: publisher.publish(batch(row_shapes([1]))),
         lambda: publisher.admitted(1, 1),
         lambda: publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "no"),
     ]
@@ -155,7 +155,7 @@ async def test_leaving_waits_for_acknowledgements() -> None:
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
         for place in range(3):
-            publisher.publish(batch(rows([1], position=place), step=place + 1))
+            publisher.publish(batch(row_shapes([1], position=place), step=place + 1))
         await processor.welcome()
         await processor.body("item")
         leaving = asyncio.create_task(publisher.__aexit__(None, None, None))
@@ -173,7 +173,7 @@ async def test_leaving_has_an_end() -> None:
     """A processor that acknowledges nothing does not keep a worker beyond its drain's time, and not a moment less."""
     processor, publisher, clock = await meeting(at_memory(drain_timeout_ms=2000))
     async with publisher:
-        publisher.publish(batch(rows([1])))
+        publisher.publish(batch(row_shapes([1])))
         await processor.welcome()
         leaving = asyncio.create_task(publisher.__aexit__(None, None, None))
         await turns()
@@ -188,7 +188,7 @@ async def test_leaving_has_an_end() -> None:
 async def test_leaving_after_an_error_is_at_once() -> None:
     processor, publisher, _ = await meeting(at_memory())
     await publisher.__aenter__()
-    publisher.publish(batch(rows([1])))
+    publisher.publish(batch(row_shapes([1])))
     await processor.welcome()
     await soon(publisher.__aexit__(ZeroDivisionError, ZeroDivisionError(), None))
     assert publisher.session.outstanding == 1
@@ -242,13 +242,13 @@ def test_thread_of_its_own() -> None:
     with Publisher(chosen, epoch=EPOCH, transport=MemoryTransport(chosen.bus)) as publisher:
         names = {thread.name for thread in threading.enumerate()}
         with ThreadPoolExecutor(2) as pool:
-            made = [batch(rows([key])) for key in range(1, 11)]
+            made = [batch(row_shapes([key])) for key in range(1, 11)]
             assert sorted(pool.map(publisher.publish, made)) == list(range(1, 11))
     assert "tokenbus-worker-0" in names
     assert publisher._thread is not None
     assert not publisher._thread.is_alive()
     with pytest.raises(NotRunningError):
-        publisher.publish(batch(rows([1])))
+        publisher.publish(batch(row_shapes([1])))
 
 
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
@@ -269,8 +269,8 @@ async def test_epochs_of_later_lives_are_larger() -> None:
 def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
     publisher = Publisher(at_memory(), epoch=EPOCH)
     publisher.begin()
-    publisher.publish(batch(rows([1], status=RowStatus.FINISHED_STOP), draft_follows=True))
-    publisher.publish(batch(rows([1]), kind=BatchKind.DRAFT))
+    publisher.publish(batch(row_shapes([1], status=RowStatus.FINISHED_STOP), draft_follows=True))
+    publisher.publish(batch(row_shapes([1]), kind=BatchKind.DRAFT))
     assert publisher.session.requests == set()
 
 
@@ -281,7 +281,7 @@ async def test_nothing_is_taken_once_the_connection_has_failed() -> None:
     await publisher.__aenter__()
     await turns()
     with pytest.raises(NotRunningError):
-        publisher.publish(batch(rows([1])))
+        publisher.publish(batch(row_shapes([1])))
     with pytest.raises(RuntimeError):
         await soon(publisher.__aexit__(None, None, None))
 
@@ -291,4 +291,4 @@ def test_thread_whose_connection_failed_ends_waiting() -> None:
     with Publisher(chosen, transport=BreakingTransport(chosen.bus)) as publisher:
         assert publisher.take_requests(60) == []
         with pytest.raises(NotRunningError):
-            publisher.publish(batch(rows([1])))
+            publisher.publish(batch(row_shapes([1])))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.services.builders import generate_of
-from tests.support.clock import ManualClock
+from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_contracts.generated.request_pb2 import Generate

@@ -1,0 +1,63 @@
+"""tokenbus.testing: a whole bus in a test's own process and event loop, with engines that a test scripts.
+
+    import tokenbus.testing
+
+    async def test_my_consumer():
+        answer = tokenbus.testing.Answer(tokens=[5, 6, 7])
+        async with tokenbus.testing.bus(tokenbus.testing.ScriptedEngine(answer)) as bus:
+            assert await my_consumer(bus.client) == [5, 6, 7]
+
+docs/testing.md says what there is. With pytest, installing Tokenbus brings the fixtures of `tokenbus.pytest_plugin`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenbus.testing.batches import GoldenMessage, RowShape, batch, golden_messages, row_shapes
+    from tokenbus.testing.clock import ManualClock
+    from tokenbus.testing.line import Line
+    from tokenbus.testing.scripted import Answer, ScriptedEngine
+    from tokenbus.testing.system import Bus, bus
+    from tokenbus.testing.worker import Worker
+    from tokenbus_engines.synthetic import SyntheticEngine, TrueTokens, true_tokens
+
+__all__ = [
+    "Answer",
+    "Bus",
+    "GoldenMessage",
+    "Line",
+    "ManualClock",
+    "RowShape",
+    "ScriptedEngine",
+    "SyntheticEngine",
+    "TrueTokens",
+    "Worker",
+    "batch",
+    "bus",
+    "golden_messages",
+    "row_shapes",
+    "true_tokens",
+]
+
+_HOMES = {
+    "tokenbus.testing.batches": "GoldenMessage RowShape batch golden_messages row_shapes",
+    "tokenbus.testing.clock": "ManualClock",
+    "tokenbus.testing.line": "Line",
+    "tokenbus.testing.scripted": "Answer ScriptedEngine",
+    "tokenbus.testing.system": "Bus bus",
+    "tokenbus.testing.worker": "Worker",
+    "tokenbus_engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
+}
+"""Loaded when a name is used first: engines and a worker's parts run on Python 3.10, and a whole bus does not."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    """Load a name from the module that defines it."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value

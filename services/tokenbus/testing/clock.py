@@ -1,0 +1,58 @@
+"""ManualClock: time that passes when a test says so."""
+
+import asyncio
+import contextlib
+
+from tokenbus_services.backports import Timeout
+
+
+class ManualClock:
+    """Stands still until a test moves it; what waits on it then goes on.
+
+    Example:
+        clock = tokenbus.testing.ManualClock()
+        before = clock.now()
+        clock.advance(2.5)
+        assert clock.now() - before == 2.5
+    """
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._due: dict[Timeout, float] = {}
+        """Until when each wait lasts."""
+        self.waits = 0
+        """How many waits have begun."""
+
+    def now(self) -> float:
+        """Return the time, in seconds."""
+        return self._now
+
+    def unix_ms(self) -> int:
+        """Return the same time as a moment, in milliseconds since 1970-01-01 UTC."""
+        return 1_700_000_000_000 + int(self._now * 1000)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and end the waits whose time is over."""
+        self.set(self._now + seconds)
+
+    def set(self, seconds: float) -> None:
+        """Make it this time, and end the waits whose time is over."""
+        self._now = seconds
+        for wait in [wait for wait, due in self._due.items() if due <= seconds]:
+            del self._due[wait]
+            wait.reschedule(asyncio.get_running_loop().time())
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        """Wait until an event is set, or until the test has let so many seconds pass; return whether it is set."""
+        self.waits += 1
+        if not event.is_set() and seconds <= 0:
+            await asyncio.sleep(0)
+        elif not event.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with Timeout(None) as wait:
+                    self._due[wait] = self._now + seconds
+                    try:
+                        await event.wait()
+                    finally:
+                        self._due.pop(wait, None)
+        return event.is_set()

@@ -1,0 +1,127 @@
+"""Line: a peer's connection in memory, at which a test loses, repeats or holds back messages."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from tokenbus_services.bus import Connection, Listener, Parts
+from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus_services.bus.transport import ignore, ignore_loss
+
+
+class Line:
+    """What lies between one peer and its processor: a transport for that peer alone.
+
+    `drop` and `repeat` are about the next messages, whatever they say. A message that was dropped is asked for again by
+    the protocol, and one that was repeated is recognised: neither loses a token, nor gives one twice.
+    """
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+        self._drops = {"sent": 0, "received": 0}
+        self._repeats = {"sent": 0, "received": 0}
+        self._open: list[_LineConnection] = []
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.is_dead = False
+        """Whether the peer was lost: nothing that it says arrives any more."""
+
+    def drop(self, *, sent: int = 0, received: int = 0) -> None:
+        """Lose the next messages that the peer sends or is sent, so many of each."""
+        self._drops["sent"] += sent
+        self._drops["received"] += received
+
+    def repeat(self, *, sent: int = 0, received: int = 0) -> None:
+        """Deliver each of the next messages twice that the peer sends or is sent, so many of each."""
+        self._repeats["sent"] += sent
+        self._repeats["received"] += received
+
+    def cut(self) -> None:
+        """Break the connection, with what is on its way; the peer makes another at once."""
+        for connection in self._open:
+            connection.inner.cut()
+
+    def hold(self) -> None:
+        """Let nothing pass in either direction, as where the peer stands still, until `release`."""
+        self._flowing.clear()
+
+    def release(self) -> None:
+        """Let pass what was held, in order, and all that follows."""
+        self._flowing.set()
+        for connection in self._open:
+            connection.flush()
+
+    def copies(self, direction: str) -> int:
+        """Return how often the next message in a direction arrives: once, unless it is dropped or repeated."""
+        for counts, copies in ((self._drops, 0), (self._repeats, 2)):
+            if counts[direction]:
+                counts[direction] -= 1
+                return copies
+        return 1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing passes."""
+        return not self._flowing.is_set()
+
+    async def flows(self) -> None:
+        """Wait until messages pass."""
+        await self._flowing.wait()
+
+    # As a transport.
+
+    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
+        """Listen at an address; a listener's own peers have lines of their own."""
+        return await self._transport.listen(address, refused)
+
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> Connection:
+        """Connect to an address over this line."""
+        connection = _LineConnection(self, await self._transport.connect(address, server_key, lost))
+        self._open.append(connection)
+        return connection
+
+    def closed(self, connection: "_LineConnection") -> None:
+        """Forget a connection."""
+        self._open.remove(connection)
+
+
+class _LineConnection:
+    """One connection over a line."""
+
+    def __init__(self, line: Line, inner: MemoryConnection) -> None:
+        self.inner = inner
+        self._line = line
+        self._held: deque[Parts] = deque()  # bounded as the connection is
+        self._again: deque[list[bytes]] = deque()
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message that arrives."""
+        while not self._again:
+            parts = await self.inner.receive()
+            await self._line.flows()
+            self._again += [parts] * self._line.copies("received")
+        return self._again.popleft()
+
+    def send(self, parts: Parts) -> bool:
+        """Send, without waiting; False if too much is on its way."""
+        if self._line.is_dead:
+            return True
+        if self._line.is_held or self._held:
+            if len(self._held) >= self.inner.high_water_mark:
+                return False
+            self._held.append(list(parts))
+            return True
+        return all(self.inner.send(parts) for _ in range(self._line.copies("sent")))
+
+    def flush(self) -> None:
+        """Send what was held."""
+        held, self._held = self._held, deque()
+        for parts in held:
+            self.send(parts)
+
+    async def close(self) -> None:
+        """Close."""
+        self._line.closed(self)
+        await self.inner.close()

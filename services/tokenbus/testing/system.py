@@ -1,0 +1,267 @@
+"""A bus in a test: processors, workers and clients that speak the real protocol, on the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Literal, TypeVar
+
+from tokenbus.testing.clock import ManualClock
+from tokenbus.testing.line import Line
+from tokenbus.testing.worker import Worker
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.bus import memory
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Engine
+
+_QUIET_TURNS = 30
+"""After how many turns of the event loop without a message or a step nothing more will happen."""
+_MOST_TURNS = 2000
+_TICKS = 10
+"""How many times the clock stops within a heartbeat's interval: a longer jump would look like a stalled process."""
+_numbers = count(1)
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def bus(
+    engine: Engine | Callable[[], Engine] | None = None,
+    *,
+    workers: int = 1,
+    processors: int = 1,
+    step_seconds: float = 0.0,
+    settings: Mapping[str, object] | None = None,
+) -> AsyncIterator["Bus"]:
+    """Run a bus for as long as `async with` lasts: no port, no process, no thread, and time that the test turns.
+
+    Args:
+        engine: what the workers run; a function that makes one, where there are several workers; by default a
+            `SyntheticEngine`, whose tokens `true_tokens` tells.
+        workers: how many workers there are at first.
+        processors: how many processors there are; clients are connected to all of them.
+        step_seconds: how long a step takes, by the bus's clock; `Worker.step_seconds` changes it.
+        settings: settings by key, as `{"worker.retention_items": 8}`; all others have their defaults, whatever the
+            environment says.
+
+    Yields:
+        the `Bus`, once its client and its workers are connected.
+
+    Raises:
+        SettingsError: a setting cannot be used.
+
+    Example:
+        async with tokenbus.testing.bus() as bus:
+            tokens = [token.id async for token in bus.client.generate([1, 2, 3], max_tokens=4)]
+        assert len(tokens) == 4
+    """
+    made = Bus(_settings(settings or {}), processors)
+    try:
+        await made.start()
+        for _ in range(workers):
+            await made.add_worker(engine, step_seconds=step_seconds)
+        await made.settle()
+        yield made
+    finally:
+        await made.close()
+
+
+def _settings(values: Mapping[str, object]) -> Settings:
+    """Return settings from these values and the defaults, with nothing that waits or writes when it ends."""
+    usual: dict[str, object] = {f"{section}.drain_timeout_ms": 0 for section in ("processor", "client", "worker")}
+    return Settings.load(environment={}, overrides=usual | {"dead_letters.max_bytes": 1} | dict(values))
+
+
+class Bus:
+    """The parts of a bus in a test, and what a test may do to them; `bus` makes one."""
+
+    client: Client
+    """A client that is connected."""
+
+    def __init__(self, settings: Settings, processors: int) -> None:
+        name = f"memory://bus-{next(_numbers)}"
+        self._places = [(f"{name}.workers-{place}", f"{name}.clients-{place}") for place in range(processors)]
+        workers, clients = (",".join(addresses) for addresses in zip(*self._places, strict=True))
+        addressed = replace(settings.bus, workers_address=workers, clients_address=clients)
+        self.settings = replace(settings, bus=addressed)
+        """What a `Client` or a `Publisher` of the test's own connects with."""
+        self.address = clients
+        """Where `tokenbus.connect` finds it, from code that is tested."""
+        self.clock = ManualClock()
+        """The time of all that is on the bus; `advance` moves it."""
+        self.processors: list[Processor | None] = [None] * processors
+        """The processors, each in its place; None while it is not running."""
+        self.workers: list[Worker] = []
+        """Those that were added, in order."""
+        self._transport = memory.MemoryTransport(self.settings.bus, self.clock)
+        self._clients: dict[Client, Line] = {}
+
+    async def start(self) -> None:
+        """Start the processors and the first client."""
+        memory.share(self._transport, *(each for place in self._places for each in place))
+        for place in range(len(self._places)):
+            await self.start_processor(place)
+        self.client = await self.add_client()
+
+    async def close(self) -> None:
+        """End everything, without waiting for open requests."""
+        over = ConnectionAbortedError("the bus is closed")
+        for worker in self.workers:
+            await worker.halt()
+        await self.settle()  # acks of what was taken
+        for worker in self.workers:
+            await worker.lose()
+        for client in list(self._clients):
+            await self.lose_client(client)
+        for place, processor in enumerate(self.processors):
+            if processor is not None:
+                self.processors[place] = None
+                await processor.__aexit__(type(over), over, None)
+        memory.unshare(*(each for place in self._places for each in place))
+
+    # Workers.
+
+    @property
+    def worker(self) -> Worker:
+        """The first worker."""
+        return self.workers[0]
+
+    async def add_worker(
+        self,
+        engine: Engine | Callable[[], Engine] | None = None,
+        *,
+        worker_id: str = "",
+        role: Literal["mixed", "prefill", "decode"] = "mixed",
+        step_seconds: float = 0.0,
+    ) -> Worker:
+        """Add a worker; one whose id another had before takes its place, as after a restart.
+
+        Prefill workers hand requests over to decode workers, where their engine does, as a `SyntheticEngine` with the
+        role `prefill`.
+        """
+        number = len(self.workers)
+        chosen = replace(
+            self.settings.worker,
+            id=worker_id or f"worker-{number}",
+            role=role,
+            handoff_address=f"{self._places[0][0]}.handoff-{number}",
+        )
+        made = engine() if callable(engine) else engine
+        settings = replace(self.settings, worker=chosen)
+        worker = Worker(made or SyntheticEngine(), settings, Line(self._transport), self.clock)
+        worker.step_seconds = step_seconds
+        self.workers.append(worker)
+        await worker.start()
+        return worker
+
+    # Clients.
+
+    async def add_client(self, name: str = "") -> Client:
+        """Add a client of that name, and connect it."""
+        line = Line(self._transport)
+        settings = self.settings
+        if name:
+            settings = replace(settings, client=replace(settings.client, name=name))
+        client = Client(settings, transport=line, clock=self.clock)
+        await client.__aenter__()
+        self._clients[client] = line
+        await self.settle()
+        return client
+
+    def line(self, client: Client) -> Line:
+        """Return the connection of a client of this bus; a worker's is `Worker.line`."""
+        return self._clients[client]
+
+    async def lose_client(self, client: Client) -> None:
+        """End a client as SIGKILL does: nothing is said."""
+        line = self._clients.pop(client)
+        line.is_dead = True
+        over = ConnectionAbortedError("the client was lost")
+        ending = asyncio.create_task(client.__aexit__(type(over), over, None))
+        while not ending.done():
+            await asyncio.sleep(0)
+            self.clock.advance(0)
+        await ending
+
+    # Processors.
+
+    @property
+    def processor(self) -> Processor:
+        """The first processor."""
+        found = self.processors[0]
+        if found is None:
+            raise RuntimeError("the processor is not running: call start_processor first")
+        return found
+
+    async def start_processor(self, place: int = 0) -> Processor:
+        """Start the processor of a place, anew if it was lost."""
+        if self.processors[place] is not None:
+            raise RuntimeError(f"processor {place} is running already")
+        workers, clients = self._places[place]
+        addresses = replace(self.settings.bus, workers_address=workers, clients_address=clients)
+        own = replace(self.settings.processor, id=f"processor-{place}")
+        settings = replace(self.settings, bus=addresses, processor=own)
+        processor = Processor(settings, transport=self._transport, clock=self.clock)
+        self.processors[place] = await processor.__aenter__()
+        return processor
+
+    async def lose_processor(self, place: int = 0) -> None:
+        """End a processor as SIGKILL does: it says nothing, and what it had is gone."""
+        processor = self.processors[place]
+        if processor is None:
+            raise RuntimeError(f"processor {place} is not running")
+        self.processors[place] = None
+        for address in self._places[place]:
+            self._transport.crash(address)
+        over = ConnectionAbortedError("the processor was lost")
+        await processor.__aexit__(type(over), over, None)
+
+    async def restart_processor(self, place: int = 0) -> Processor:
+        """Lose a processor, and start it anew; requests go on where they were."""
+        await self.lose_processor(place)
+        return await self.start_processor(place)
+
+    # Time.
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass on the bus, and let happen what it brings."""
+        end = self.clock.now() + seconds
+        await self.settle()
+        while (remaining := end - self.clock.now()) > 0:
+            self.clock.advance(min(self._tick, remaining))
+            await self.settle()
+
+    async def until(self, awaited: Awaitable[T], seconds: float = 60.0) -> T:
+        """Let time pass until something is done, and return its result; raises TimeoutError after so many seconds.
+
+        What leaves a client or waits for an answer that was lost needs time, and time stands still.
+        """
+        task = asyncio.ensure_future(awaited)
+        end = self.clock.now() + seconds
+        await self.settle()
+        while not task.done() and self.clock.now() < end:
+            await self.advance(self._tick)
+        if not task.done():
+            task.cancel()
+            raise TimeoutError(f"not done after {seconds} s of the bus's time")
+        return await task
+
+    async def settle(self) -> None:
+        """Let happen what needs no time, until no message moves any more; of what never ends, a part."""
+        quiet = 0
+        for _ in range(_MOST_TURNS):
+            before = self._moved
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self._moved == before else 0
+            if quiet == _QUIET_TURNS:
+                return
+
+    @property
+    def _tick(self) -> float:
+        return self.settings.bus.heartbeat_interval_ms / 1000 / _TICKS
+
+    @property
+    def _moved(self) -> int:
+        return self._transport.messages + sum(worker.steps for worker in self.workers)

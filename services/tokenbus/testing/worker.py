@@ -1,0 +1,141 @@
+"""Worker: an engine and its publisher on the test's own event loop."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+
+from tokenbus.testing.clock import ManualClock
+from tokenbus.testing.line import Line
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Engine, EngineBrokenError, NotRunningError, Publisher
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.engine import DescribesModel
+from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.publisher import ReceivedHandoff
+from tokenbus_services.worker.run import end_failed_handoff
+from tokenbus_services.worker.session import HandoffPoint
+
+_FULL = 0.5
+"""At which share of its retention a worker whose policy is `block` computes no further step: nothing may block here."""
+
+
+class _WakingPublisher(Publisher):
+    """A publisher that sets an event when there is something for the engine."""
+
+    def __init__(self, *args: object, came: asyncio.Event, **named: object) -> None:
+        super().__init__(*args, **named)  # type: ignore[arg-type]
+        self._came = came
+
+    def take_request(self, request: Generate | Abort) -> None:
+        super().take_request(request)
+        self._came.set()
+
+    def add_handoff(self, handoff: ReceivedHandoff) -> None:
+        super().add_handoff(handoff)
+        self._came.set()
+
+
+class Worker:
+    """A worker of a bus in a test: it takes turns on the event loop, and computes a step in each."""
+
+    def __init__(self, engine: Engine, settings: Settings, line: Line, clock: ManualClock) -> None:
+        self.id = settings.worker.id
+        self.engine = engine
+        self.line = line
+        """Its connection to the processor."""
+        self.step_seconds = 0.0
+        """How long a step takes, by the test's clock; may be changed at any time."""
+        self.failure: EngineBrokenError | None = None
+        """What the engine raised, if it broke: the worker has stopped then."""
+        self.steps = 0
+        """How many turns its engine had with work to do."""
+        self._settings = settings
+        self._clock = clock
+        self._came = asyncio.Event()
+        self._never = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect, and let the engine have its turns."""
+        settings, role = self._settings, self._settings.worker.role
+        receiver = None
+        if role == "decode":
+            receiver = await self._stack.enter_async_context(HandoffReceiver(settings, self.line, self._clock))
+        self.publisher = publisher = _WakingPublisher(
+            settings,
+            came=self._came,
+            vocabulary_size=self.engine.vocabulary_size,
+            transport=self.line,
+            clock=self._clock,
+            handoff=HandoffPoint() if receiver is None else receiver.point,
+            model=self.engine if isinstance(self.engine, DescribesModel) else None,
+        )
+        sender = None
+        await self._stack.enter_async_context(publisher)
+        if role == "prefill":
+            failed = partial(end_failed_handoff, publisher)
+            sender = HandoffSender(settings, self.line, self._clock, publisher.counts, failed)
+            await self._stack.enter_async_context(sender)
+        if receiver is not None:
+            receiver.serve(publisher)
+        emitter = Emitter(publisher, self.engine.vocabulary_size, sender)
+        self._loop = EngineLoop(self.engine, emitter, unix_ms=self._clock.unix_ms)
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                if not self.engine.has_work:
+                    await self._came.wait()
+                self._came.clear()
+                if self.step_seconds:
+                    await self._clock.wait(self._never, self.step_seconds)
+                await self._wait_for_room()
+                await self.line.flows()
+                self.steps += 1
+                self._loop.turn()
+                await asyncio.sleep(0)
+        except NotRunningError:
+            return
+        except EngineBrokenError as error:
+            self.failure = error
+            self.publisher.take_no_more()
+            while len(self.publisher.retention):
+                await self._progress()
+            await self._stack.aclose()
+
+    async def _wait_for_room(self) -> None:
+        retention = self.publisher.retention
+        while self._settings.worker.policy == "block" and retention.share_used() >= _FULL:
+            await self._progress()
+
+    async def _progress(self) -> None:
+        """Wait for the processor's next message."""
+        self.publisher.link.progress.clear()
+        await self.publisher.link.progress.wait()
+
+    async def stop(self) -> None:
+        """End as after SIGTERM with no time to drain: it says goodbye."""
+        await self._end(None)
+
+    async def lose(self) -> None:
+        """End as after SIGKILL: nothing is said, and what was not sent is lost."""
+        self.line.is_dead = True
+        await self._end(ConnectionAbortedError("the worker was lost"))
+
+    async def halt(self) -> None:
+        """Compute no further step; it stays connected."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _end(self, error: Exception | None) -> None:
+        if self._running is None:
+            return
+        await self.halt()
+        self._running = None
+        await self._stack.__aexit__(type(error) if error else None, error, None)
+        self.engine.close()

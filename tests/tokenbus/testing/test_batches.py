@@ -1,0 +1,70 @@
+"""Builders of batches, and the golden messages: what they make, the contract takes, or refuses as it says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tokenbus
+from tokenbus import testing
+from tokenbus_contracts import BatchKind, RowStatus, Scoring
+
+_UNUSUAL = (RowStatus.UNSPECIFIED, RowStatus.UNRECOVERABLE)
+_TOKENLESS = (RowStatus.IDLE, RowStatus.PREFILLING, RowStatus.PREEMPTED, RowStatus.ABORTED)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> testing.RowShape:
+    status = draw(st.sampled_from([each for each in RowStatus if each not in _UNUSUAL]))
+    least = 1 if status is RowStatus.ACTIVE else 0
+    tokens = 0 if status in _TOKENLESS else draw(st.integers(least, 8))
+    scoring = draw(st.sampled_from([Scoring.FULL, Scoring.NONE]))
+    may_propose = status in {RowStatus.ACTIVE, RowStatus.HANDED_OFF}
+    return testing.RowShape(
+        draw(st.integers(1, 2**64 - 1)),
+        draw(st.integers(0, 1000)),
+        tokens,
+        status,
+        scoring,
+        top_k=draw(st.integers(0, 20)) if scoring is Scoring.FULL else 0,
+        drafted=draw(st.none() | st.integers(0, 8)),
+        proposals=draw(st.none() | st.integers(0, 8)) if may_propose else None,
+    )
+
+
+@given(rows=st.lists(shapes(), max_size=12, unique_by=lambda row: row.key), data=st.data())
+def test_batch_of_any_shape_is_valid(rows: list[testing.RowShape], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(rows))))
+    made = testing.batch(rows, indices=order, step=3, sequence=9, worker_id="w", epoch=2)
+    read = tokenbus.decode(tokenbus.encode(made))
+    assert read == made
+    assert [row.key for row in read.in_batch_order().rows()] == [
+        rows[place].key for place in sorted(range(len(rows)), key=order.__getitem__)
+    ]
+    for row, shape in zip(read.rows(), rows, strict=True):
+        true = testing.true_tokens(shape.key, shape.position, shape.position + shape.tokens)
+        assert row.token_ids.tolist() == true.ids.tolist()
+        assert shape.proposals in {None, row.proposal_token_ids.size}
+
+
+def test_draft_batch_is_valid() -> None:
+    rows = testing.row_shapes([7, 8], tokens=2)
+    made = testing.batch(rows, kind=BatchKind.DRAFT, method=tokenbus.SpeculativeMethod.MTP)
+    assert tokenbus.decode(tokenbus.encode(made)).header.kind is BatchKind.DRAFT
+
+
+def test_golden_messages_are_all_there() -> None:
+    names = [message.name for message in testing.golden_messages()]
+    assert names == sorted(names)
+    assert sum(message.is_valid for message in testing.golden_messages()) >= 20
+    assert sum(not message.is_valid for message in testing.golden_messages()) >= 40
+
+
+def test_golden_message_comes_by_fixture(tokenbus_golden_message: testing.GoldenMessage) -> None:
+    """Each is read, or refused for the rule that its JSON names."""
+    message = tokenbus_golden_message
+    if message.is_valid:
+        assert tokenbus.decode(message.data).header.worker_id == message.expected["header"]["worker_id"]
+        return
+    with pytest.raises(tokenbus.ContractError) as refused:
+        tokenbus.decode(message.data)
+    assert refused.value.rule == message.expected["rule"]

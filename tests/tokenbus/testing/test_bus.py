@@ -1,0 +1,222 @@
+"""tokenbus.testing.bus: the real protocol in one event loop, and what a test may do to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import tokenbus
+from tokenbus import testing
+from tokenbus_contracts import RowStatus
+
+FIRST = 7
+
+
+async def ids_of(tokens: AsyncIterator[tokenbus.Token]) -> list[int]:
+    return [token.id async for token in tokens]
+
+
+def truth(key: int, size: int) -> list[int]:
+    found: list[int] = testing.true_tokens(key, 0, size).ids.tolist()
+    return found
+
+
+async def test_request_gets_its_tokens() -> None:
+    async with testing.bus() as bus:
+        generation = bus.client.generate([1, 2, 3], max_tokens=9, top_logprobs=3, request_id=FIRST)
+        tokens = [token async for token in generation]
+    true = testing.true_tokens(FIRST, 0, 9)
+    assert [token.id for token in tokens] == true.ids.tolist()
+    assert [token.logprob for token in tokens] == true.logprobs.tolist()
+    assert [token.rank for token in tokens] == true.ranks.tolist()
+    assert {len(token.alternatives) for token in tokens} == {3}
+    assert generation.status is RowStatus.FINISHED_LENGTH
+
+
+async def test_code_that_connects_by_itself_finds_it() -> None:
+    """`tokenbus.connect` and `Publisher` find a bus by its address and settings, and no longer once it is closed."""
+    async with testing.bus(workers=0) as bus:
+        publisher = tokenbus.Publisher(bus.settings, vocabulary_size=50_000)
+        async with publisher, tokenbus.connect(bus.address) as client:
+            await bus.settle()
+            generation = client.generate([1], max_tokens=2, request_id=FIRST)
+            await bus.settle()
+            assert [request.request_key for request in publisher.take_requests()] == [FIRST]
+            publisher.admitted(FIRST, 1)
+            rows = [testing.RowShape(FIRST, 0, 2, RowStatus.FINISHED_LENGTH)]
+            publisher.publish(testing.batch(rows))
+            assert await bus.until(ids_of(generation)) == truth(FIRST, 2)
+    with pytest.raises(tokenbus.AddressError, match=r"no bus of tokenbus\.testing in this process has it"):
+        await tokenbus.connect(bus.address).__aenter__()
+
+
+async def test_two_buses_do_not_know_each_other() -> None:
+    one = testing.ScriptedEngine(testing.Answer(tokens=[1]))
+    other = testing.ScriptedEngine(testing.Answer(tokens=[2]))
+    async with testing.bus(one) as first, testing.bus(other) as second:
+        assert await ids_of(second.client.generate([9])) == [2]
+        assert await ids_of(first.client.generate([9])) == [1]
+
+
+async def test_time_passes_when_the_test_says_so() -> None:
+    async with testing.bus(step_seconds=1.0) as bus:
+        generation = bus.client.generate([1], request_id=FIRST)
+        first = asyncio.ensure_future(anext(generation))
+        await bus.advance(0.95)
+        assert not first.done()
+        await bus.advance(0.1)
+        assert first.result().id == truth(FIRST, 1)[0]
+
+
+async def test_deadline_is_one_of_the_buss_time() -> None:
+    async with testing.bus(step_seconds=5.0) as bus:
+        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], deadline_ms=2000)))
+        await bus.advance(1.9)
+        assert not tokens.done()
+        await bus.advance(1.0)
+        with pytest.raises(tokenbus.RequestFailedError, match="deadline"):
+            await tokens
+
+
+async def test_what_does_not_come_ends_a_wait() -> None:
+    async with testing.bus(workers=0) as bus:
+        before, generation = bus.clock.now(), bus.client.generate([1])
+        with pytest.raises(TimeoutError, match=r"not done after 2\.5 s of the bus's time"):
+            await bus.until(anext(generation), seconds=2.5)
+        assert bus.clock.now() - before == pytest.approx(2.5)
+
+
+async def test_lost_worker_ends_its_requests() -> None:
+    """It says nothing, so the processor knows by its silence; the next life of it takes requests."""
+    async with testing.bus(step_seconds=0.1) as bus:
+        generation = bus.client.generate([1], max_tokens=1000, request_id=FIRST)
+        await bus.until(anext(generation))
+        await bus.worker.lose()
+        await bus.advance(1)
+        assert bus.processor.workers.by_id
+        await bus.advance(3)
+        with pytest.raises(tokenbus.RequestFailedError, match="worker_lost"):
+            await ids_of(generation)
+        await bus.add_worker(worker_id=bus.worker.id)
+        again = bus.client.generate([1], max_tokens=2, request_id=FIRST + 1)
+        assert await bus.until(ids_of(again)) == truth(FIRST + 1, 2)
+
+
+async def test_worker_that_stops_says_so() -> None:
+    async with testing.bus() as bus:
+        await bus.worker.stop()
+        await bus.settle()
+        assert not bus.processor.workers.by_id
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_requests_go_on_after_a_processor_was_lost(place: int) -> None:
+    """With another one or after a restart, each request has its tokens once and in order."""
+    async with testing.bus(testing.SyntheticEngine, workers=3, processors=2, step_seconds=0.1) as bus:
+        asked = [bus.client.generate([1], max_tokens=30, request_id=key) for key in range(1, 9)]
+        tokens = asyncio.gather(*map(ids_of, asked))
+        await bus.advance(0.35)
+        await bus.lose_processor(place)
+        await bus.advance(1.0)
+        await bus.start_processor(place)
+        assert await bus.until(tokens) == [truth(key, 30) for key in range(1, 9)]
+
+
+async def test_faults_of_connections_lose_and_repeat_nothing() -> None:
+    """Whatever is dropped, repeated, cut or held back at either end, the tokens are those of a quiet bus."""
+    async with testing.bus(step_seconds=0.1) as bus:
+        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], max_tokens=150, request_id=FIRST)))
+        for turn in range(16):
+            line = bus.line(bus.client) if turn % 2 else bus.worker.line
+            match turn // 2 % 4:
+                case 0:
+                    line.drop(received=1)
+                    line.repeat(sent=1)
+                case 1:
+                    line.drop(sent=1)
+                    line.repeat(received=2)
+                case 2:
+                    line.cut()
+                case 3:
+                    line.hold()
+                    await bus.advance(0.5)
+                    line.release()
+            await bus.advance(0.3)
+        assert await bus.until(tokens) == truth(FIRST, 150)
+
+
+async def test_held_worker_is_lost_and_comes_back() -> None:
+    """A worker that stands still for too long has lost its requests; it is taken again when it goes on."""
+    async with testing.bus(step_seconds=0.1) as bus:
+        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], max_tokens=300)))
+        await bus.advance(0.2)
+        bus.worker.line.hold()
+        await bus.advance(5)
+        with pytest.raises(tokenbus.RequestFailedError, match="worker_lost"):
+            await tokens
+        bus.worker.line.release()
+        await bus.advance(5)
+        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=2, request_id=9))) == truth(9, 2)
+
+
+async def test_lost_client_is_forgotten() -> None:
+    async with testing.bus(step_seconds=0.1) as bus:
+        other = await bus.add_client("other")
+        generation = other.generate([1], request_id=FIRST)
+        await bus.until(anext(generation))
+        await bus.lose_client(other)
+        await bus.advance(bus.settings.client.resume_timeout_ms / 1000 + 5)
+        assert not list(bus.processor.registry.table.open_requests())
+
+
+async def test_hand_offs() -> None:
+    """A prefill worker hands a request to a decode worker."""
+    async with testing.bus(workers=0) as bus:
+        await bus.add_worker(testing.SyntheticEngine(role="prefill"), role="prefill")
+        decode = await bus.add_worker(testing.SyntheticEngine(), role="decode")
+        await bus.settle()
+        generation = bus.client.generate([1], max_tokens=9, request_id=FIRST)
+        assert await bus.until(ids_of(generation)) == truth(FIRST, 9)
+        assert decode.publisher.counts.taken_over == 1
+
+
+async def test_slow_reader_holds_nobody_up() -> None:
+    """Endless requests of a client that is held fill their bounds; another client's request is answered."""
+    async with testing.bus() as bus:
+        slow = await bus.add_client("slow")
+        held = [slow.generate([1]) for _ in range(4)]
+        await bus.settle()
+        bus.line(slow).hold()
+        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=50, request_id=FIRST))) == truth(FIRST, 50)
+        assert len(held) == 4
+
+
+async def test_settings_are_those_given_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENBUS_WORKER_MAX_REQUESTS", "7")
+    async with testing.bus(settings={"worker.max_requests": 1}) as bus:
+        assert bus.settings.worker.max_requests == 1
+    async with testing.bus() as bus:
+        assert bus.settings.worker.max_requests not in {1, 7}
+    with pytest.raises(tokenbus.SettingsError, match=r"worker\.nonsense"):
+        await testing.bus(settings={"worker.nonsense": 1}).__aenter__()
+
+
+async def test_processor_that_is_not_there_is_told() -> None:
+    async with testing.bus() as bus:
+        with pytest.raises(RuntimeError, match="processor 0 is running already"):
+            await bus.start_processor()
+        await bus.lose_processor()
+        with pytest.raises(RuntimeError, match="processor 0 is not running"):
+            await bus.lose_processor()
+        with pytest.raises(RuntimeError, match="the processor is not running: call start_processor first"):
+            bus.processor  # noqa: B018 - it raises
+
+
+async def test_bus_ends_with_open_requests_and_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is open when a test ends, its bus ends at once, with no task left and no line logged as an error."""
+    before = asyncio.all_tasks()
+    async with testing.bus(testing.SyntheticEngine, workers=2, step_seconds=0.5) as bus:
+        generations = [bus.client.generate([1]) for _ in range(20)]
+        await bus.until(anext(generations[0]))
+    assert asyncio.all_tasks() == before
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
