@@ -59,20 +59,21 @@ def public_names() -> Iterator[tuple[str, list[Documented]]]:
 
 def _of(name: str) -> Iterator[Documented]:
     found = getattr(tokenbus, name)
-    yield _documented(name, found)
+    yield documented(name, found)
     if not _has_own_members(found) or issubclass(found, enum.Enum):
         return
     for member, value in vars(found).items():
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if not member.startswith("_") and (inspect.isfunction(function) or isinstance(value, property)):
-            yield _documented(f"{name}.{member}", function)
+            yield documented(f"{name}.{member}", function)
 
 
 def _has_own_members(found: object) -> TypeGuard[type]:
     return inspect.isclass(found) and found.__module__.startswith("tokenbus_") and "_pb2" not in found.__module__
 
 
-def _documented(name: str, found: object) -> Documented:
+def documented(name: str, found: object) -> Documented:
+    """Return what the docstring of a name says."""
     parts = _SECTION.split(inspect.getdoc(found) or "")
     bodies = [textwrap.dedent(part.strip("\n")).rstrip() for part in parts[2::2]]
     return Documented(name, _signature(found), parts[0].strip(), dict(zip(parts[1::2], bodies, strict=True)))

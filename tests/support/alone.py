@@ -43,7 +43,6 @@ PROCESS = (
     "test_structure.py",
     "test_supply.py",
     "test_yaml.py",
-    "tokenbus/test_api.py",
     "tokenbus/testing/test_plugin.py",
 )
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""

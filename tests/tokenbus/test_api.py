@@ -1,6 +1,8 @@
 """The public names: one import, documented by docstrings whose examples run, and a page made of them."""
 
 import ast
+import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -8,66 +10,47 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import tokenbus
-from schema_tools.api import Documented, page, public_names
+from schema_tools.api import Documented, documented, page, public_names
 from tests.pages import ROOT
+from tests.support.waiting import soon
 from tokenbus import testing
 
-pytestmark = pytest.mark.xdist_group("api")  # what its tests share is made once
 NAMES = [each for _, names in public_names() for each in names]
-EXAMPLES = [each for each in NAMES if "Example" in each.sections]
+EXAMPLES = [
+    each
+    for each in [*NAMES, *(documented(f"testing.{name}", getattr(testing, name)) for name in testing.__all__)]
+    if "Example" in each.sections and each.name != "run_engine"
+]
 MOST_SECONDS = 60
-_MY_ENGINE = "from tokenbus_engines.synthetic import SyntheticEngine as MyEngine\n"
+_ENGINE = "from tokenbus_engines.synthetic import SyntheticEngine as MyEngine\n"
 
 
-def _own(folder: str, *, workers: str, clients: str, **more: str) -> dict[str, str]:
-    """Return settings, as variables, of one process of a test's own bus."""
+def _own(folder: str) -> dict[str, str]:
+    """Return settings, as variables, of a bus in a folder."""
     return {
-        "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/{workers}",
-        "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/{clients}",
+        "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
+        "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
         "TOKENBUS_METRICS_ADDRESS": "",
         "TOKENBUS_WORKER_METRICS_ADDRESS": "",
         "TOKENBUS_DEAD_LETTERS_DIRECTORY": f"{folder}/letters",
-        **more,
     }
 
 
-def _wait_for(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stderr is not None
-    assert any(word in line for line in process.stderr), f"ended without {word}"
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder() -> Iterator[str]:
-    """Run a processor and a worker in processes of their own, and return the folder of their sockets."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
-        command = str(Path(sys.executable).with_name("tokenbus"))
-        environment = os.environ | _own(name, workers="w", clients="c")
-        started = []
-        try:
-            for arguments, word in (["processor"], "listening"), (["worker", "--engine", "synthetic"], '"connected"'):
-                process = subprocess.Popen([command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
-                started.append(process)
-                _wait_for(process, word)
-            yield name
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
+        yield name
 
 
 @pytest.mark.parametrize("each", EXAMPLES, ids=lambda each: each.name)
 async def test_example_runs_as_it_is_written(each: Documented, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example in a public name's docstring runs against a real processor and a real worker."""
-    for key, value in _own(folder, workers="mine-w", clients="mine-c").items():
+    """The example in a public name's docstring runs; one with an address finds a worker there."""
+    for key, value in _own(folder).items():
         monkeypatch.setenv(key, value)
-    if each.name == "run_engine":  # it stays until a signal comes
-        _run_until_stopped(_MY_ENGINE + each.sections["Example"], folder)
-        return
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(each.sections["Example"], each.name, "exec", flags=flags, dont_inherit=True)
     async with testing.bus() as bus:
@@ -76,17 +59,25 @@ async def test_example_runs_as_it_is_written(each: Documented, folder: str, monk
             await bus.until(found)
 
 
-def _run_until_stopped(program: str, folder: str) -> None:
-    environment = os.environ | _own(folder, workers="w", clients="c", TOKENBUS_WORKER_ID="mine")
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        _wait_for(process, '"connected"')
-        process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=MOST_SECONDS)
-        assert process.returncode == 0, rest
-    finally:
-        process.kill()
-        process.communicate()
+@pytest.mark.process
+async def test_engine_runs_until_a_signal(folder: str) -> None:
+    """The example of `run_engine`, which finds a processor, and ends well at SIGTERM."""
+    (example,) = (each.sections["Example"] for each in NAMES if each.name == "run_engine")
+    async with tokenbus.Processor(tokenbus.Settings.load(environment=_own(folder))):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _ENGINE + example), env=os.environ | _own(folder), stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        try:
+            while b'"connected"' not in (line := await soon(process.stderr.readline())):
+                assert line, "it ended without a processor"
+            process.send_signal(signal.SIGTERM)
+            _, rest = await soon(process.communicate())
+            assert process.returncode == 0, rest
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
 
 def test_page_is_what_the_docstrings_say() -> None:
@@ -112,6 +103,7 @@ def test_every_public_name_is_on_the_page_and_documented() -> None:
         assert is_enum or "Example" in next(each for each in NAMES if each.name == name).sections, name
 
 
+@pytest.mark.process
 def test_import_is_cheap() -> None:
     """Importing the package imports nothing else, and its clients need no GPU framework."""
     program = """
@@ -124,7 +116,8 @@ assert "connect" in dir(tokenbus)
 tokenbus.connect, tokenbus.Publisher, tokenbus.token_logprobs
 assert not {"torch", "paddle", "cupy", "cuda"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=MOST_SECONDS)
+    run = subprocess.run([sys.executable, "-c", program], check=False, timeout=MOST_SECONDS)
+    assert not run.returncode
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

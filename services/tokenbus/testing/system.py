@@ -19,7 +19,9 @@ from tokenbus_services.worker import Engine
 
 _QUIET_TURNS = 30
 """After how many turns of the event loop without a message or a step nothing more will happen."""
-_MOST_TURNS = 2000
+_MOST_TURNS = 500
+_MOST_TURNS_A_TICK = 100
+"""The most turns of the event loop in which work that needs no time goes on, before time does."""
 _TICKS = 10
 """How many times the clock stops within a heartbeat's interval: a longer jump would look like a stalled process."""
 _numbers = count(1)
@@ -231,7 +233,7 @@ class Bus:
         await self.settle()
         while (remaining := end - self.clock.now()) > 0:
             self.clock.advance(min(self._tick, remaining))
-            await self.settle()
+            await self.settle(_MOST_TURNS_A_TICK)
 
     async def until(self, awaited: Awaitable[T], seconds: float = 60.0) -> T:
         """Let time pass until something is done, and return its result; raises TimeoutError after so many seconds.
@@ -240,18 +242,19 @@ class Bus:
         """
         task = asyncio.ensure_future(awaited)
         end = self.clock.now() + seconds
-        await self.settle()
         while not task.done() and self.clock.now() < end:
-            await self.advance(self._tick)
+            await self.settle()
+            if not task.done():
+                await self.advance(self._tick)
         if not task.done():
             task.cancel()
             raise TimeoutError(f"not done after {seconds} s of the bus's time")
         return await task
 
-    async def settle(self) -> None:
-        """Let happen what needs no time, until no message moves any more; of what never ends, a part."""
+    async def settle(self, turns: int = _MOST_TURNS) -> None:
+        """Let happen what needs no time, until no message moves any more; of what never ends, so many turns."""
         quiet = 0
-        for _ in range(_MOST_TURNS):
+        for _ in range(turns):
             before = self._moved
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._moved == before else 0
