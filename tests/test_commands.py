@@ -85,6 +85,7 @@ EXAMPLES = {
     "docs/log.md": "tests/services/durable_log/test_reader.py",
     "docs/recording.md": "tests/services/test_recording.py",
     "docs/offline.md": "tests/services/offline/test_llm.py",
+    "docs/testing.md": "tests/tokenbus/testing/test_plugin.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }
 """Where each page's blocks of Python are run."""
@@ -153,7 +154,7 @@ def test_every_example_is_run() -> None:
     for page, test in EXAMPLES.items():
         assert page.rpartition("/")[2] in (ROOT / test).read_text(), page
     languages = {language for page in PAGES for language in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
-    assert languages <= {"console", "python", "toml", "ini", "text"}
+    assert languages <= {"console", "python", "toml", "ini", "text", "yaml"}
 
 
 def test_targets_of_make_that_are_named_are_there() -> None:

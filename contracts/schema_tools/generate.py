@@ -1,9 +1,11 @@
-"""Python code from the schema: protoc's classes and type stubs, and enums as Python's own."""
+"""What is made of the schema: protoc's classes and type stubs, enums as Python's own, and commented descriptors."""
 
 import re
 import shutil
 import tempfile
 from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet, SourceCodeInfo
 
 from schema_tools.compiled import Tree, comments_in, protoc
 
@@ -14,12 +16,12 @@ _PACKAGE = "tokenbus_contracts.generated"
 _ENUM_PATH, _VALUE_PATH = 5, 2
 
 
-def generated_files(tree: Tree) -> dict[str, str]:
-    """Return what belongs into the generated folder: file name to text."""
+def generated_files(tree: Tree) -> dict[str, bytes]:
+    """Return what belongs into the generated folder: file name to contents."""
     files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n'}
     files.update(_classes(tree))
     files["enums.py"] = _enums(tree)
-    return files
+    return {name: text.encode() for name, text in files.items()} | {"schema.binpb": _described(tree)}
 
 
 def write_generated(tree: Tree) -> list[str]:
@@ -34,7 +36,7 @@ def write_generated(tree: Tree) -> list[str]:
         else:
             path.unlink(missing_ok=True)
         if name in files:
-            path.write_bytes(files[name].encode())
+            path.write_bytes(files[name])
     return changed
 
 
@@ -43,18 +45,33 @@ def stale_files(tree: Tree) -> list[str]:
     return _stale(tree, generated_files(tree))
 
 
-def _stale(tree: Tree, files: dict[str, str]) -> list[str]:
+def _stale(tree: Tree, files: dict[str, bytes]) -> list[str]:
     # The folder is flat and wholly ours: a file of another kind or a folder in it would be shipped unchecked.
     entries = tree.generated.iterdir() if tree.generated.is_dir() else ()
     present = {
         path.name: path.read_bytes() if path.is_file() else None for path in entries if path.name != "__pycache__"
     }
-    wanted = {name: text.encode() for name, text in files.items()}
     return sorted(
         name
-        for name in wanted.keys() | present.keys()
-        if name not in present or name not in wanted or wanted[name] != present[name]
+        for name in files.keys() | present.keys()
+        if name not in present or name not in files or files[name] != present[name]
     )
+
+
+def _described(tree: Tree) -> bytes:
+    """Return the schema's descriptors with the comments that stand above what they are about, without their lines."""
+    files = FileDescriptorSet(file=tree.compiled)
+    for file in files.file:
+        commented = [each for each in file.source_code_info.location if each.leading_comments]
+        file.source_code_info.CopyFrom(
+            SourceCodeInfo(
+                location=[
+                    SourceCodeInfo.Location(path=each.path, leading_comments=" ".join(each.leading_comments.split()))
+                    for each in commented
+                ]
+            )
+        )
+    return files.SerializeToString(deterministic=True)
 
 
 def _classes(tree: Tree) -> dict[str, str]:

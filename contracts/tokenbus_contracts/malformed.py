@@ -65,6 +65,42 @@ def _numbers(data: bytes, most: int) -> Iterator[int]:
             return
 
 
+def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
+    """Return the offset of what an error names, as `header.step` or `token_ids[3]`; of what is absent, its holder's."""
+    begin, end, place = 0, len(data), 0
+    for part in field.split("."):
+        name, _, element = part.rstrip("]").partition("[")
+        known = message.fields_by_name.get(name)
+        found = _find(data, begin, end, known.number) if known else None
+        if known is None or found is None:
+            return begin + int(element) if name == "message" and element else begin
+        place, begin, end = found
+        if element:
+            return begin + int(element) * _ITEM_SIZES.get(known.type, 1)
+        if known.message_type is None:
+            return place
+        message = known.message_type
+    return place
+
+
+def _find(data: bytes, at: int, end: int, number: int) -> tuple[int, int, int] | None:
+    """Return where a field begins, where its contents do, and where these end, or None."""
+    for _ in range(_MOST_FIELDS):
+        if at >= end:
+            return None
+        begin = at
+        try:
+            key, at = _read_varint(data, at, "message")
+            contents = at if key & 7 != _LENGTH else _read_varint(data, at, "message")[1]
+            is_found = key >> 3 == number
+            at = min(end, len(data)) if is_found and key & 7 == _LENGTH else _behind_contents(data, at, key & 7)
+        except _BrokenError:
+            return None
+        if is_found:
+            return begin, contents, at
+    return None
+
+
 class _Walk:
     """A walk over a message and what is nested in it, which ends where something is broken or after enough fields."""
 

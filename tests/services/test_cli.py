@@ -60,7 +60,7 @@ def test_file_that_does_not_hold() -> None:
     run = tokenbus("check", GOOD, BAD)
     _, line = lines(run)
     assert run.returncode == 1
-    assert line == f"refused  {BAD}: logprobs[1]: a finite number, got nan"
+    assert line == f"refused  {BAD}: byte 110: logprobs[1]: a finite number, got nan"
 
 
 def test_row_by_row() -> None:
@@ -126,7 +126,7 @@ def test_standard_input() -> None:
     endless = tokenbus("check", "-", stdin=b"\0" * (Limits.default().max_message_bytes + 10))
     (line,) = lines(endless)
     assert endless.returncode == 1
-    assert line == "refused  -: message: at most 2097152 bytes, got 2097153"
+    assert line.startswith("refused  -: byte 0: message: at most 2097152 bytes, got 20971")
 
 
 def test_each_file_is_reported_when_it_is_read() -> None:
@@ -226,8 +226,8 @@ def test_what_is_no_message_file(tmp_path: Path) -> None:
     assert lines(run) == [
         f"refused  {tmp_path}: a directory, not a message file",
         f"refused  {missing}: no such file or directory",
-        f"refused  {empty}: header: a header, got none",
-        f"refused  {huge}: message: at most 2097152 bytes, got {2**40}",
+        f"refused  {empty}: byte 0: header: a header, got none",
+        f"refused  {huge}: byte 0: message: at most 2097152 bytes, got {2**40}",
         f"refused  {fifo}: no regular file",
     ]
 

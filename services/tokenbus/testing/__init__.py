@@ -14,12 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tokenbus.testing.batches import GoldenMessage, RowShape, batch, golden_messages, row_shapes
+    from tokenbus.testing.batches import RowShape, batch, row_shapes
     from tokenbus.testing.clock import ManualClock
     from tokenbus.testing.line import Line
     from tokenbus.testing.scripted import Answer, ScriptedEngine
     from tokenbus.testing.system import Bus, bus
     from tokenbus.testing.worker import Worker
+    from tokenbus_contracts.published.golden import GoldenMessage, golden_messages
     from tokenbus_engines.synthetic import SyntheticEngine, TrueTokens, true_tokens
 
 __all__ = [
@@ -41,12 +42,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "tokenbus.testing.batches": "GoldenMessage RowShape batch golden_messages row_shapes",
+    "tokenbus.testing.batches": "RowShape batch row_shapes",
     "tokenbus.testing.clock": "ManualClock",
     "tokenbus.testing.line": "Line",
     "tokenbus.testing.scripted": "Answer ScriptedEngine",
     "tokenbus.testing.system": "Bus bus",
     "tokenbus.testing.worker": "Worker",
+    "tokenbus_contracts.published.golden": "GoldenMessage golden_messages",
     "tokenbus_engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
 """Loaded when a name is used first: engines and a worker's parts run on Python 3.10, and a whole bus does not."""

@@ -19,7 +19,8 @@ from tokenbus_services.printable import printable
 from tokenbus_services.python_version import PythonVersionError
 
 _COMMANDS = {
-    "check": "check message files against the schema, and say what is wrong",
+    "check": "check message files and recordings against the schema, and say what is wrong",
+    "schema": "print the schema in other tools' forms, or what a change of it breaks",
     "up": "run a whole system on this machine",
     "demo": "start a system, send 200 requests, check every token, and stop",
     "processor": "take workers' streams, and deliver each request its tokens",

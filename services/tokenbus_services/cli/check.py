@@ -1,30 +1,43 @@
-"""tokenbus check: whether message files hold, row by row if asked."""
+"""tokenbus check: whether message files and recordings hold, a message row by row if asked."""
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import stat
 import sys
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
 
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule
+import numpy as np
+
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule, decode
 from tokenbus_contracts.codec import parse
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
+from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.printable import printable
 from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
-A file holds one encoded LogprobBatch. Each gets one line: ok and a summary, or the field, the limit and the value that
-it is refused for. The exit status is 0 if all files hold, else 1.
+A file holds one encoded LogprobBatch, or a recording. Each gets one line: ok and a summary, or the place in the file,
+the field, the limit and the value that it is refused for. The exit status is 0 if all files hold, else 1.
 
 examples:
   tokenbus check step-41.binpb                 against what a deployment takes by default
   tokenbus check --limits schema *.binpb       against the schema's own bounds
-  tokenbus check --rows refused/*.binpb        a verdict for each row
+  tokenbus check --rows refused/*.binpb        a verdict for each row of a message
+  tokenbus check recorded/*                    each item of recordings
   tokenbus check --json step-41.binpb | jq .   for machines
 """
 
+_HEAD = 4
+_RECORDING = "RECORDING"
+_MORE, _FRAME_BEGINS = 0x80, b"\x09"
+"""The bit of a varint's byte behind which another follows; how a frame of a worker begins: with its epoch."""
 _STYLES = {"ok": "green", "refused": "red"}
 
 
@@ -60,7 +73,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(report: dict[str, Any]) -> None:
     """Print a file's lines, at once: the next file may be a pipe that has nothing to say for hours."""
-    if report["ok"]:
+    if not report["ok"]:
+        _print_verdict("refused", f"{report['file']}: {report['error']}")
+    elif report["holds"]["kind"] == _RECORDING:
+        holds = report["holds"]
+        life = f"{holds.get('worker_id', '-')}/{holds.get('epoch', '-')}"
+        counts = f"{holds['batches']} batches, {holds['rows']} rows, {holds['tokens']} tokens"
+        missing = f"{holds['items']} items, {holds['missing_items']} missing"
+        _print_verdict("ok", f"{report['file']}: {life} recording, {missing}, {counts}")
+    else:
         holds = report["holds"]
         statuses = ", ".join(f"{count} {name}" for name, count in holds["statuses"].items()) or "none"
         _print_verdict(
@@ -69,8 +90,6 @@ def _show(report: dict[str, Any]) -> None:
             f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}, "
             f"{holds['rows']} rows ({statuses}), {holds['tokens']} tokens, {holds['alternatives']} alternatives",
         )
-    else:
-        _print_verdict("refused", f"{report['file']}: {report['error']}")
     for row in report.get("rows", ()):
         _show_row(row)
     sys.stdout.flush()
@@ -100,42 +119,91 @@ def _print_verdict(verdict: str, text: str, indent: str = "") -> None:
 
 
 def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
-    """Return whether a file is valid, with a summary or its fault, and if asked the same for each row."""
+    """Return whether a file is valid, with a summary or its fault, and if asked the same for each row of a message."""
     report: dict[str, Any] = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
-        batch = parse(_contents(name, limits), limits)
+        with _opened(name) as file:
+            head = file.read(_HEAD)
+            if _begins_recording(head) and file.seekable():
+                file.seek(0)
+                return report | _recording_report(file, limits)
+            return report | _message_report(head + _rest(file, limits), limits, rows=rows)
     except ContractError as error:
-        return report | _refusal(error)
+        return report | _refusal(error, 0)
     except OSError as error:
         return report | {"error": (error.strerror or str(error)).lower()}
-    try:
-        check_batch(batch, limits)
-    except ContractError as error:
-        report |= _refusal(error)
-    else:
-        report |= {"ok": True, "holds": _summary(batch)}
-    if rows and batch.has_consistent_lengths():
-        report["rows"] = [_row_report(batch, row, limits) for row in range(batch.row_count)]
-    return report
 
 
-def _contents(name: str, limits: Limits) -> bytes:
-    """Return a file's contents; of one that is too large to hold, nothing is read."""
-    most = limits.max_message_bytes
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
     if name == "-":
         if sys.stdin is None:  # as after `<&-`
             raise OSError(0, "standard input is closed")
-        return sys.stdin.buffer.read(most + 1)
-    path = Path(name)
-    status = path.stat()
-    if stat.S_ISDIR(status.st_mode):
+        return contextlib.nullcontext(sys.stdin.buffer)
+    mode = os.stat(name).st_mode  # noqa: PTH116 - of a pipe, before it would be waited for
+    if stat.S_ISDIR(mode):
         raise OSError(0, "a directory, not a message file")
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(mode):
         raise OSError(0, "no regular file")
-    if status.st_size > most:
-        raise ContractError("message", most, status.st_size, rule=Rule.BYTES)
-    with path.open("rb") as file:
-        return file.read(most + 1)
+    return open(name, "rb")  # noqa: PTH123 - the caller closes it
+
+
+def _begins_recording(head: bytes) -> bool:
+    """Tell a recording, which begins with the size of a frame and the frame, from a message."""
+    size = next((place for place, byte in enumerate(head) if byte < _MORE), len(head))
+    return head[size + 1 : size + 2] == _FRAME_BEGINS
+
+
+def _rest(file: BinaryIO, limits: Limits) -> bytes:
+    """Return what follows the head; of a file that is too large to hold, nothing is read."""
+    most = limits.max_message_bytes
+    if (size := os.fstat(file.fileno()).st_size) > most:  # of a pipe it is 0
+        raise ContractError("message", most, size, rule=Rule.BYTES)
+    return file.read(most + 1 - _HEAD)
+
+
+def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any]:
+    batch = None
+    report: dict[str, Any] = {"ok": True}
+    try:
+        batch = decode(data, limits)
+        report["holds"] = _summary(batch)
+    except ContractError as error:
+        report = {"ok": False} | _refusal(error, place_of(data, error.field))
+    if rows:
+        with contextlib.suppress(ContractError):
+            batch = batch or parse(data, limits)
+            if batch.has_consistent_lengths():
+                report["rows"] = [_row_report(batch, row, limits) for row in range(batch.row_count)]
+    return report
+
+
+def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
+    """Return what a recording holds, or its first fault, with its place in the file."""
+    holds = Counter[str](items=0, missing_items=0, batches=0, rows=0, tokens=0)
+    life: dict[str, str] = {}
+    try:
+        for item in read_items(file):
+            life = {"worker_id": item.worker_id, "epoch": str(item.epoch)}
+            holds.update(items=1, missing_items=item.missing_items)
+            try:
+                holds.update(_counts(item, limits))
+            except ContractError as error:
+                begin = int(item.position.partition(".")[0]) - len(item.payload)
+                refused = _refusal(error, begin + place_of(item.payload, error.field))
+                return refused | {"error": f"{refused['error']} (item {item.sequence})", "item": str(item.sequence)}
+    except RecordingError as error:
+        return {"error": f"byte {error.offset}: {error.reason}", "offset": error.offset}
+    return {"ok": True, "holds": {"kind": _RECORDING} | life | dict(holds)}
+
+
+def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
+    """Return what an item adds to what its recording holds; a ContractError says how it breaks the contract."""
+    if item.kind != PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+        if item.event is None:
+            raise ContractError("item.payload_kind", "a kind that the schema names", int(item.kind), rule=Rule.NAMED)
+        return {}
+    batch = decode(item.payload, limits)
+    return {"batches": 1, "rows": batch.row_count, "tokens": batch.token_ids.size}
 
 
 def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]:
@@ -160,9 +228,10 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
     }
 
 
-def _refusal(error: ContractError) -> dict[str, Any]:
-    return {
-        "error": str(error),
+def _refusal(error: ContractError, offset: int | None = None) -> dict[str, Any]:
+    place = {} if offset is None else {"offset": offset}
+    return place | {
+        "error": str(error) if offset is None else f"byte {offset}: {error}",
         "field": error.field,
         "rule": str(error.rule),
         "limit": str(error.limit),
@@ -182,5 +251,7 @@ def _summary(batch: LogprobBatch) -> dict[str, Any]:
         "rows": batch.row_count,
         "tokens": batch.token_ids.size,
         "alternatives": batch.alternative_token_ids.size,
-        "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
+        "statuses": {
+            RowStatus(each).name: count for each, count in enumerate(np.bincount(batch.statuses).tolist()) if count
+        },
     }

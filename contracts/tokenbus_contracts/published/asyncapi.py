@@ -1,0 +1,177 @@
+"""An AsyncAPI 3 document of the protocols: channels, who sends what, and the payloads as JSON Schema."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.json_format import MessageToDict
+
+from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
+from tokenbus_contracts.published.descriptors import FRAMES, Field, Message, Schema
+from tokenbus_contracts.published.golden import golden_messages
+from tokenbus_contracts.published.json_schema import definitions
+from tokenbus_contracts.schema import MAJOR, MINOR
+
+Document = dict[str, Any]
+_CONTENT_TYPE = "application/x-protobuf"
+_PARTS = {
+    ("WorkerFrame", "item"): ["WorkerFrame", "LogprobBatch or RequestEvent, as item.payload_kind says"],
+    ("ServerFrame", "outputs"): ["ServerFrame", "LogprobBatch (target)", "LogprobBatch (draft), if has_draft is set"],
+    ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
+    ("PrefillFrame", "handoff"): ["PrefillFrame", "the engine's state, in bytes"],
+}
+"""The parts of a transport message, where there are more than the frame."""
+_EXAMPLES = (
+    "valid/one_row",
+    "valid/two_rows_with_alternatives",
+    "valid/draft",
+    "valid/finished_stop",
+    "valid/first_part",
+)
+
+
+class Channel(NamedTuple):
+    """A channel, as its listener sees it."""
+
+    name: str
+    listener: str
+    setting: str
+    """Which setting has its address."""
+    address: str
+    received: str
+    """The frame that its peers send."""
+    sent: str
+    """The frame that it sends."""
+    about: str
+
+
+CHANNELS = (
+    Channel(
+        *("workers", "processor", "bus.workers_address", "tcp://127.0.0.1:5570", "WorkerFrame", "ProcessorFrame"),
+        "Workers publish their streams here, and take requests.",
+    ),
+    Channel(
+        *("clients", "processor", "bus.clients_address", "tcp://127.0.0.1:5571", "ClientFrame", "ServerFrame"),
+        "Clients send requests here, and take their tokens.",
+    ),
+    Channel(
+        *("handoffs", "decode worker", "worker.handoff_address", "tcp://127.0.0.1:0", "PrefillFrame", "DecodeFrame"),
+        "Prefill workers hand requests over to a decode worker here.",
+    ),
+)
+
+
+def asyncapi(schema: Schema) -> Document:
+    """Return the document; its examples are golden messages."""
+    frames = [frame for channel in CHANNELS for frame in (channel.received, channel.sent)]
+    payloads = ["LogprobBatch", "RequestEvent"]
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Tokenbus",
+            "version": f"{MAJOR}.{MINOR}.0",
+            "description": (
+                "Every token that an LLM engine emits, from the worker to the client that asked for it. The document "
+                "speaks for a processor, and in the channel `handoffs` for a decode worker. Peers connect a ZeroMQ "
+                "DEALER to a ROUTER, or meet over NATS. A transport message has one or more parts; the first is a "
+                "frame, each part is one protobuf message of package tokenbus.v1, and payloads are shown in "
+                "protobuf's JSON form."
+            ),
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": _CONTENT_TYPE,
+        "servers": {
+            channel.name: {
+                "host": channel.address.removeprefix("tcp://"),
+                "protocol": "zmtp",
+                "description": f"The address is the setting {channel.setting}; ipc:// and nats:// addresses work too.",
+            }
+            for channel in CHANNELS
+        },
+        "channels": {channel.name: _channel(schema, channel) for channel in CHANNELS},
+        "operations": dict(operation for channel in CHANNELS for operation in _operations(schema, channel)),
+        "components": {
+            "messages": {
+                **{key: message for frame in frames for key, message in _messages_of(schema, frame)},
+                **{name: _message(schema.messages[name]) for name in payloads},
+            },
+            "schemas": definitions(schema, [*frames, *payloads], "#/components/schemas/"),
+        },
+    }
+
+
+def bodies_of(schema: Schema, frame: str) -> list[Field]:
+    """Return what a frame can say, one thing at a time."""
+    (fields,) = schema.messages[frame].oneofs().values()
+    return list(fields)
+
+
+def parts_of(frame: str, body: str) -> Sequence[str]:
+    """Return the parts of the transport message whose frame says this."""
+    return _PARTS.get((frame, body), [frame])
+
+
+def _channel(schema: Schema, channel: Channel) -> Document:
+    keys = [key for frame in (channel.received, channel.sent) for key, _ in _messages_of(schema, frame)]
+    payloads = ["LogprobBatch", "RequestEvent"] if channel.name != "handoffs" else []
+    return {
+        "address": channel.address,
+        "description": channel.about,
+        "servers": [{"$ref": f"#/servers/{channel.name}"}],
+        "messages": {key: {"$ref": f"#/components/messages/{key}"} for key in [*keys, *payloads]},
+    }
+
+
+def _operations(schema: Schema, channel: Channel) -> Iterable[tuple[str, Document]]:
+    for action, frame in (("receive", channel.received), ("send", channel.sent)):
+        writers, readers = FRAMES[frame]
+        yield (
+            f"{action}{frame}",
+            {
+                "action": action,
+                "channel": {"$ref": f"#/channels/{channel.name}"},
+                "summary": f"What {writers} say to {readers}.",
+                "messages": [
+                    {"$ref": f"#/channels/{channel.name}/messages/{frame}.{field.proto.name}"}
+                    for field in bodies_of(schema, frame)
+                ],
+            },
+        )
+
+
+def _messages_of(schema: Schema, frame: str) -> Iterable[tuple[str, Document]]:
+    for field in bodies_of(schema, frame):
+        name = field.proto.name
+        found = {
+            "name": f"{frame}.{name}",
+            "title": f"{name} in a {frame}",
+            "summary": field.comment,
+            "contentType": _CONTENT_TYPE,
+            "payload": {
+                "allOf": [{"$ref": f"#/components/schemas/{frame}"}, {"required": [field.proto.json_name]}],
+            },
+            "x-protobuf-message": f"tokenbus.v1.{frame}",
+            "x-max-bytes": schema.messages[frame].bounds.max_bytes,
+            "x-parts": list(parts_of(frame, name)),
+        }
+        yield f"{frame}.{name}", found
+
+
+def _message(message: Message) -> Document:
+    found: Document = {
+        "name": message.name,
+        "title": message.name,
+        "summary": message.comment,
+        "contentType": _CONTENT_TYPE,
+        "payload": {"$ref": f"#/components/schemas/{message.name}"},
+        "x-protobuf-message": f"tokenbus.v1.{message.name}",
+        "x-max-bytes": message.bounds.max_bytes,
+    }
+    return found | ({"examples": list(_examples())} if message.name == "LogprobBatch" else {})
+
+
+def _examples() -> Iterator[Document]:
+    """Yield some golden batches in protobuf's JSON form."""
+    for message in golden_messages():
+        if message.name in _EXAMPLES:
+            payload = MessageToDict(LogprobBatch.FromString(message.data))
+            yield {"name": message.name.rpartition("/")[2], "summary": message.expected["shows"], "payload": payload}

@@ -1,0 +1,237 @@
+"""What a change of the schema breaks, and for whom: two versions compared, each difference in a sentence."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+from tokenbus_contracts.generated.bounds_pb2 import FieldBounds
+from tokenbus_contracts.published.descriptors import FRAMES, Enum, Field, Message, Schema
+from tokenbus_contracts.schema import status_rule_in
+
+_TYPES = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
+_LARGEST = ("max", "max_items", "max_bytes")
+_SMALLEST = ("min", "least", "min_bytes")
+_DEMANDS = ("finite", "unique", "named", "required", "length")
+_DEFAULTS = ("default_max", "default_max_items", "default_max_bytes")
+
+
+class Change(NamedTuple):
+    """A difference between two versions of the schema."""
+
+    subject: str
+    """The message, field or enum value."""
+    breaks: bool
+    """Whether peers of the two versions cannot work together as they did."""
+    sentence: str
+    """What is different, and for whom."""
+
+
+class _Sides(NamedTuple):
+    """Who writes a message, and who reads it."""
+
+    writers: str
+    readers: str
+
+
+def changes(old: Schema, new: Schema) -> list[Change]:
+    """Return the differences between two versions, by the names of what differs."""
+    found = [*_messages(old, new), *_enums(old, new)]
+    return sorted(found, key=lambda change: (not change.breaks, change.subject))
+
+
+def _messages(old: Schema, new: Schema) -> Iterator[Change]:
+    for name in sorted(old.messages.keys() | new.messages.keys()):
+        was, now = old.messages.get(name), new.messages.get(name)
+        sides = _sides(name, old, new)
+        if was is None or now is None:
+            yield _gone_or_new("message", name, sides, is_gone=now is None)
+            continue
+        yield from _limits(name, was, now, sides)
+        yield from _fields(name, was, now, sides)
+
+
+def _sides(name: str, *schemas: Schema) -> _Sides:
+    """Return who writes and who reads a message, or what is in it."""
+    holders = [
+        frame
+        for frame in FRAMES
+        if any(frame in schema.messages and name in schema.reached_from(frame) for schema in schemas)
+    ]
+    writers, readers = (_listed(FRAMES[frame][side] for frame in holders) for side in (0, 1))
+    return _Sides(writers or "writers", readers or "readers")
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(name for each in names for name in each.split(" and ")) or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _gone_or_new(what: str, name: str, sides: _Sides, *, is_gone: bool) -> Change:
+    if is_gone:
+        text = (
+            f"the {what} is gone: {sides.readers} with the new schema do not read what {sides.writers} with the old "
+            "one say in it"
+        )
+        return Change(name, breaks=True, sentence=text)
+    text = f"the {what} is new: {sides.readers} with the old schema ignore it"
+    return Change(name, breaks=False, sentence=text)
+
+
+def _limits(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Change]:
+    before, after = was.bounds.max_bytes, now.bounds.max_bytes
+    if before != after:
+        yield _moved(name, "max_bytes", before or None, after or None, sides, is_upper=True)
+    if was.bounds.default_max_bytes != now.bounds.default_max_bytes:
+        yield _default(name, "default_max_bytes", was.bounds.default_max_bytes, now.bounds.default_max_bytes)
+
+
+def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Change]:
+    before, after = ({field.proto.number: field for field in each.fields} for each in (was, now))
+    for number in sorted(before.keys() | after.keys()):
+        one, other = before.get(number), after.get(number)
+        subject = f"{name}.{(before | after)[number].proto.name}" if one is None else f"{name}.{one.proto.name}"
+        if one is None or other is None:
+            change = _gone_or_new("field", subject, sides, is_gone=other is None)
+            needed = other is not None and _refuses_absence(other)
+            if needed:
+                text = (
+                    f"the field is new and must be set: {sides.readers} with the new schema refuse what "
+                    f"{sides.writers} with the old one send"
+                )
+                change = Change(subject, breaks=True, sentence=text)
+            yield change
+        else:
+            yield from _field(subject, one, other, sides)
+            yield from _oneof(subject, (was, one), (now, other))
+
+
+def _refuses_absence(field: Field) -> bool:
+    bounds = field.bounds
+    is_plain = not (field.is_repeated or field.proto.proto3_optional or field.proto.HasField("oneof_index"))
+    return bounds.required or (is_plain and bool(bounds.min or bounds.min_bytes or bounds.least > 0))
+
+
+def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Change]:
+    if was.proto.name != now.proto.name:
+        text = f"is called {now.proto.name} now: the bytes are the same; JSON and code that name it break"
+        yield Change(subject, breaks=True, sentence=text)
+    before, after = _kind(was), _kind(now)
+    if before != after:
+        text = (
+            f"is {after} instead of {before}: {sides.readers} misread or refuse what {sides.writers} of the other "
+            "version send"
+        )
+        yield Change(subject, breaks=True, sentence=text)
+        return
+    yield from _bounds(subject, was.bounds, now.bounds, sides)
+
+
+def _kind(field: Field) -> str:
+    kind = field.type_name or _TYPES[field.proto.type]
+    return ("repeated " if field.is_repeated else "optional " if field.proto.proto3_optional else "") + kind
+
+
+def _oneof(subject: str, was: tuple[Message, Field], now: tuple[Message, Field]) -> Iterator[Change]:
+    before, after = (_oneof_of(*each) for each in (was, now))
+    if before != after:
+        text = (
+            f"is in {f'the oneof {after}' if after else 'no oneof'} instead of {before or 'none'}: writers of one "
+            "version set together what readers of the other keep apart"
+        )
+        yield Change(subject, breaks=True, sentence=text)
+
+
+def _oneof_of(message: Message, field: Field) -> str:
+    return next((name for name, fields in message.oneofs().items() if field in fields), "")
+
+
+def _bounds(subject: str, was: FieldBounds, now: FieldBounds, sides: _Sides) -> Iterator[Change]:
+    for bound in (*_LARGEST, *_SMALLEST):
+        before, after = _value(was, bound), _value(now, bound)
+        if before != after:
+            yield _moved(subject, bound, before, after, sides, is_upper=bound in _LARGEST)
+    for demand in _DEMANDS:
+        before, after = getattr(was, demand), getattr(now, demand)
+        if before != after:
+            yield _demanded(subject, demand, sides, is_new=bool(after), is_other=bool(before and after))
+    for default in _DEFAULTS[:2]:
+        before, after = _value(was, default), _value(now, default)
+        if before != after:
+            yield _default(subject, default, before, after)
+
+
+def _value(bounds: FieldBounds, name: str) -> int | None:
+    is_set = bounds.HasField(name) if bounds.DESCRIPTOR.fields_by_name[name].has_presence else getattr(bounds, name)
+    return int(getattr(bounds, name)) if is_set else None
+
+
+def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
+    """Say for whom a bound is narrower or wider than it was; none is as wide as can be."""
+    is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
+    refusing, writing, at = ("new", "old", after) if is_narrower else ("old", "new", before)
+    text = (
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema refuse what "
+        f"{sides.writers} with the {writing} one may send {'above' if is_upper else 'below'} {_shown(at)}"
+    )
+    return Change(subject, breaks=True, sentence=text)
+
+
+def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_other: bool) -> Change:
+    refusing, writing = ("new", "old") if is_new else ("old", "new")
+    how = "another one is demanded" if is_other else "demanded now" if is_new else "demanded no longer"
+    text = (
+        f"{demand}: {how}: {sides.readers} with the {refusing} schema refuse what {sides.writers} with the {writing} "
+        "one may send"
+    )
+    return Change(subject, breaks=True, sentence=text)
+
+
+def _default(subject: str, bound: str, before: Any, after: Any) -> Change:  # noqa: ANN401
+    text = (
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: deployments that set no limit of their own take "
+        f"{'less' if (after or 0) < (before or 0) else 'more'} than before"
+    )
+    return Change(subject, breaks=True, sentence=text)
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    return "none" if value is None else f"{value:,}"
+
+
+def _enums(old: Schema, new: Schema) -> Iterator[Change]:
+    for name in sorted(old.enums.keys() | new.enums.keys()):
+        was, now = old.enums.get(name), new.enums.get(name)
+        sides = _sides(name, old, new)
+        if was is None or now is None:
+            yield _gone_or_new("enum", name, sides, is_gone=now is None)
+        else:
+            yield from _values(name, was, now, sides, is_closed=_is_closed(name, old))
+
+
+def _is_closed(name: str, schema: Schema) -> bool:
+    """Tell whether a field refuses values of an enum that the schema does not name."""
+    fields = (field for message in schema.messages.values() for field in message.fields)
+    return any(field.type_name == name and field.bounds.named for field in fields)
+
+
+def _values(name: str, was: Enum, now: Enum, sides: _Sides, *, is_closed: bool) -> Iterator[Change]:
+    before, after = ({value.number: value for value, _ in each.values} for each in (was, now))
+    for number in sorted(before.keys() | after.keys()):
+        one, other = before.get(number), after.get(number)
+        if other is None:
+            text = f"the value {number} is gone: {sides.readers} with the new schema refuse or misread it"
+            yield Change(f"{name}.{before[number].name}", breaks=True, sentence=text)
+        elif one is None:
+            reading = "refuse it" if is_closed else "take it for a value that they do not know"
+            text = f"the value {number} is new: {sides.readers} with the old schema {reading}"
+            yield Change(f"{name}.{other.name}", breaks=is_closed, sentence=text)
+        elif one.name != other.name:
+            text = f"the value {number} is called {other.name} now: the bytes are the same; JSON and code break"
+            yield Change(f"{name}.{one.name}", breaks=True, sentence=text)
+        elif status_rule_in(one.options) != status_rule_in(other.options):
+            text = (
+                f"rows of this status may carry other things than before: {sides.readers} refuse some that are sent by "
+                f"{sides.writers} of the other version"
+            )
+            yield Change(f"{name}.{one.name}", breaks=True, sentence=text)

@@ -1,0 +1,164 @@
+"""tokenbus schema: the contract as other tools read it, and what a change of it breaks."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.message import DecodeError
+
+from tokenbus_contracts.published.asyncapi import asyncapi
+from tokenbus_contracts.published.compatibility import changes
+from tokenbus_contracts.published.descriptors import Schema, proto_files
+from tokenbus_contracts.published.json_schema import json_schema
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.terminal import styled
+
+_EXAMPLES = """\
+forms:
+  proto [FILE]        the .proto files, or one of them; with --output into a folder
+  descriptor          a FileDescriptorSet, with comments and with what it imports
+  json [MESSAGE]      JSON Schema of a message in protobuf's JSON form (default: LogprobBatch)
+  asyncapi            an AsyncAPI 3 document: channels, messages, bounds, examples
+  diff OLD [NEW]      what a change breaks, and for whom; exit status 1 if it breaks something
+
+OLD and NEW are a FileDescriptorSet (as `tokenbus schema descriptor` or `buf build` writes it), a folder of .proto
+files, or `installed`, the schema of this version, which is NEW's default.
+
+examples:
+  tokenbus schema proto --output proto                      and have protoc or buf make code of it
+  tokenbus schema asyncapi > asyncapi.json
+  tokenbus schema descriptor > tokenbus-0.1.binpb           at one version, and at a later one:
+  tokenbus schema diff tokenbus-0.1.binpb
+"""
+_MOST_BYTES = 16_777_216
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _EXAMPLES
+    parser.add_argument("form", choices=("proto", "descriptor", "json", "asyncapi", "diff"), help="what to print")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a file, a message, or the schemas to compare")
+    parser.add_argument("--output", type=Path, metavar="PATH", help="write there, and not to standard output")
+    parser.add_argument("--json", action="store_true", help="with diff: print one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is asked for."""
+    if options.json and options.form != "diff":
+        raise CommandError("--json: only with diff", status=2)
+    most = {"proto": 1, "json": 1, "diff": 2}.get(options.form, 0)
+    if len(options.names) > most:
+        raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", status=2)
+    match options.form:
+        case "proto":
+            _write_protos(options.names, options.output)
+        case "descriptor":
+            _write(Schema.installed().descriptor_set().SerializeToString(deterministic=True), options.output)
+        case "json":
+            _write(_json(json_schema(Schema.installed(), _message(options.names))), options.output)
+        case "asyncapi":
+            _write(_json(asyncapi(Schema.installed())), options.output)
+        case _:
+            return _diff(options.names, as_json=options.json)
+    return 0
+
+
+def _write(data: bytes, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+    else:
+        output.write_bytes(data)
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _write_protos(names: list[str], output: Path | None) -> None:
+    files = proto_files()
+    if names:
+        chosen = {path: text for path, text in files.items() if path == names[0] or path.endswith(f"/{names[0]}")}
+        if not chosen:
+            short = ", ".join(path.rpartition("/")[2] for path in files)
+            raise CommandError(f"proto: one of {short}, got {names[0]}", status=2)
+        files = chosen
+    if output is None:
+        _write("\n".join(files.values()).encode(), None)
+        return
+    for path, text in files.items():
+        place = output / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+
+def _message(names: list[str]) -> str:
+    name = names[0].removeprefix("tokenbus.v1.") if names else "LogprobBatch"
+    if name not in Schema.installed().messages:
+        raise CommandError(f"json: a message of the schema, got {name}", status=2)
+    return name
+
+
+def _diff(names: list[str], *, as_json: bool) -> int:
+    if not names:
+        raise CommandError("diff: OLD, the schema to compare with, is missing", status=2)
+    old, new = (_schema(name) for name in (names[0], names[1] if len(names) > 1 else "installed"))
+    found = changes(old, new)
+    breaks = any(change.breaks for change in found)
+    if as_json:
+        print(json.dumps({"breaks": breaks, "changes": [change._asdict() for change in found]}, indent=2))
+    else:
+        print("\n".join(_lines(found)) or "the same schema")
+    return int(breaks)
+
+
+def _lines(found: list[Any]) -> Iterator[str]:
+    for change in found:
+        verdict = styled("breaks", "red") if change.breaks else styled("adds", "green") + "  "
+        yield f"{verdict}  {change.subject}: {change.sentence}"
+
+
+def _schema(name: str) -> Schema:
+    if name == "installed":
+        return Schema.installed()
+    path = Path(name)
+    if path.is_dir():
+        return _compiled(path)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {path.stat().st_size}", status=2)
+        schema = Schema(FileDescriptorSet.FromString(path.read_bytes()))
+    except OSError as error:
+        raise CommandError(f"{name}: {(error.strerror or str(error)).lower()}", status=2) from None
+    except DecodeError:
+        raise CommandError(f"{name}: no FileDescriptorSet", status=2) from None
+    if not schema.messages:
+        raise CommandError(f"{name}: a FileDescriptorSet with package tokenbus.v1, got one without", status=2)
+    return schema
+
+
+def _compiled(folder: Path) -> Schema:
+    """Return the schema in a folder of .proto files, which protoc compiles."""
+    files = sorted(str(path) for path in (folder / "tokenbus" / "v1").glob("*.proto"))
+    if not files:
+        raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", status=2)
+    command = [sys.executable, "-m", "grpc_tools.protoc"] if find_spec("grpc_tools") else [shutil.which("protoc") or ""]
+    if not command[0]:
+        raise CommandError(
+            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install grpcio-tools)", status=2
+        )
+    with tempfile.TemporaryDirectory() as made:
+        image = Path(made, "image.binpb")
+        command += [f"--proto_path={folder}", f"--descriptor_set_out={image}", *files]
+        compiled = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
+        if compiled.returncode:
+            raise CommandError(f"{folder}: {compiled.stderr.strip().splitlines()[0]}", status=2)
+        return Schema(FileDescriptorSet.FromString(image.read_bytes()))

@@ -1,0 +1,182 @@
+"""What a change of the schema breaks: each kind of change, and for whom."""
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet
+
+from tokenbus_contracts.generated import bounds_pb2
+from tokenbus_contracts.published.compatibility import Change, changes
+from tokenbus_contracts.published.descriptors import Schema
+from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
+
+INSTALLED = Schema.installed()
+Edit = Callable[["Edited"], object]
+
+
+class Edited:
+    """A copy of the schema, to be changed."""
+
+    def __init__(self) -> None:
+        self.files = FileDescriptorSet.FromString(INSTALLED.descriptor_set().SerializeToString())
+
+    def message(self, name: str) -> DescriptorProto:
+        return next(each for file in self.files.file for each in file.message_type if each.name == name)
+
+    def enum(self, name: str) -> EnumDescriptorProto:
+        return next(each for file in self.files.file for each in file.enum_type if each.name == name)
+
+    def field(self, name: str) -> FieldDescriptorProto:
+        message, _, field = name.partition(".")
+        return next(each for each in self.message(message).field if each.name == field)
+
+    def bounds(self, name: str) -> bounds_pb2.FieldBounds:
+        return bounds_in(self.field(name).options)
+
+    def remove(self, name: str) -> None:
+        message = self.message(name.partition(".")[0])
+        message.field.remove(self.field(name))
+
+    def add(self, name: str, **bounds: int | bool) -> None:
+        message, _, field = name.partition(".")
+        added = self.message(message).field.add(
+            name=field,
+            number=99,
+            type=FieldDescriptorProto.TYPE_UINT32,
+            label=FieldDescriptorProto.LABEL_OPTIONAL,
+            json_name=field,
+        )
+        for bound, value in bounds.items():
+            setattr(bounds_in(added.options), bound, value)
+
+
+def found_by(edit: Edit) -> list[Change]:
+    edited = Edited()
+    edit(edited)
+    return changes(INSTALLED, Schema(edited.files))
+
+
+def test_same_schema_changes_nothing() -> None:
+    assert found_by(lambda _: None) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "subject", "sentence"),
+    [
+        (
+            lambda edited: edited.remove("Ack.through_sequence"),
+            "Ack.through_sequence",
+            "the field is gone: workers with the new schema do not read what processors with the old one say in it",
+        ),
+        (
+            lambda edited: setattr(edited.field("Ack.through_sequence"), "name", "last"),
+            "Ack.through_sequence",
+            "is called last now: the bytes are the same; JSON and code that name it break",
+        ),
+        (
+            lambda edited: setattr(edited.field("Credit.bytes"), "type", FieldDescriptorProto.TYPE_FIXED32),
+            "Credit.bytes",
+            "is fixed32 instead of",
+        ),
+        (
+            lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 512),
+            "LogprobBatch.request_keys",
+            "max_items: 512 instead of 1,024: processors and clients with the new schema refuse what workers with",
+        ),
+        (
+            lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 2048),
+            "LogprobBatch.request_keys",
+            "max_items: 2,048 instead of 1,024: processors and clients with the old schema refuse what workers with",
+        ),
+        (
+            lambda edited: setattr(edited.bounds("BatchHeader.step"), "min", 5),
+            "BatchHeader.step",
+            "min: 5 instead of 1: processors and clients with the new schema refuse",
+        ),
+        (
+            lambda edited: edited.bounds("LogprobBatch.logprobs").ClearField("finite"),
+            "LogprobBatch.logprobs",
+            "finite: demanded no longer: processors and clients with the old schema refuse",
+        ),
+        (
+            lambda edited: setattr(edited.bounds("LogprobBatch.token_counts"), "default_max", 5),
+            "LogprobBatch.token_counts",
+            "default_max: 5 instead of 8: deployments that set no limit of their own take less than before",
+        ),
+        (
+            lambda edited: edited.add("BatchHeader.load", min=1),
+            "BatchHeader.load",
+            "the field is new and must be set: processors and clients with the new schema refuse",
+        ),
+        (
+            lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"),
+            "ClientFrame.abort",
+            "is in no oneof instead of body",
+        ),
+        (
+            lambda edited: edited.enum("RowStatus").value.pop(),
+            "RowStatus.ROW_STATUS_",
+            "is gone: processors and clients with the new schema refuse or misread it",
+        ),
+        (
+            lambda edited: edited.enum("RowStatus").value.add(name="ROW_STATUS_NEW", number=99),
+            "RowStatus.ROW_STATUS_NEW",
+            "the value 99 is new: processors and clients with the old schema refuse it",
+        ),
+        (
+            lambda edited: setattr(edited.enum("BatchKind").value[1], "name", "BATCH_KIND_MAIN"),
+            "BatchKind.BATCH_KIND_TARGET",
+            "is called BATCH_KIND_MAIN now",
+        ),
+        (
+            lambda edited: setattr(status_rule_in(edited.enum("RowStatus").value[2].options), "proposals", True),
+            "RowStatus.ROW_STATUS_",
+            "rows of this status may carry other things than before",
+        ),
+        (
+            lambda edited: setattr(message_bounds_in(edited.message("ClientFrame").options), "max_bytes", 1000),
+            "ClientFrame",
+            "max_bytes: 1,000 instead of 8,388,608: processors with the new schema refuse what clients",
+        ),
+    ],
+)
+def test_change_that_breaks_says_for_whom(edit: Edit, subject: str, sentence: str) -> None:
+    (change,) = found_by(edit)
+    assert change.breaks
+    assert change.subject.startswith(subject)
+    assert sentence in change.sentence
+
+
+@pytest.mark.parametrize(
+    ("edit", "subject", "sentence"),
+    [
+        (
+            lambda edited: edited.add("Heartbeat.load"),
+            "Heartbeat.load",
+            "the field is new: processors, workers and clients with the old schema ignore it",
+        ),
+        (
+            lambda edited: edited.enum("SpeculativeMethod").value.add(name="SPECULATIVE_METHOD_NEW", number=99),
+            "SpeculativeMethod.SPECULATIVE_METHOD_NEW",
+            "take it for a value that they do not know",
+        ),
+    ],
+)
+def test_what_is_added_breaks_nothing(edit: Edit, subject: str, sentence: str) -> None:
+    (change,) = found_by(edit)
+    assert not change.breaks
+    assert change.subject == subject
+    assert sentence in change.sentence
+
+
+def test_message_that_is_gone_breaks_its_readers() -> None:
+    def remove(edited: Edited) -> None:
+        edited.remove("ProcessorFrame.void_ticket")
+        for file in edited.files.file:
+            if any(each.name == "VoidTicket" for each in file.message_type):
+                file.message_type.remove(edited.message("VoidTicket"))
+
+    assert {change.subject for change in found_by(remove) if change.breaks} == {
+        "ProcessorFrame.void_ticket",
+        "VoidTicket",
+    }
