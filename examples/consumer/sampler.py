@@ -1,0 +1,64 @@
+"""A consumer of somebody else's: samples answers for a trainer, and asks again where a worker was lost."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tokenbus
+
+RETRIED = {"worker_lost", "gap", "engine"}
+"""Ends of requests after which another try can succeed."""
+
+
+@dataclass
+class Sample:
+    """An answer, as a trainer wants it."""
+
+    tokens: list[int]
+    logprob: float
+    """The sum over its tokens."""
+    tries: int
+
+
+class Sampler:
+    """Samples answers to prompts, several at once."""
+
+    def __init__(self, client: tokenbus.Client, *, at_once: int = 8, tries: int = 3, max_tokens: int = 64) -> None:
+        self._client = client
+        self._room = asyncio.Semaphore(at_once)
+        self._tries = tries
+        self._max_tokens = max_tokens
+
+    async def sample(self, prompts: Sequence[Sequence[int]]) -> list[Sample]:
+        """Return an answer to each prompt, in their order; raises RequestFailedError after the last try."""
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(self._one(prompt)) for prompt in prompts]
+        return [answer.result() for answer in answers]
+
+    async def _one(self, prompt: Sequence[int]) -> Sample:
+        async with self._room:
+            for number in range(1, self._tries + 1):
+                try:
+                    return await self._tried(prompt, number)
+                except tokenbus.RequestFailedError as error:
+                    if number == self._tries or error.code_name not in RETRIED:
+                        raise
+        raise AssertionError("it returns or raises")
+
+    async def _tried(self, prompt: Sequence[int], number: int) -> Sample:
+        sample = Sample([], 0.0, number)
+        async for token in self._client.generate(prompt, max_tokens=self._max_tokens, top_logprobs=0):
+            sample.tokens.append(token.id)
+            sample.logprob += token.logprob or 0.0
+        return sample
+
+
+async def main() -> None:
+    """Sample from the bus that the environment names."""
+    async with tokenbus.connect(name="sampler") as client:
+        for sample in await Sampler(client).sample([[1, 2, 3], [4, 5, 6]]):
+            print(sample)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
