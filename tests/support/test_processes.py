@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,3 +48,17 @@ def test_signal_is_the_status(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert process.wait() == process.poll() == -signal.SIGKILL
+
+
+def test_group_of_tests_runs_in_one_process(tmp_path: Path) -> None:
+    """What `xdist_group` marks shares what is made once; the versions of pytest and pytest-xdist must agree on how."""
+    (tmp_path / "test_group.py").write_text(
+        "import os, pathlib, pytest\n"
+        "pytestmark = pytest.mark.xdist_group('one')\n"
+        "@pytest.mark.parametrize('number', range(12))\n"
+        "def test_one(number): pathlib.Path(f'{os.getpid()}.pid').touch()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadgroup", "-p", "no:schemathesis"]
+    run = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    assert len(list(tmp_path.glob("*.pid"))) == 1
