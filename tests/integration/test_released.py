@@ -26,8 +26,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_contracts.schema import COLUMNS
 from tokenbus_services.items import Recorder, StreamItem, gap_entry, hello_entry, item_entry, read_items
 
-pytestmark = pytest.mark.xdist_group("released")  # it is installed once
-
 NEW_COLUMNS = {"stops"}
 """What this tree's minor has and the release's has not."""
 LIMITS = Limits.schema()

@@ -141,7 +141,6 @@ async def load() -> AsyncIterator[Load]:
         yield Load(cleanup)
 
 
-@pytest.mark.xdist_group("released")
 async def test_upgrade_from_the_release(deployment: Deployment, load: Load, released: Path) -> None:
     """The processor of 0.1 gives way to this tree's, then its workers, then its gateways; then back, in reverse."""
     fleet = Fleet(deployment, load, released)
