@@ -13,6 +13,7 @@ from schema_tools.bounds import bound_faults
 from schema_tools.comments import comment_faults
 from schema_tools.compiled import SchemaError, Tree, baseline
 from schema_tools.generate import stale_files
+from schema_tools.released import released_faults
 from schema_tools.vectors import vector_faults
 
 _NAMES_SHOWN = 5
@@ -83,4 +84,5 @@ _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "bounds": bound_faults,
     "comments": comment_faults,
     "vectors": vector_faults,
+    "released": released_faults,
 }

@@ -25,6 +25,8 @@ class Tree:
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
         """The image of the schema as last released."""
+        self.releases = root / "contracts" / "baseline"
+        """A folder for each release, with its schema and its golden stream."""
 
     @cached_property
     def compiled(self) -> list[FileDescriptorProto]:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.deployment import Deployment, meeting
+from tests.integration.releases import release_source, released
+
+__all__ = ["bus", "deployment", "release_source", "released"]
 
 
 @pytest.fixture

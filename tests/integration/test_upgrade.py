@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,28 +15,10 @@ from openai import AsyncOpenAI, OpenAIError
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 from tests.integration.serving import asking, is_true, plainly
-from tests.pages import ROOT
 from tests.support.waiting import soon, until
 
-RELEASE = "1dcd71607470b794a66878e42fcd5bd0bc46fd1b"
-"""The commit of the release 0.1.0."""
 NAMES = ("worker-0", "worker-1")
 TOKENS = 60
-
-
-@pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the packages of the release, installed as pip installs them."""
-    git = ["git", "-C", str(ROOT)]
-    if subprocess.run([*git, "cat-file", "-e", f"{RELEASE}^{{commit}}"], check=False, capture_output=True).returncode:
-        pytest.skip(f"the history here does not reach back to the release 0.1.0 ({RELEASE[:12]})")
-    source, installed = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("released")
-    archive = subprocess.run([*git, "archive", RELEASE], check=True, capture_output=True).stdout
-    unpack = ["tar", "-x", "-C", str(source)]  # `TarFile.extractall` warns without an argument that 3.11.2 lacks
-    subprocess.run(unpack, input=archive, check=True)
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([sys.executable, *install, "--target", str(installed), str(source)], check=True, capture_output=True)
-    return installed
 
 
 class Load:

@@ -17,6 +17,7 @@ CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
 STREAM = "proto/tokenbus/v1/stream.proto"
 REQUEST = "proto/tokenbus/v1/request.proto"
 BASELINE = "contracts/baseline/v1.binpb"
+RELEASED = "contracts/baseline/0.1.0"
 GENERATED = "contracts/tokenbus_contracts/generated"
 VECTORS = "contracts/vectors/v1"
 
@@ -327,6 +328,20 @@ def test_new_golden_message_is_written_from_its_json(copy: Copy) -> None:
     status, printed = copy.run("vectors")
     assert (status, printed.count("\n")) == (1, 1)
     assert printed.startswith("error: valid/wrong.json: no header and columns that a message can have")
+
+
+def test_files_of_a_release_stay(copy: Copy) -> None:
+    """A file of a release that was edited, removed or added is named, and so is a tree without any release."""
+    folder = copy.root / RELEASED
+    (folder / "stream.json").write_text("[]")
+    (folder / "stream.tokenbus").unlink()
+    (folder / "smuggled").write_bytes(b"")
+    smuggled, json_file, stream = copy.faults()
+    assert smuggled.startswith("released: 0.1.0/smuggled: sha256 no sum in SHA256SUMS, got ")
+    assert json_file.startswith("released: 0.1.0/stream.json: sha256 ")
+    assert stream.endswith("got no file; what was released stays")
+    shutil.rmtree(folder)
+    assert copy.faults() == ["released: contracts/baseline: no release"]
 
 
 def test_missing_baseline_is_found(copy: Copy) -> None:
