@@ -21,6 +21,7 @@ PROCESS = (
     "engines/paddle",
     "engines/test_plugins.py",
     "engines/vllm/real",
+    "examples",
     "gpu_ops/test_frameworks.py",  # to import Paddle starts some
     "gpu_ops/test_kernels.py",
     "integration",
