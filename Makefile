@@ -51,7 +51,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm test-gpu coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm test-gpu examples coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,6 +129,16 @@ $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml h
 	@echo "==> setup: .venv-vllm"
 	@$(VLLM_INSTALL) --require-hashes --requirement requirements/build.txt
 	@$(VLLM_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+examples: examples/node/node_modules ## Make what the examples in other languages need (npm; g++, protobuf and libzmq)
+	@echo "==> examples: C++"
+	@$(MAKE) --silent --jobs 2 --directory examples/cpp
+
+# Its prebuilt libraries need no script of zeromq's.
+examples/node/node_modules: examples/node/package.json
+	@echo "==> examples: npm"
+	@cd examples/node && npm install --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
 
 check: setup ## Lint, format, types, and the schema against its generated files
@@ -220,5 +230,6 @@ audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENB
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
 	@rm -f $(NATIVE:.c=.so)
+	@rm -rf examples/node/node_modules examples/cpp/build
 	@rm -rf .venv .venv-vllm build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -prune -exec rm -rf {} +

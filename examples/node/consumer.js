@@ -1,0 +1,81 @@
+// Asks a processor for one request's tokens, and prints each as a line: its id and its logprob.
+//
+//     node consumer.js tcp://127.0.0.1:5571 "The old man" 16
+//
+// It speaks the client protocol of proto/tokenbus/v1/client.proto on one connection. It does not go on after the
+// connection or the processor was lost: a client that is to do so says hello again, and resumes its requests.
+'use strict';
+const { randomBytes } = require('node:crypto');
+const { Dealer } = require('zeromq');
+const { decode, rows } = require('./contract');
+const { message, values } = require('./schema');
+
+const [address = 'tcp://127.0.0.1:5571', prompt = 'The old man', count = '16'] = process.argv.slice(2);
+const [ClientFrame, ServerFrame] = [message('ClientFrame'), message('ServerFrame')];
+const { ROW_STATUS_FINISHED_STOP, ROW_STATUS_FINISHED_LENGTH } = values('RowStatus'); // later ones end it with an error
+const drawn = () => (randomBytes(8).readBigUInt64LE() | 1n).toString(); // a 64-bit integer is a string; never zero
+
+const key = drawn();
+const window = { window_frames: 64, window_bytes: 8 * 2 ** 20 };
+const hello = { schema_major: 1, schema_minor: 1, name: 'node', session: drawn(), ...window };
+const sampling = { max_tokens: Number(count) };
+const generate = { request_key: key, text: { text: prompt }, sampling, top_logprobs: 0 }; // 0: each token's own logprob
+
+const socket = new Dealer({ linger: 1000, receiveTimeout: 100 }); // milliseconds, as all times here
+let [interval, timeout] = [1000, 10_000]; // until the processor says its own
+let [isWelcome, isDone, next, lastSent, lastHeard, echo] = [false, false, 0, -Infinity, performance.now(), '0'];
+
+async function say(body) {
+  lastSent = performance.now();
+  await socket.send(ClientFrame.encode(ClientFrame.fromObject(body)).finish());
+}
+
+/** Print the request's new tokens. A row may come again: its position says which of its tokens are new. */
+function print(batch) {
+  for (const { position, status, tokens } of [...rows(batch)].filter((row) => row.key === key)) {
+    if (position > next) throw new Error(`the tokens from ${next} to ${position} are missing`);
+    for (const { id, logprob } of tokens.slice(next - position)) console.log(`${id} ${logprob}`);
+    next = Math.max(next, position + tokens.length);
+    isDone = status >= ROW_STATUS_FINISHED_STOP;
+    if (status > ROW_STATUS_FINISHED_LENGTH) throw new Error(`it ended with status ${status}`);
+  }
+}
+
+async function take([data, ...batches]) {
+  const frame = ServerFrame.decode(data);
+  lastHeard = performance.now();
+  if (frame.welcome && !isWelcome) {
+    [isWelcome, interval, timeout] = [true, frame.welcome.heartbeat_interval_ms, frame.welcome.heartbeat_timeout_ms];
+    await say({ generate });
+  }
+  if (frame.heartbeat) echo = frame.heartbeat.sent_at_ns.toString();
+  if (frame.admitted) console.error(`request ${key} at ${frame.admitted.worker_id}`);
+  if (frame.outputs) print(decode(batches[0])); // a draft batch, if one was asked for, is batches[1]
+  const failure = frame.refusal ?? frame.error ?? frame.goodbye;
+  if (failure) throw new Error(failure.message || 'the processor closes');
+  // The acknowledgement opens the window again: the processor has no more frames on the way than it holds.
+  if (frame.number.toString() !== '0') await say({ confirm: { through_number: frame.number } });
+}
+
+async function run() {
+  socket.connect(address);
+  while (!isDone) {
+    if (performance.now() - lastHeard > timeout) throw new Error(`the processor is silent for ${timeout} ms`);
+    if (performance.now() - lastSent >= interval) {
+      await say(isWelcome ? { heartbeat: { sent_at_ns: process.hrtime.bigint().toString(), echo_ns: echo } } : { hello });
+    }
+    try {
+      await take(await socket.receive());
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error; // nothing came within receiveTimeout
+    }
+  }
+}
+
+run()
+  .catch((error) => {
+    console.error(error.message);
+    process.exitCode = 1;
+  })
+  .then(() => say({ goodbye: { reason: values('GoodbyeReason').GOODBYE_REASON_STOPPED } }))
+  .finally(() => socket.close());
