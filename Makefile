@@ -131,14 +131,14 @@ $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml h
 	@$(VLLM_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-examples: examples/node/node_modules ## Make what the examples in other languages need (npm; g++, protobuf and libzmq)
+examples: examples/node/node_modules tests/asyncapi/node_modules ## Make what the examples in other languages need (npm; g++, protobuf and libzmq)
 	@echo "==> examples: C++"
 	@$(MAKE) --silent --jobs 2 --directory examples/cpp
 
 # Its prebuilt libraries need no script of zeromq's.
-examples/node/node_modules: examples/node/package.json
-	@echo "==> examples: npm"
-	@cd examples/node && npm install --ignore-scripts --no-audit --no-fund --loglevel error
+%/node_modules: %/package.json
+	@echo "==> npm: $*"
+	@cd $* && npm install --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
 
 check: setup ## Lint, format, types, and the schema against its generated files
@@ -230,6 +230,6 @@ audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENB
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
 	@rm -f $(NATIVE:.c=.so)
-	@rm -rf examples/node/node_modules examples/cpp/build
+	@rm -rf examples/node/node_modules tests/asyncapi/node_modules examples/cpp/build
 	@rm -rf .venv .venv-vllm build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -21,13 +21,21 @@ _COMPILE_SECONDS = 300
 
 def program(language: str, name: str) -> list[str]:
     """Return the command that runs an example; skip the test where the machine cannot run it."""
+    if language == "node":
+        return script(EXAMPLES / "node" / f"{name}.js")
     missing = _missing(language)
     if missing:
         _skip(f"{EXAMPLES.name}/{language} needs {missing}")
-    if language == "node":
-        return ["node", str(EXAMPLES / "node" / f"{name}.js")]
     _compile()
     return [str(EXAMPLES / "cpp" / "build" / name)]
+
+
+def script(path: Path) -> list[str]:
+    """Return the command that runs a script in Node with the packages beside it; skip the test where they are not."""
+    missing = _missing("node") or _missing_packages(path.parent)
+    if missing:
+        _skip(f"{path.name} needs {missing}")
+    return ["node", str(path)]
 
 
 @cache
@@ -37,7 +45,7 @@ def _missing(language: str) -> str:
     if tools:
         return ", ".join(tools)
     if language == "node":
-        return _missing_packages()
+        return ""
     found = subprocess.run(
         ["pkg-config", "--print-errors", "--exists", "protobuf", "libzmq"],  # noqa: S607 - whichever the machine has
         capture_output=True,
@@ -47,11 +55,11 @@ def _missing(language: str) -> str:
     return found.stderr.partition("\n")[0]
 
 
-def _missing_packages() -> str:
-    wanted = json.loads((EXAMPLES / "node" / "package.json").read_text())["dependencies"]
+def _missing_packages(folder: Path) -> str:
+    wanted = json.loads((folder / "package.json").read_text())["dependencies"]
     missing = []
     for name, version in wanted.items():
-        installed = EXAMPLES / "node" / "node_modules" / name / "package.json"
+        installed = folder / "node_modules" / name / "package.json"
         if not installed.is_file() or json.loads(installed.read_text())["version"] != version:
             missing.append(f"{name} {version}")
     return f"npm's {', '.join(missing)} (make examples)" if missing else ""
