@@ -36,6 +36,9 @@ NOT_RUN = {
     "it needs FastDeploy; tests/engines/fastdeploy/test_switch.py runs such lines on a package laid out as it is": (
         "tokenbus fastdeploy --",
     ),
+    "tests/examples runs these programs, on every golden message and on a system of its own": (
+        *("make examples", "make -C examples/cpp", "node examples/node/", "examples/cpp/build/"),
+    ),
     "it needs NATS; tests/integration/test_nats.py and tests/services/durable_log run such lines on servers": (
         *("tokenbus log --to", "tokenbus tap --from", "nats stream"),
         *(f"tokenbus {name} --bus" for name in ("processor", "worker --id worker-1", "gateway")),

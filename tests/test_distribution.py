@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import PAGES
+
 pytestmark = pytest.mark.xdist_group("distribution")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -103,7 +105,7 @@ def test_installed_switch_is_live(is_editable: bool, wheel: Path, tmp_path: Path
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+    for page in (*PAGES, *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
 
