@@ -66,7 +66,7 @@ def _numbers(data: bytes, most: int) -> Iterator[int]:
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
-    """Return the offset of what an error names, as `header.step` or `token_ids[3]`; of what is absent, its holder's."""
+    """Return the offset of the field that an error names; where that is missing, of the message that should hold it."""
     begin, end, place = 0, len(data), 0
     for part in field.split("."):
         name, _, element = part.rstrip("]").partition("[")

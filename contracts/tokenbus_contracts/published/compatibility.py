@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
-from tokenbus_contracts.generated.bounds_pb2 import FieldBounds
+from tokenbus_contracts.generated.bounds_pb2 import FieldBounds, MessageBounds
 from tokenbus_contracts.published.descriptors import FRAMES, Enum, Field, Message, Schema
 from tokenbus_contracts.schema import status_rule_in
 
@@ -13,7 +13,14 @@ _TYPES = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDe
 _LARGEST = ("max", "max_items", "max_bytes")
 _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
-_DEFAULTS = ("default_max", "default_max_items", "default_max_bytes")
+_DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
+"""Each with the bound that holds where it is not set."""
+ACCEPTED = {
+    ("Admitted.prompt_tokens", "min"): (
+        "minor 1 leaves it out where a client looked for its request at several processors, as none of minor 0 does"
+    )
+}
+"""Bounds that changed within the major and break nobody, with the reason."""
 
 
 class Change(NamedTuple):
@@ -82,8 +89,8 @@ def _limits(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
     before, after = was.bounds.max_bytes, now.bounds.max_bytes
     if before != after:
         yield _moved(name, "max_bytes", before or None, after or None, sides, is_upper=True)
-    if was.bounds.default_max_bytes != now.bounds.default_max_bytes:
-        yield _default(name, "default_max_bytes", was.bounds.default_max_bytes, now.bounds.default_max_bytes)
+    elif change := _default(name, "default_max_bytes", was.bounds, now.bounds, sides):
+        yield change
 
 
 def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Change]:
@@ -92,30 +99,28 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
         one, other = before.get(number), after.get(number)
         subject = f"{name}.{(before | after)[number].proto.name}" if one is None else f"{name}.{one.proto.name}"
         if one is None or other is None:
-            change = _gone_or_new("field", subject, sides, is_gone=other is None)
-            needed = other is not None and _refuses_absence(other)
-            if needed:
-                text = (
-                    f"the field is new and must be set: {sides.readers} with the new schema refuse what "
-                    f"{sides.writers} with the old one send"
-                )
-                change = Change(subject, breaks=True, sentence=text)
-            yield change
+            yield _gone_or_new("field", subject, sides, is_gone=other is None)
+            for field, how, refusing, writing in ((one, "gone", "old", "new"), (other, "new", "new", "old")):
+                if field is not None and field.must_be_set:
+                    text = (
+                        f"the field is {how} and must be set: {sides.readers} with the {refusing} schema refuse what "
+                        f"{sides.writers} with the {writing} one send"
+                    )
+                    yield Change(subject, breaks=True, sentence=text)
         else:
             yield from _field(subject, one, other, sides)
             yield from _oneof(subject, (was, one), (now, other))
 
 
-def _refuses_absence(field: Field) -> bool:
-    bounds = field.bounds
-    is_plain = not (field.is_repeated or field.proto.proto3_optional or field.proto.HasField("oneof_index"))
-    return bounds.required or (is_plain and bool(bounds.min or bounds.min_bytes or bounds.least > 0))
-
-
 def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Change]:
-    if was.proto.name != now.proto.name:
-        text = f"is called {now.proto.name} now: the bytes are the same; JSON and code that name it break"
-        yield Change(subject, breaks=True, sentence=text)
+    for name, before, after in (
+        ("", was.proto.name, now.proto.name),
+        (" in JSON", was.proto.json_name, now.proto.json_name),
+    ):
+        if before != after:
+            text = f"is called {after}{name} now: the bytes are the same; JSON and code that name it break"
+            yield Change(subject, breaks=True, sentence=text)
+            break
     before, after = _kind(was), _kind(now)
     if before != after:
         text = (
@@ -137,7 +142,7 @@ def _oneof(subject: str, was: tuple[Message, Field], now: tuple[Message, Field])
     if before != after:
         text = (
             f"is in {f'the oneof {after}' if after else 'no oneof'} instead of {before or 'none'}: writers of one "
-            "version set together what readers of the other keep apart"
+            "version may set it together with other members of the oneof, of which readers of the other keep the last"
         )
         yield Change(subject, breaks=True, sentence=text)
 
@@ -155,13 +160,13 @@ def _bounds(subject: str, was: FieldBounds, now: FieldBounds, sides: _Sides) -> 
         before, after = getattr(was, demand), getattr(now, demand)
         if before != after:
             yield _demanded(subject, demand, sides, is_new=bool(after), is_other=bool(before and after))
-    for default in _DEFAULTS[:2]:
-        before, after = _value(was, default), _value(now, default)
-        if before != after:
-            yield _default(subject, default, before, after)
+    for default, bound in _DEFAULTS.items():
+        is_told = bound == "max_bytes" or _value(was, bound) != _value(now, bound)
+        if not is_told and (change := _default(subject, default, was, now, sides)):
+            yield change
 
 
-def _value(bounds: FieldBounds, name: str) -> int | None:
+def _value(bounds: FieldBounds | MessageBounds, name: str) -> int | None:
     is_set = bounds.HasField(name) if bounds.DESCRIPTOR.fields_by_name[name].has_presence else getattr(bounds, name)
     return int(getattr(bounds, name)) if is_set else None
 
@@ -174,6 +179,8 @@ def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, 
         f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema refuse what "
         f"{sides.writers} with the {writing} one may send {'above' if is_upper else 'below'} {_shown(at)}"
     )
+    if reason := ACCEPTED.get((subject, bound)):
+        return Change(subject, breaks=False, sentence=f"{bound}: {_shown(after)} instead of {_shown(before)}: {reason}")
     return Change(subject, breaks=True, sentence=text)
 
 
@@ -187,10 +194,19 @@ def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_othe
     return Change(subject, breaks=True, sentence=text)
 
 
-def _default(subject: str, bound: str, before: Any, after: Any) -> Change:  # noqa: ANN401
+def _default(
+    subject: str, bound: str, was: FieldBounds | MessageBounds, now: FieldBounds | MessageBounds, sides: _Sides
+) -> Change | None:
+    """Say what a deployment without limits of its own takes now; where no default is set, the bound itself holds."""
+    before, after = (_value(each, bound) or _value(each, _DEFAULTS[bound]) for each in (was, now))
+    if before == after:
+        return None
+    less = after is not None and (before is None or after < before)
+    refusing, writing = ("new", "old") if less else ("old", "new")
     text = (
-        f"{bound}: {_shown(after)} instead of {_shown(before)}: deployments that set no limit of their own take "
-        f"{'less' if (after or 0) < (before or 0) else 'more'} than before"
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema that set no "
+        f"limit of their own refuse what {sides.writers} with the {writing} one may send above "
+        f"{_shown(after if less else before)}"
     )
     return Change(subject, breaks=True, sentence=text)
 

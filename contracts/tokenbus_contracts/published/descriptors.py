@@ -52,6 +52,13 @@ class Field(NamedTuple):
         return self.proto.label == FieldDescriptorProto.LABEL_REPEATED
 
     @property
+    def must_be_set(self) -> bool:
+        """Whether a message without it is invalid: it is required, or its zero, which is left out, is refused."""
+        bounds, proto = self.bounds, self.proto
+        may_be_absent = self.is_repeated or proto.proto3_optional or proto.HasField("oneof_index")
+        return bounds.required or (not may_be_absent and bool(bounds.min or bounds.min_bytes or bounds.least > 0))
+
+    @property
     def type_name(self) -> str:
         """The message or enum that it holds, without the package."""
         return self.proto.type_name.removeprefix(f".{_OURS}")
@@ -71,7 +78,7 @@ class Message(NamedTuple):
         return message_bounds_in(self.proto.options)
 
     def oneofs(self) -> dict[str, list[Field]]:
-        """Return the fields of each oneof that the schema has; what protoc makes of an optional field is none."""
+        """Return the fields of each oneof in the schema, without the oneofs that protoc makes for optional fields."""
         found: dict[str, list[Field]] = {}
         for field in self.fields:
             if field.proto.HasField("oneof_index") and not field.proto.proto3_optional:

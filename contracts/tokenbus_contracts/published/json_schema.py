@@ -46,7 +46,7 @@ class _Writer:
 
     def message(self, name: str) -> Document:
         message = self._schema.messages[name]
-        required = [_json_name(field) for field in message.fields if _is_required(field)]
+        required = [_json_name(field) for field in message.fields if field.must_be_set]
         found: Document = {
             "type": "object",
             "description": message.comment,
@@ -118,15 +118,6 @@ def _of_integer(field: Field) -> Document:
     # Protobuf's JSON writes 64-bit numbers as text, since others hold numbers as doubles, and reads both.
     digits = "^[1-9][0-9]*$" if least else "^[0-9]+$"
     return found | {"type": ["string", "integer"], "pattern": digits} if is_wide else found
-
-
-def _is_required(field: Field) -> bool:
-    """Tell whether a message without it is invalid: it must be there, or its zero, which is left out, is refused."""
-    bounds, proto = field.bounds, field.proto
-    if bounds.required:
-        return True
-    may_be_absent = field.is_repeated or proto.proto3_optional or proto.HasField("oneof_index")
-    return not may_be_absent and bool(bounds.min or bounds.min_bytes or bounds.least > 0)
 
 
 def _json_name(field: Field) -> str:

@@ -81,12 +81,12 @@ def test_same_schema_changes_nothing() -> None:
         (
             lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 512),
             "LogprobBatch.request_keys",
-            "max_items: 512 instead of 1,024: processors and clients with the new schema refuse what workers with",
+            "max_items: 512 instead of 1,024: processors and clients with the new schema refuse what",
         ),
         (
             lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 2048),
             "LogprobBatch.request_keys",
-            "max_items: 2,048 instead of 1,024: processors and clients with the old schema refuse what workers with",
+            "max_items: 2,048 instead of 1,024: processors and clients with the old schema refuse what",
         ),
         (
             lambda edited: setattr(edited.bounds("BatchHeader.step"), "min", 5),
@@ -101,12 +101,17 @@ def test_same_schema_changes_nothing() -> None:
         (
             lambda edited: setattr(edited.bounds("LogprobBatch.token_counts"), "default_max", 5),
             "LogprobBatch.token_counts",
-            "default_max: 5 instead of 8: deployments that set no limit of their own take less than before",
+            "default_max: 5 instead of 8: processors and clients with the new schema that set no limit",
         ),
         (
-            lambda edited: edited.add("BatchHeader.load", min=1),
-            "BatchHeader.load",
-            "the field is new and must be set: processors and clients with the new schema refuse",
+            lambda edited: edited.bounds("LogprobBatch.token_counts").ClearField("default_max"),
+            "LogprobBatch.token_counts",
+            "default_max: 16 instead of 8: processors and clients with the old schema that set no limit",
+        ),
+        (
+            lambda edited: setattr(edited.field("BatchHeader.step"), "json_name", "number"),
+            "BatchHeader.step",
+            "is called number in JSON now",
         ),
         (
             lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"),
@@ -167,6 +172,21 @@ def test_what_is_added_breaks_nothing(edit: Edit, subject: str, sentence: str) -
     assert not change.breaks
     assert change.subject == subject
     assert sentence in change.sentence
+
+
+@pytest.mark.parametrize(
+    ("edit", "how", "refusing"),
+    [
+        (lambda edited: edited.add("BatchHeader.load", min=1), "new", "new"),
+        (lambda edited: edited.remove("BatchHeader.step"), "gone", "old"),
+    ],
+)
+def test_field_that_must_be_set_breaks_the_other_side(edit: Edit, how: str, refusing: str) -> None:
+    found = [change.sentence for change in found_by(edit) if "must be set" in change.sentence]
+    (sentence,) = found
+    assert sentence.startswith(
+        f"the field is {how} and must be set: processors and clients with the {refusing} schema refuse what"
+    )
 
 
 def test_message_that_is_gone_breaks_its_readers() -> None:
