@@ -206,7 +206,7 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	@echo 'hatchling>=1.27' | $(COMPILE) - $(EVERYWHERE) $(AS_TESTED) -o requirements/build.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
-	@for extra in arrow gateway models nats paddle; do \
+	@for extra in arrow gateway models nats paddle schema; do \
 		echo "==> lock: $$extra"; \
 		$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra $$extra -o requirements/$$extra.txt || exit; \
 	done

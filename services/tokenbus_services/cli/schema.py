@@ -35,8 +35,8 @@ files, or `installed`, the schema of this version, which is NEW's default.
 examples:
   tokenbus schema proto --output proto                      and have protoc or buf make code of it
   tokenbus schema asyncapi > asyncapi.json
-  tokenbus schema descriptor > tokenbus-0.1.binpb           at one version, and at a later one:
-  tokenbus schema diff tokenbus-0.1.binpb
+  tokenbus schema descriptor > tokenbus-0.1.desc            at one version, and at a later one:
+  tokenbus schema diff tokenbus-0.1.desc
 """
 _MOST_BYTES = 16_777_216
 
@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what is asked for."""
     if options.json and options.form != "diff":
         raise CommandError("--json: only with diff", status=2)
+    if options.output and options.form == "diff":
+        raise CommandError("--output: not with diff, which prints what it finds", status=2)
     most = {"proto": 1, "json": 1, "diff": 2}.get(options.form, 0)
     if len(options.names) > most:
         raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", status=2)
@@ -153,12 +155,13 @@ def _compiled(folder: Path) -> Schema:
     command = [sys.executable, "-m", "grpc_tools.protoc"] if find_spec("grpc_tools") else [shutil.which("protoc") or ""]
     if not command[0]:
         raise CommandError(
-            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install grpcio-tools)", status=2
+            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install 'tokenbus[schema]')", status=2
         )
     with tempfile.TemporaryDirectory() as made:
         image = Path(made, "image.binpb")
         command += [f"--proto_path={folder}", f"--descriptor_set_out={image}", *files]
         compiled = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
         if compiled.returncode:
-            raise CommandError(f"{folder}: {compiled.stderr.strip().splitlines()[0]}", status=2)
+            what = compiled.stderr.strip().partition("\n")[0] or f"protoc ended with {compiled.returncode}"
+            raise CommandError(f"{folder}: {what}", status=2)
         return Schema(FileDescriptorSet.FromString(image.read_bytes()))
