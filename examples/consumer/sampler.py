@@ -1,4 +1,4 @@
-"""A consumer of somebody else's: samples answers for a trainer, and asks again where a worker was lost."""
+"""An example consumer, as another company would write it: it samples answers, and asks again if a worker is lost."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ class Sampler:
         self._max_tokens = max_tokens
 
     async def sample(self, prompts: Sequence[Sequence[int]]) -> list[Sample]:
-        """Return an answer to each prompt, in their order; raises RequestFailedError after the last try."""
+        """Return an answer to each prompt, in their order.
+
+        Raises an ExceptionGroup of RequestFailedError if a prompt still fails at its last try.
+        """
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(self._one(prompt)) for prompt in prompts]
         return [answer.result() for answer in answers]

@@ -1,4 +1,4 @@
-"""A worker of somebody else's: a Markov chain over the letters of a text, as an engine for Tokenbus."""
+"""An example worker, as another company would write it: a Markov chain over the letters of a text."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass

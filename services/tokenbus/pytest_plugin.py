@@ -1,4 +1,4 @@
-"""Fixtures around `tokenbus.testing`, which pytest finds once Tokenbus is installed, each imported when it is used."""
+"""Fixtures for `tokenbus.testing`: pytest loads this wherever Tokenbus is installed, and the bus once a test wants one."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack

@@ -39,7 +39,7 @@ class Line:
     def cut(self) -> None:
         """Break the connection, with what is on its way; the peer makes another at once."""
         for connection in self._open:
-            connection.inner.cut()
+            connection.cut()
 
     def hold(self) -> None:
         """Let nothing pass in either direction, as where the peer stands still, until `release`."""
@@ -108,18 +108,33 @@ class _LineConnection:
         """Send, without waiting; False if too much is on its way."""
         if self._line.is_dead:
             return True
-        if self._line.is_held or self._held:
-            if len(self._held) >= self.inner.high_water_mark:
-                return False
-            self._held.append(list(parts))
-            return True
-        return all(self.inner.send(parts) for _ in range(self._line.copies("sent")))
+        if not self._line.is_held:
+            self.flush()
+        if not self._line.is_held and not self._held:
+            return self._passed(parts)
+        if len(self._held) >= self.inner.high_water_mark:
+            return False
+        self._held.append(list(parts))
+        return True
+
+    def _passed(self, parts: Parts) -> bool:
+        """Send a message as often as it is to arrive; False, and nothing of it, if there is no room."""
+        if not self.inner.has_room(2):
+            return False
+        for _ in range(self._line.copies("sent")):
+            self.inner.send(parts)
+        return True
 
     def flush(self) -> None:
-        """Send what was held."""
-        held, self._held = self._held, deque()
-        for parts in held:
-            self.send(parts)
+        """Send what was held, as far as there is room; the rest goes before what is sent next."""
+        while self._held and self._passed(self._held[0]):
+            self._held.popleft()
+
+    def cut(self) -> None:
+        """Break, with what is on its way in either direction."""
+        self._held.clear()
+        self._again.clear()
+        self.inner.cut()
 
     async def close(self) -> None:
         """Close."""

@@ -30,7 +30,7 @@ class Answer:
     """Of each token, the most probable first; None: some that agree with its logprob and rank are made up."""
     tokens_per_step: int = 1
     drafts: Sequence[Sequence[Alternative]] = ()
-    """What a draft model proposed in each step, and with which logprobs; who asks for drafts gets it."""
+    """For each step, the draft model's proposals with their logprobs; sent to requests that ask for drafts."""
     status: RowStatus = RowStatus.FINISHED_STOP
     """How it ends."""
     fails_after: int | None = None
@@ -128,6 +128,12 @@ class _Row:
             values = getattr(answer, name)
             if isinstance(values, Sequence) and len(values) != len(answer.tokens):
                 raise ValueError(f"answer.{name}: {len(answer.tokens)}, one for each token, got {len(values)}")
+        if answer.tokens_per_step < 1:
+            raise ValueError(f"answer.tokens_per_step: at least 1, got {answer.tokens_per_step}")
+        for name in ("fails_after", "breaks_after"):
+            place = getattr(answer, name)
+            if place is not None and not 0 <= place < self._size:
+                raise ValueError(f"answer.{name}: below {self._size}, the tokens that it gets, got {place}")
         fewest = min(map(len, answer.alternatives or ()), default=self.top_k)
         if fewest < self.top_k:
             raise ValueError(f"answer.alternatives: {self.top_k} for each token, as it was asked for, got {fewest}")

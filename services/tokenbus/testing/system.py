@@ -53,12 +53,17 @@ async def bus(
 
     Raises:
         SettingsError: a setting cannot be used.
+        ValueError: one engine is given for several workers, or no processor is wanted.
 
     Example:
         async with tokenbus.testing.bus() as bus:
             tokens = [token.id async for token in bus.client.generate([1, 2, 3], max_tokens=4)]
         assert len(tokens) == 4
     """
+    if workers > 1 and engine is not None and not callable(engine):
+        raise ValueError(f"engine: a function that makes one, for {workers} workers, got one engine")
+    if processors < 1:
+        raise ValueError(f"processors: at least 1, got {processors}")
     made = Bus(_settings(settings or {}), processors)
     try:
         await made.start()
@@ -228,7 +233,7 @@ class Bus:
     # Time.
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass on the bus, and let happen what it brings."""
+        """Move the clock forward in steps, and run what becomes due at each."""
         end = self.clock.now() + seconds
         await self.settle()
         while (remaining := end - self.clock.now()) > 0:
@@ -236,9 +241,10 @@ class Bus:
             await self.settle(_MOST_TURNS_A_TICK)
 
     async def until(self, awaited: Awaitable[T], seconds: float = 60.0) -> T:
-        """Let time pass until something is done, and return its result; raises TimeoutError after so many seconds.
+        """Let time pass until something is done, and return its result.
 
-        What leaves a client or waits for an answer that was lost needs time, and time stands still.
+        For all that waits for a timer, as what was lost and is asked for again: the clock moves here and in `advance`
+        alone. After so many seconds of the bus's time it is cancelled, and this raises TimeoutError.
         """
         task = asyncio.ensure_future(awaited)
         end = self.clock.now() + seconds
@@ -252,14 +258,24 @@ class Bus:
         return await task
 
     async def settle(self, turns: int = _MOST_TURNS) -> None:
-        """Let happen what needs no time, until no message moves any more; of what never ends, so many turns."""
+        """Run the event loop until no message has moved and no step was computed for a while.
+
+        On a bus that never becomes quiet it stops after so many turns. Raises what an engine raised that is a defect.
+        """
         quiet = 0
         for _ in range(turns):
             before = self._moved
             await asyncio.sleep(0)
             quiet = quiet + 1 if self._moved == before else 0
             if quiet == _QUIET_TURNS:
-                return
+                break
+        self._raise_defects()
+
+    def _raise_defects(self) -> None:
+        for worker in self.workers:
+            defect, worker.defect = worker.defect, None
+            if defect is not None:
+                raise defect
 
     @property
     def _tick(self) -> float:

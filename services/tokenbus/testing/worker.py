@@ -18,7 +18,10 @@ from tokenbus_services.worker.run import end_failed_handoff
 from tokenbus_services.worker.session import HandoffPoint
 
 _FULL = 0.5
-"""At which share of its retention a worker whose policy is `block` computes no further step: nothing may block here."""
+"""With policy `block`, a worker computes no step while its retention is at least this full.
+
+A real worker would block its thread, and here there is only the test's.
+"""
 
 
 class _WakingPublisher(Publisher):
@@ -47,8 +50,10 @@ class Worker:
         """Its connection to the processor."""
         self.step_seconds = 0.0
         """How long a step takes, by the test's clock; may be changed at any time."""
-        self.failure: EngineBrokenError | None = None
-        """What the engine raised, if it broke: the worker has stopped then."""
+        self.failure: Exception | None = None
+        """What the engine raised, if that has stopped the worker: an EngineBrokenError, or a defect of the engine's."""
+        self.defect: Exception | None = None
+        """A failure that no engine may raise there; the bus raises it once, where the test waits."""
         self.steps = 0
         """How many turns its engine had with work to do."""
         self._settings = settings
@@ -100,8 +105,9 @@ class Worker:
                 await asyncio.sleep(0)
         except NotRunningError:
             return
-        except EngineBrokenError as error:
+        except Exception as error:  # noqa: BLE001 - the test is to have it
             self.failure = error
+            self.defect = None if isinstance(error, EngineBrokenError) else error
             self.publisher.take_no_more()
             while len(self.publisher.retention):
                 await self._progress()

@@ -236,7 +236,7 @@ class MemoryConnection:
         """Send, without waiting; False if the send queue is full."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
-        if len(self.outgoing) >= self.high_water_mark:
+        if not self.has_room(1):
             return False
         self._meeting.messages += 1
         self.outgoing.append(list(parts))
@@ -252,6 +252,10 @@ class MemoryConnection:
             if self._meeting.listener is not None:
                 self._meeting.listener.peers.pop(self.peer, None)
             self._readable.set()
+
+    def has_room(self, messages: int) -> bool:
+        """Tell whether so many more messages can be sent."""
+        return len(self.outgoing) + messages <= self.high_water_mark
 
     def cut(self) -> None:
         """Break, with what is on its way, and be another peer of the listener from then on."""

@@ -181,14 +181,42 @@ async def test_hand_offs() -> None:
 
 
 async def test_slow_reader_holds_nobody_up() -> None:
-    """Endless requests of a client that is held fill their bounds; another client's request is answered."""
-    async with testing.bus() as bus:
+    """A client that is held holds up no other, and has its tokens once it goes on."""
+    async with testing.bus(step_seconds=0.05) as bus:
         slow = await bus.add_client("slow")
-        held = [slow.generate([1]) for _ in range(4)]
-        await bus.settle()
+        held = asyncio.ensure_future(ids_of(slow.generate([1], max_tokens=90, request_id=FIRST + 1)))
+        await bus.advance(0.2)
         bus.line(slow).hold()
-        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=50, request_id=FIRST))) == truth(FIRST, 50)
-        assert len(held) == 4
+        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=30, request_id=FIRST))) == truth(FIRST, 30)
+        assert not held.done()
+        bus.line(slow).release()
+        assert await bus.until(held) == truth(FIRST + 1, 90)
+
+
+class Defective(testing.SyntheticEngine):
+    """An engine that raises where none may."""
+
+    @property
+    def has_work(self) -> bool:
+        """Raise once a request is there."""
+        if self._requests:
+            raise TypeError("a defect of the engine's")
+        return False
+
+
+async def test_defect_of_an_engine_is_raised_where_the_test_waits() -> None:
+    async with testing.bus(Defective()) as bus:
+        generation = bus.client.generate([1])
+        with pytest.raises(TypeError, match="a defect of the engine's"):
+            await bus.until(anext(generation))
+        assert isinstance(bus.worker.failure, TypeError)
+
+
+async def test_what_makes_no_bus_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine: a function that makes one, for 2 workers, got one engine"):
+        await testing.bus(testing.SyntheticEngine(), workers=2).__aenter__()
+    with pytest.raises(ValueError, match="processors: at least 1, got 0"):
+        await testing.bus(processors=0).__aenter__()
 
 
 async def test_settings_are_those_given_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
