@@ -12,20 +12,23 @@ class WakeUps:
     An asyncio.Future has the loop make, queue and run a callback for each task, which is most of what a wake-up costs.
     """
 
-    __slots__ = ("_is_due", "_waiting")
+    __slots__ = ("_is_due", "_loop", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[Waiter] = []
         self._is_due = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of the tasks that wait; it may not run when they are woken, as where it cancels them at its end."""
 
     def add(self, waiter: "Waiter") -> None:
         """Learn that a task waits."""
         self._waiting.append(waiter)
+        self._loop = asyncio.get_running_loop()
 
     def look(self) -> None:
         """Let those that have something to take go on in the loop's next turn."""
-        if self._waiting and not self._is_due:
-            asyncio.get_running_loop().call_soon(self._run)
+        if self._waiting and not self._is_due and self._loop is not None:
+            self._loop.call_soon(self._run)
             self._is_due = True
 
     def _run(self) -> None:
