@@ -257,6 +257,8 @@ async def test_streams(deployment: Deployment, released: Path) -> None:
             job = {"addresses": places, "keys": old_keys, "tokens": TOKENS}
             client = asyncio.to_thread(run_released, released, "client", job, deployment.environment())
             found, *taken = await soon(asyncio.gather(client, *(_take(deployment, each, new_keys) for each in places)))
+    minors = [{target.header.schema_minor for target, _ in steps} for steps, _ in taken]
+    assert minors == [{0}, {1}]  # else this tree was beside itself
     for (steps, _), asked in zip(taken, found["asked"], strict=True):
         _check(new_keys, steps)
         _check(old_keys, [(_decoded(target), draft and _decoded(draft)) for target, draft in asked["steps"]])

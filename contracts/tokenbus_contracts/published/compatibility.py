@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
-from tokenbus_contracts.generated.bounds_pb2 import FieldBounds, MessageBounds
+from tokenbus_contracts.generated.bounds_pb2 import ColumnLength, FieldBounds, MessageBounds
 from tokenbus_contracts.published.descriptors import FRAMES, Enum, Field, Message, Schema
 from tokenbus_contracts.schema import status_rule_in
 
@@ -21,6 +21,13 @@ ACCEPTED = {
     )
 }
 """Bounds that changed within the major and break nobody, with the reason."""
+
+
+_ALWAYS_THERE = set(ColumnLength.values()) - {
+    ColumnLength.COLUMN_LENGTH_UNSPECIFIED,
+    ColumnLength.COLUMN_LENGTH_STOPPED_ROWS,
+}
+"""The lengths of columns that a message with rows cannot do without."""
 
 
 class Change(NamedTuple):
@@ -100,8 +107,13 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
         subject = f"{name}.{(before | after)[number].proto.name}" if one is None else f"{name}.{one.proto.name}"
         if one is None or other is None:
             yield _gone_or_new("field", subject, sides, is_gone=other is None)
+            if one is None and _is_reserved(was, number):
+                text = (
+                    f"the number {number} was reserved: {sides.readers} misread what older {sides.writers} say under it"
+                )
+                yield Change(subject, breaks=True, sentence=text)
             for field, how, refusing, writing in ((one, "gone", "old", "new"), (other, "new", "new", "old")):
-                if field is not None and field.must_be_set:
+                if field is not None and (field.must_be_set or field.bounds.length in _ALWAYS_THERE):
                     text = (
                         f"the field is {how} and must be set: {sides.readers} with the {refusing} schema refuse what "
                         f"{sides.writers} with the {writing} one send"
@@ -110,6 +122,10 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
         else:
             yield from _field(subject, one, other, sides)
             yield from _oneof(subject, (was, one), (now, other))
+
+
+def _is_reserved(message: Message, number: int) -> bool:
+    return any(span.start <= number < span.end for span in message.proto.reserved_range)
 
 
 def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Change]:
@@ -123,13 +139,21 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
             break
     before, after = _kind(was), _kind(now)
     if before != after:
-        text = (
-            f"is {after} instead of {before}: {sides.readers} misread or refuse what {sides.writers} of the other "
-            "version send"
-        )
-        yield Change(subject, breaks=True, sentence=text)
-        return
+        yield Change(subject, breaks=True, sentence=f"is {after} instead of {before}: {_misread(was, now, sides)}")
+        if _wire(was) != _wire(now):
+            return
     yield from _bounds(subject, was.bounds, now.bounds, sides)
+
+
+def _misread(was: Field, now: Field, sides: _Sides) -> str:
+    if _wire(was) == _wire(now):
+        return "the bytes are the same; code that uses it breaks"
+    return f"{sides.readers} misread or refuse what {sides.writers} of the other version send"
+
+
+def _wire(field: Field) -> tuple[bool, int]:
+    """Return what decides a field's bytes, but for what is in a message."""
+    return field.is_repeated, field.proto.type
 
 
 def _kind(field: Field) -> str:
@@ -139,7 +163,7 @@ def _kind(field: Field) -> str:
 
 def _oneof(subject: str, was: tuple[Message, Field], now: tuple[Message, Field]) -> Iterator[Change]:
     before, after = (_oneof_of(*each) for each in (was, now))
-    if before != after:
+    if bool(before) != bool(after):
         text = (
             f"is in {f'the oneof {after}' if after else 'no oneof'} instead of {before or 'none'}: writers of one "
             "version may set it together with other members of the oneof, of which readers of the other keep the last"
@@ -232,7 +256,7 @@ def _is_closed(name: str, schema: Schema) -> bool:
 
 
 def _values(name: str, was: Enum, now: Enum, sides: _Sides, *, is_closed: bool) -> Iterator[Change]:
-    before, after = ({value.number: value for value, _ in each.values} for each in (was, now))
+    before, after = ({value.number: value for value, _ in reversed(each.values)} for each in (was, now))
     for number in sorted(before.keys() | after.keys()):
         one, other = before.get(number), after.get(number)
         if other is None:

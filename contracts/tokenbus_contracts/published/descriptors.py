@@ -19,7 +19,7 @@ from tokenbus_contracts.generated import bounds_pb2
 from tokenbus_contracts.schema import bounds_in, message_bounds_in
 
 PACKAGE = Path(__file__).parents[1]
-_MESSAGES, _ENUMS, _FIELDS, _NESTED, _VALUES = 4, 5, 2, 3, 2
+_MESSAGES, _ENUMS, _FIELDS, _NESTED, _NESTED_ENUMS, _VALUES = 4, 5, 2, 3, 4, 2
 """Where comments are filed: the numbers of these lists in the descriptors."""
 _OURS = "tokenbus.v1."
 FRAMES = {
@@ -146,26 +146,32 @@ def _comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
     }
 
 
-def _messages_in(file: FileDescriptorProto) -> Iterator[Message]:
-    comments = _comments_in(file)
+def _nested_messages(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
+    """Yield each message's name, its path among the comments, and itself; nested ones too."""
     waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
         (each.name, (_MESSAGES, place), each) for place, each in enumerate(file.message_type)
     ]
     while waiting:
         name, path, proto = waiting.pop(0)
-        fields = [Field(field, comments.get((*path, _FIELDS, place), "")) for place, field in enumerate(proto.field)]
-        fields.sort(key=lambda field: field.proto.number)
-        yield Message(name, proto, comments.get(path, ""), fields)
+        yield name, path, proto
         waiting += [
             (f"{name}.{inner.name}", (*path, _NESTED, place), inner) for place, inner in enumerate(proto.nested_type)
         ]
 
 
+def _messages_in(file: FileDescriptorProto) -> Iterator[Message]:
+    comments = _comments_in(file)
+    for name, path, proto in _nested_messages(file):
+        fields = [Field(field, comments.get((*path, _FIELDS, place), "")) for place, field in enumerate(proto.field)]
+        fields.sort(key=lambda field: field.proto.number)
+        yield Message(name, proto, comments.get(path, ""), fields)
+
+
 def _enums_in(file: FileDescriptorProto) -> Iterator[Enum]:
     comments = _comments_in(file)
     yield from _enums(file.enum_type, (_ENUMS,), "", comments)
-    for place, message in enumerate(file.message_type):
-        yield from _enums(message.enum_type, (_MESSAGES, place, _ENUMS), f"{message.name}.", comments)
+    for name, path, proto in _nested_messages(file):
+        yield from _enums(proto.enum_type, (*path, _NESTED_ENUMS), f"{name}.", comments)
 
 
 def _enums(

@@ -36,16 +36,20 @@ examples:
 
 _HEAD = 4
 _RECORDING = "RECORDING"
-_MORE, _FRAME_BEGINS = 0x80, b"\x09"
-"""The bit of a varint's byte behind which another follows; how a frame of a worker begins: with its epoch."""
+_MORE = 0x80
+"""Set in every byte of a varint but the last."""
+_FRAME_BEGINS = b"\x09"
+"""The first byte of a worker's frame: the tag of its epoch."""
 _STYLES = {"ok": "green", "refused": "red"}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _EXAMPLES
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a file with one message; - is standard input")
-    parser.add_argument("--rows", action="store_true", help="give a verdict for each row too")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a message or a recording; -: a message from standard input"
+    )
+    parser.add_argument("--rows", action="store_true", help="give a verdict for each row of a message too")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument(
         "--limits",
@@ -124,9 +128,8 @@ def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
     try:
         with _opened(name) as file:
             head = file.read(_HEAD)
-            if _begins_recording(head) and file.seekable():
-                file.seek(0)
-                return report | _recording_report(file, limits)
+            if _begins_recording(head):
+                return report | _recording_report(_from_the_start(file), limits)
             return report | _message_report(head + _rest(file, limits), limits, rows=rows)
     except ContractError as error:
         return report | _refusal(error, 0)
@@ -151,6 +154,13 @@ def _begins_recording(head: bytes) -> bool:
     """Tell a recording, which begins with the size of a frame and the frame, from a message."""
     size = next((place for place, byte in enumerate(head) if byte < _MORE), len(head))
     return head[size + 1 : size + 2] == _FRAME_BEGINS
+
+
+def _from_the_start(file: BinaryIO) -> BinaryIO:
+    if not file.seekable():
+        raise OSError(0, "a recording: name its file, a pipe cannot be read")
+    file.seek(0)
+    return file
 
 
 def _rest(file: BinaryIO, limits: Limits) -> bytes:
@@ -192,7 +202,9 @@ def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
                 refused = _refusal(error, begin + place_of(item.payload, error.field))
                 return refused | {"error": f"{refused['error']} (item {item.sequence})", "item": str(item.sequence)}
     except RecordingError as error:
-        return {"error": f"byte {error.offset}: {error.reason}", "offset": error.offset}
+        limit, _, actual = error.reason.partition(", got ")
+        named = {"field": "entry", "rule": str(Rule.MALFORMED), "limit": limit, "actual": actual}
+        return {"error": f"byte {error.offset}: {error.reason}", "offset": error.offset} | named
     return {"ok": True, "holds": {"kind": _RECORDING} | life | dict(holds)}
 
 

@@ -11,7 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
 from tokenbus_contracts.published.asyncapi import asyncapi
@@ -19,6 +21,7 @@ from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema, proto_files
 from tokenbus_contracts.published.json_schema import json_schema
 from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.printable import printable
 from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
@@ -125,31 +128,47 @@ def _diff(names: list[str], *, as_json: bool) -> int:
 def _lines(found: list[Any]) -> Iterator[str]:
     for change in found:
         verdict = styled("breaks", "red") if change.breaks else styled("adds", "green") + "  "
-        yield f"{verdict}  {change.subject}: {change.sentence}"
+        yield f"{verdict}  {printable(change.subject)}: {printable(change.sentence)}"
 
 
 def _schema(name: str) -> Schema:
     if name == "installed":
         return Schema.installed()
+    if not name or "\0" in name:
+        raise CommandError("diff: the name of a file or a folder, got an empty one or one with a null", status=2)
     path = Path(name)
     if path.is_dir():
         return _compiled(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {path.stat().st_size}", status=2)
-        schema = Schema(FileDescriptorSet.FromString(path.read_bytes()))
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{name}: a file or a folder, got neither", status=2)
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", status=2)
+        return _checked(name, path.read_bytes())
     except OSError as error:
         raise CommandError(f"{name}: {(error.strerror or str(error)).lower()}", status=2) from None
-    except DecodeError:
-        raise CommandError(f"{name}: no FileDescriptorSet", status=2) from None
+
+
+def _checked(name: str, data: bytes) -> Schema:
+    """Return the schema in a FileDescriptorSet; one that no descriptor can be made of is refused."""
+    try:
+        files = FileDescriptorSet.FromString(data)
+        pool = DescriptorPool()
+        pool.AddSerializedFile(descriptor_pb2.DESCRIPTOR.serialized_pb)
+        for file in files.file:
+            if file.name != descriptor_pb2.DESCRIPTOR.name:
+                pool.AddSerializedFile(file.SerializeToString())
+    except (DecodeError, TypeError) as error:
+        raise CommandError(f"{name}: a FileDescriptorSet that holds: {str(error).splitlines()[0]}", status=2) from None
+    schema = Schema(files)
     if not schema.messages:
-        raise CommandError(f"{name}: a FileDescriptorSet with package tokenbus.v1, got one without", status=2)
+        raise CommandError(f"{name}: messages of package tokenbus.v1, got none", status=2)
     return schema
 
 
 def _compiled(folder: Path) -> Schema:
     """Return the schema in a folder of .proto files, which protoc compiles."""
-    files = sorted(str(path) for path in (folder / "tokenbus" / "v1").glob("*.proto"))
+    files = sorted(str(path.relative_to(folder)) for path in (folder / "tokenbus" / "v1").rglob("*.proto"))
     if not files:
         raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", status=2)
     command = [sys.executable, "-m", "grpc_tools.protoc"] if find_spec("grpc_tools") else [shutil.which("protoc") or ""]
@@ -159,9 +178,9 @@ def _compiled(folder: Path) -> Schema:
         )
     with tempfile.TemporaryDirectory() as made:
         image = Path(made, "image.binpb")
-        command += [f"--proto_path={folder}", f"--descriptor_set_out={image}", *files]
-        compiled = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
+        command += ["--proto_path=.", f"--descriptor_set_out={image}", *files]
+        compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
         if compiled.returncode:
-            what = compiled.stderr.strip().partition("\n")[0] or f"protoc ended with {compiled.returncode}"
-            raise CommandError(f"{folder}: {what}", status=2)
-        return Schema(FileDescriptorSet.FromString(image.read_bytes()))
+            lines = [line for line in compiled.stderr.splitlines() if line and "warning:" not in line]
+            raise CommandError(f"{folder}: {(lines or [f'protoc ended with {compiled.returncode}'])[0]}", status=2)
+        return _checked(str(folder), image.read_bytes())

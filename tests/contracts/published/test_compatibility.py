@@ -179,6 +179,7 @@ def test_what_is_added_breaks_nothing(edit: Edit, subject: str, sentence: str) -
     [
         (lambda edited: edited.add("BatchHeader.load", min=1), "new", "new"),
         (lambda edited: edited.remove("BatchHeader.step"), "gone", "old"),
+        (lambda edited: edited.add("LogprobBatch.loads", length=bounds_pb2.COLUMN_LENGTH_ROWS), "new", "new"),
     ],
 )
 def test_field_that_must_be_set_breaks_the_other_side(edit: Edit, how: str, refusing: str) -> None:
@@ -187,6 +188,32 @@ def test_field_that_must_be_set_breaks_the_other_side(edit: Edit, how: str, refu
     assert sentence.startswith(
         f"the field is {how} and must be set: processors and clients with the {refusing} schema refuse what"
     )
+
+
+def test_number_that_was_reserved_breaks() -> None:
+    (reserved,) = {span.start for span in INSTALLED.messages["ClientHello"].proto.reserved_range}
+
+    def edit(edited: Edited) -> None:
+        edited.add("ClientHello.load")
+        edited.field("ClientHello.load").number = reserved
+
+    assert f"the number {reserved} was reserved" in " ".join(change.sentence for change in found_by(edit))
+
+
+def test_enum_deep_inside_is_compared() -> None:
+    def nest(edited: Edited) -> EnumDescriptorProto:
+        inner = edited.message("Heartbeat").nested_type.add(name="Outer").nested_type.add(name="Inner")
+        enum = inner.enum_type.add(name="Kind")
+        for number in range(3):
+            enum.value.add(name=f"KIND_{number}", number=number)
+        return enum
+
+    old, new = Edited(), Edited()
+    nest(old)
+    nest(new).value.pop()
+    (change,) = changes(Schema(old.files), Schema(new.files))
+    assert change.subject == "Heartbeat.Outer.Inner.Kind.KIND_2"
+    assert change.breaks
 
 
 def test_message_that_is_gone_breaks_its_readers() -> None:

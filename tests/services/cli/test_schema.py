@@ -13,6 +13,7 @@ from tests.pages import ROOT, blocks
 from tests.services.cli.helpers import payloads, recording
 from tests.services.test_cli import COMMAND, lines, tokenbus
 from tests.support import processes
+from tokenbus_contracts.published.descriptors import Schema
 from tokenbus_services.cli import main
 
 STREAM = "tokenbus/v1/stream.proto"
@@ -75,7 +76,11 @@ def test_diff_says_what_breaks(capsysbinary: pytest.CaptureFixture[bytes], chang
     [
         (["diff"], "tokenbus: diff: OLD, the schema to compare with, is missing"),
         (["diff", "nowhere"], "tokenbus: nowhere: no such file or directory"),
-        (["diff", str(ROOT / "README.md")], "no FileDescriptorSet"),
+        (["diff", str(ROOT / "README.md")], "README.md: a FileDescriptorSet that holds: "),
+        (["diff", ""], "tokenbus: diff: the name of a file or a folder, got an empty one"),
+        (["diff", "a\0b"], "tokenbus: diff: the name of a file or a folder, got an empty one or one with a null"),
+        (["diff", "/dev/zero"], "tokenbus: /dev/zero: a file or a folder, got neither"),
+        (["diff", "--output", "x", "installed"], "tokenbus: --output: not with diff"),
         (["diff", str(ROOT / "docs")], "a folder with tokenbus/v1/*.proto in it"),
         (["diff", "installed", "installed", "installed"], "tokenbus: diff: at most 2 names, got 3"),
         (["json", "Nonsense"], "tokenbus: json: a message of the schema, got Nonsense"),
@@ -90,6 +95,26 @@ def test_wrong_use_is_one_line_and_status_2(
     status, out, error = printed(capsysbinary, *arguments)
     assert (status, out) == (2, b"")
     assert reason in error.splitlines()[-1]
+
+
+def test_descriptor_set_that_contradicts_itself_is_refused(
+    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    """A field in a oneof that is not there, and a package of another major: one line, status 2."""
+    files = Schema.installed().descriptor_set()
+    frame = next(each for file in files.file for each in file.message_type if each.name == "ClientFrame")
+    frame.field[0].oneof_index = 7
+    (tmp_path / "broken.desc").write_bytes(files.SerializeToString())
+    other = FileDescriptorSet()
+    other.file.add(name="other.proto", package="tokenbus.v2").message_type.add(name="Hello")
+    (tmp_path / "other.desc").write_bytes(other.SerializeToString())
+    for name, reason in (
+        ("broken", "a FileDescriptorSet that holds: "),
+        ("other", "messages of package tokenbus.v1, got none"),
+    ):
+        status, out, error = printed(capsysbinary, "diff", str(tmp_path / f"{name}.desc"))
+        assert (status, out) == (2, b"")
+        assert reason in error
 
 
 def test_proto_that_does_not_compile_is_told(capsysbinary: pytest.CaptureFixture[bytes], changed: Path) -> None:
@@ -133,7 +158,9 @@ def action() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("files", "status"), [("good/*.binpb", 0), ("**/*.binpb", 1), ("none/*", 1)])
+@pytest.mark.parametrize(
+    ("files", "status"), [("good/*.binpb", 0), ("good/*", 0), ("**/*.binpb", 1), ("none/*", 1), ("good/* none/*", 1)]
+)
 def test_action_checks_the_files_that_it_is_given(tmp_path: Path, files: str, status: int) -> None:
     """The step of action.yml, as a runner runs it, with Tokenbus where the step before installs it."""
     vectors = ROOT / "contracts" / "vectors" / "v1"
