@@ -1,4 +1,4 @@
-"""Fixtures for `tokenbus.testing`: pytest loads this wherever Tokenbus is installed, and the bus once a test wants one."""
+"""Fixtures for `tokenbus.testing`, found by every pytest where Tokenbus is installed; unused ones import nothing."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack

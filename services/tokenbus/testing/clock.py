@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 from tokenbus_services.backports import Timeout
 
@@ -20,16 +21,18 @@ class ManualClock:
         self._now = start
         self._due: dict[Timeout, float] = {}
         """Until when each wait lasts."""
+        self._runs_since: float | None = None
+        """Since when of the machine's clock it runs by itself."""
         self.waits = 0
         """How many waits have begun."""
 
     def now(self) -> float:
         """Return the time, in seconds."""
-        return self._now
+        return self._now + (0.0 if self._runs_since is None else time.monotonic() - self._runs_since)
 
     def unix_ms(self) -> int:
         """Return the same time as a moment, in milliseconds since 1970-01-01 UTC."""
-        return 1_700_000_000_000 + int(self._now * 1000)
+        return 1_700_000_000_000 + int(self.now() * 1000)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and end the waits whose time is over."""
@@ -42,6 +45,13 @@ class ManualClock:
             del self._due[wait]
             wait.reschedule(asyncio.get_running_loop().time())
 
+    def run(self) -> None:
+        """Run by itself from now on, as the machine's clock does."""
+        self._runs_since = time.monotonic()
+        for wait, due in self._due.items():
+            wait.reschedule(asyncio.get_running_loop().time() + max(0.0, due - self._now))
+        self._due.clear()
+
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait until an event is set, or until the test has let so many seconds pass; return whether it is set."""
         self.waits += 1
@@ -50,7 +60,10 @@ class ManualClock:
         elif not event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with Timeout(None) as wait:
-                    self._due[wait] = self._now + seconds
+                    if self._runs_since is None:
+                        self._due[wait] = self._now + seconds
+                    else:
+                        wait.reschedule(asyncio.get_running_loop().time() + seconds)
                     try:
                         await event.wait()
                     finally:

@@ -12,8 +12,8 @@ from tokenbus_services.bus.transport import ignore, ignore_loss
 class Line:
     """What lies between one peer and its processor: a transport for that peer alone.
 
-    `drop` and `repeat` are about the next messages, whatever they say. A message that was dropped is asked for again by
-    the protocol, and one that was repeated is recognised: neither loses a token, nor gives one twice.
+    `drop` and `repeat` are about the next messages, whatever they say: neither loses a token, nor gives one twice. A
+    connection loses messages where it breaks, and in no other way, so it is cut behind those that are dropped.
     """
 
     def __init__(self, transport: MemoryTransport) -> None:
@@ -27,12 +27,14 @@ class Line:
         """Whether the peer was lost: nothing that it says arrives any more."""
 
     def drop(self, *, sent: int = 0, received: int = 0) -> None:
-        """Lose the next messages that the peer sends or is sent, so many of each."""
+        """Lose the next messages that the peer sends or is sent, so many of each, and break the connection then."""
+        _check(sent, received)
         self._drops["sent"] += sent
         self._drops["received"] += received
 
     def repeat(self, *, sent: int = 0, received: int = 0) -> None:
         """Deliver each of the next messages twice that the peer sends or is sent, so many of each."""
+        _check(sent, received)
         self._repeats["sent"] += sent
         self._repeats["received"] += received
 
@@ -56,6 +58,8 @@ class Line:
         for counts, copies in ((self._drops, 0), (self._repeats, 2)):
             if counts[direction]:
                 counts[direction] -= 1
+                if not copies and not counts[direction]:
+                    asyncio.get_running_loop().call_soon(self.cut)
                 return copies
         return 1
 
@@ -85,6 +89,11 @@ class Line:
     def closed(self, connection: "_LineConnection") -> None:
         """Forget a connection."""
         self._open.remove(connection)
+
+
+def _check(*counts: int) -> None:
+    if min(counts) < 0:
+        raise ValueError(f"sent, received: at least 0, got {min(counts)}")
 
 
 class _LineConnection:

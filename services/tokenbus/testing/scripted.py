@@ -32,7 +32,7 @@ class Answer:
     drafts: Sequence[Sequence[Alternative]] = ()
     """For each step, the draft model's proposals with their logprobs; sent to requests that ask for drafts."""
     status: RowStatus = RowStatus.FINISHED_STOP
-    """How it ends."""
+    """How it ends: FINISHED_STOP or FINISHED_LENGTH; `fails_after` is for errors."""
     fails_after: int | None = None
     """After so many tokens a step fails because of this request, which ends with an error."""
     breaks_after: int | None = None
@@ -57,7 +57,7 @@ class ScriptedEngine:
         self.admitted: list[Generate] = []
         """The requests that were admitted, in order."""
         self.aborted: list[int] = []
-        """The ids of the requests that were aborted."""
+        """The ids of the requests that were to be aborted, by a client or because they had failed."""
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}
@@ -128,6 +128,8 @@ class _Row:
             values = getattr(answer, name)
             if isinstance(values, Sequence) and len(values) != len(answer.tokens):
                 raise ValueError(f"answer.{name}: {len(answer.tokens)}, one for each token, got {len(values)}")
+        if answer.status not in {RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH}:
+            raise ValueError(f"answer.status: FINISHED_STOP or FINISHED_LENGTH, got {RowStatus(answer.status).name}")
         if answer.tokens_per_step < 1:
             raise ValueError(f"answer.tokens_per_step: at least 1, got {answer.tokens_per_step}")
         for name in ("fails_after", "breaks_after"):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Literal, TypeVar
@@ -64,12 +64,11 @@ async def bus(
         raise ValueError(f"engine: a function that makes one, for {workers} workers, got one engine")
     if processors < 1:
         raise ValueError(f"processors: at least 1, got {processors}")
-    made = Bus(_settings(settings or {}), processors)
+    made = Bus(_settings(settings or {}), processors, step_seconds)
     try:
         await made.start()
         for _ in range(workers):
-            await made.add_worker(engine, step_seconds=step_seconds)
-        await made.settle()
+            await made.add_worker(engine)
         yield made
     finally:
         await made.close()
@@ -87,12 +86,13 @@ class Bus:
     client: Client
     """A client that is connected."""
 
-    def __init__(self, settings: Settings, processors: int) -> None:
+    def __init__(self, settings: Settings, processors: int, step_seconds: float) -> None:
         name = f"memory://bus-{next(_numbers)}"
         self._places = [(f"{name}.workers-{place}", f"{name}.clients-{place}") for place in range(processors)]
         workers, clients = (",".join(addresses) for addresses in zip(*self._places, strict=True))
         addressed = replace(settings.bus, workers_address=workers, clients_address=clients)
-        self.settings = replace(settings, bus=addressed)
+        self._step_seconds = step_seconds
+        self.settings = replace(settings, bus=addressed, worker=replace(settings.worker, id="publisher"))
         """What a `Client` or a `Publisher` of the test's own connects with."""
         self.address = clients
         """Where `tokenbus.connect` finds it, from code that is tested."""
@@ -114,25 +114,28 @@ class Bus:
 
     async def close(self) -> None:
         """End everything, without waiting for open requests."""
-        over = ConnectionAbortedError("the bus is closed")
-        for worker in self.workers:
-            await worker.halt()
-        await self.settle()  # acks of what was taken
-        for worker in self.workers:
-            await worker.lose()
-        for client in list(self._clients):
-            await self.lose_client(client)
-        for place, processor in enumerate(self.processors):
-            if processor is not None:
-                self.processors[place] = None
-                await processor.__aexit__(type(over), over, None)
-        memory.unshare(*(each for place in self._places for each in place))
+        addresses = [each for place in self._places for each in place]
+        async with AsyncExitStack() as stack:  # whatever raises, the rest ends too
+            stack.callback(memory.unshare, *addresses)
+            stack.callback(self.clock.run)  # for what the test's own code still has connected
+            for place, processor in enumerate(self.processors):
+                if processor is not None:
+                    stack.push_async_callback(self.lose_processor, place)
+            for client in list(self._clients):
+                stack.push_async_callback(self.lose_client, client)
+            for worker in self.workers:
+                stack.push_async_callback(worker.lose)
+            for worker in self.workers:
+                await worker.halt()
+            await self.settle()  # acks of what was taken
 
     # Workers.
 
     @property
     def worker(self) -> Worker:
         """The first worker."""
+        if not self.workers:
+            raise RuntimeError("there is no worker: call add_worker first")
         return self.workers[0]
 
     async def add_worker(
@@ -141,14 +144,17 @@ class Bus:
         *,
         worker_id: str = "",
         role: Literal["mixed", "prefill", "decode"] = "mixed",
-        step_seconds: float = 0.0,
+        step_seconds: float | None = None,
     ) -> Worker:
-        """Add a worker; one whose id another had before takes its place, as after a restart.
+        """Add a worker, and connect it; one with a lost worker's id takes its place in `workers`, as after a restart.
 
         Prefill workers hand requests over to decode workers, where their engine does, as a `SyntheticEngine` with the
         role `prefill`.
         """
-        number = len(self.workers)
+        running = {worker.id for worker in self.workers if worker.is_running}
+        if worker_id in running:
+            raise ValueError(f"worker_id: one that no running worker has, got {worker_id}")
+        number = next(each for each in count() if f"worker-{each}" not in {worker.id for worker in self.workers})
         chosen = replace(
             self.settings.worker,
             id=worker_id or f"worker-{number}",
@@ -158,9 +164,14 @@ class Bus:
         made = engine() if callable(engine) else engine
         settings = replace(self.settings, worker=chosen)
         worker = Worker(made or SyntheticEngine(), settings, Line(self._transport), self.clock)
-        worker.step_seconds = step_seconds
-        self.workers.append(worker)
+        worker.step_seconds = self._step_seconds if step_seconds is None else step_seconds
+        lost = [index for index, each in enumerate(self.workers) if each.id == worker.id]
+        if lost:
+            self.workers[lost[0]] = worker
+        else:
+            self.workers.append(worker)
         await worker.start()
+        await self.settle()
         return worker
 
     # Clients.
@@ -179,11 +190,14 @@ class Bus:
 
     def line(self, client: Client) -> Line:
         """Return the connection of a client of this bus; a worker's is `Worker.line`."""
+        if client not in self._clients:
+            raise ValueError("client: one that `add_client` returned and that was not lost")
         return self._clients[client]
 
     async def lose_client(self, client: Client) -> None:
         """End a client as SIGKILL does: nothing is said."""
-        line = self._clients.pop(client)
+        line = self.line(client)
+        del self._clients[client]
         line.is_dead = True
         over = ConnectionAbortedError("the client was lost")
         ending = asyncio.create_task(client.__aexit__(type(over), over, None))

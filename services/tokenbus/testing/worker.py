@@ -63,6 +63,11 @@ class Worker:
         self._stack = AsyncExitStack()
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and neither stopped nor lost."""
+        return self._running is not None
+
     async def start(self) -> None:
         """Connect, and let the engine have its turns."""
         settings, role = self._settings, self._settings.worker.role

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import tokenbus
+from tests.support.waiting import soon
 from tokenbus import testing
 from tokenbus_contracts import RowStatus
 
@@ -191,6 +192,85 @@ async def test_slow_reader_holds_nobody_up() -> None:
         assert not held.done()
         bus.line(slow).release()
         assert await bus.until(held) == truth(FIRST + 1, 90)
+
+
+@pytest.mark.parametrize("dropped", ["request", "request to the worker", "last tokens", "abort"])
+async def test_whatever_message_is_dropped_the_request_ends(dropped: str) -> None:
+    """Also the last one before silence, which no later message shows to be missing."""
+    async with testing.bus(step_seconds=0.1) as bus:
+        line = bus.line(bus.client)
+        if dropped == "request to the worker":
+            bus.worker.line.drop(received=1)
+        generation = bus.client.generate([1], max_tokens=6 if dropped != "abort" else 10_000, request_id=FIRST)
+        if dropped == "request":
+            line.drop(sent=1)
+        if dropped == "last tokens":
+            await bus.until(anext(generation))
+            line.drop(received=1)
+        if dropped == "abort":
+            await bus.until(anext(generation))
+            line.drop(sent=1)
+            bus.client.abort(FIRST)
+        tokens = await bus.until(ids_of(generation))
+        if dropped == "abort":
+            assert generation.status is RowStatus.ABORTED
+            assert not bus.worker.engine.has_work
+        else:
+            assert tokens == truth(FIRST, 6)[-len(tokens) :]
+            assert len(tokens) >= 3
+
+
+async def test_worker_of_a_lost_ones_id_takes_its_place() -> None:
+    async with testing.bus(step_seconds=0.5) as bus:
+        with pytest.raises(ValueError, match="worker_id: one that no running worker has, got worker-0"):
+            await bus.add_worker(worker_id="worker-0")
+        await bus.worker.lose()
+        again = await bus.add_worker(worker_id="worker-0")
+        other = await bus.add_worker()
+        assert (bus.worker, bus.workers, other.id) == (again, [again, other], "worker-1")
+        assert again.step_seconds == 0.5
+        await other.stop()
+        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=9, request_id=FIRST))) == truth(FIRST, 9)
+
+
+async def test_code_that_still_waits_when_the_bus_ends_goes_on() -> None:
+    """A client of the test's own is not the bus's to end; time passes by itself from then on."""
+    async with testing.bus(step_seconds=0.1) as bus:
+        own = tokenbus.connect(bus.address, settings=bus.settings)
+        await own.__aenter__()
+        generation = own.generate([1], deadline_ms=300)
+        await bus.until(anext(generation))
+    with pytest.raises(tokenbus.RequestFailedError, match="deadline"):
+        await soon(ids_of(generation))
+    await soon(own.__aexit__(None, None, None))
+
+
+class Stuck(testing.SyntheticEngine):
+    """An engine that cannot be closed."""
+
+    def close(self) -> None:
+        """Raise."""
+        raise OSError("it cannot be closed")
+
+
+async def test_bus_ends_whole_where_an_engine_cannot_be_closed() -> None:
+    before = asyncio.all_tasks()
+    with pytest.raises(OSError, match="it cannot be closed"):
+        async with testing.bus(Stuck, workers=2) as bus:
+            address = bus.address
+    assert asyncio.all_tasks() == before
+    with pytest.raises(tokenbus.AddressError):
+        await tokenbus.connect(address).__aenter__()
+
+
+async def test_what_is_not_there_is_told() -> None:
+    async with testing.bus(workers=0) as bus:
+        with pytest.raises(RuntimeError, match="there is no worker: call add_worker first"):
+            bus.worker  # noqa: B018 - it raises
+        client = await bus.add_client()
+        await bus.lose_client(client)
+        with pytest.raises(ValueError, match="client: one that `add_client` returned and that was not lost"):
+            bus.line(client)
 
 
 class Defective(testing.SyntheticEngine):

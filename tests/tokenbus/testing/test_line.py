@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.services.builders import settings
 from tests.support.waiting import soon, turns
 from tokenbus.testing import Line
@@ -34,15 +36,30 @@ async def peer_of(connection: Connection, listener: Listener) -> bytes:
     return (await soon(listener.receive()))[0]
 
 
-async def test_what_is_dropped_does_not_arrive() -> None:
+async def test_what_is_dropped_does_not_arrive_and_breaks_the_connection() -> None:
     line, connection, listener = await connected()
-    peer = await peer_of(connection, listener)
-    line.drop(sent=2, received=1)
-    for number in range(4):
+    before = await peer_of(connection, listener)
+    line.drop(sent=2)
+    for number in range(2):
         connection.send([b"%d" % number])
-        listener.send(peer, [b"%d" % number])
-    assert await arrived(listener) == [b"2", b"3"]
-    assert [await soon(connection.receive()) for _ in range(3)] == [[b"1"], [b"2"], [b"3"]]
+    assert await arrived(listener) == []
+    after = await peer_of(connection, listener)
+    line.drop(received=1)
+    listener.send(after, [b"dropped"])
+    receiving = asyncio.create_task(connection.receive())
+    await turns()
+    last = await peer_of(connection, listener)
+    listener.send(last, [b"kept"])
+    assert await soon(receiving) == [b"kept"]
+    assert len({before, after, last}) == 3
+
+
+@pytest.mark.parametrize("counts", [{"sent": -1}, {"received": -1}])
+async def test_counts_are_none_or_more(counts: dict[str, int]) -> None:
+    line, _, _ = await connected()
+    for call in (line.drop, line.repeat):
+        with pytest.raises(ValueError, match="at least 0, got -1"):
+            call(**counts)
 
 
 async def test_what_is_repeated_arrives_twice() -> None:

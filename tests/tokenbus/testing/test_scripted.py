@@ -121,6 +121,10 @@ async def test_aborted_request_ends() -> None:
             "answer.fails_after: below 3, the tokens that it gets, got 3",
         ),
         (testing.Answer(tokens=[1], breaks_after=-1), "answer.breaks_after: below 1, the tokens that it gets, got -1"),
+        (
+            testing.Answer(tokens=[1], status=RowStatus.ABORTED),
+            "answer.status: FINISHED_STOP or FINISHED_LENGTH, got ABORTED",
+        ),
         (testing.Answer(tokens=[1], tokens_per_step=0), "answer.tokens_per_step: at least 1, got 0"),
         (testing.Answer(tokens=[1], alternatives=[[(1, -0.5)]]), "answer.alternatives: 2 for each token, as it was"),
     ],
