@@ -262,14 +262,18 @@ class Bus:
         """
         task = asyncio.ensure_future(awaited)
         end = self.clock.now() + seconds
-        while not task.done() and self.clock.now() < end:
-            await self.settle()
+        try:
+            while not task.done() and self.clock.now() < end:
+                await self.settle()
+                if not task.done():
+                    await self.advance(self._tick)
             if not task.done():
-                await self.advance(self._tick)
-        if not task.done():
-            task.cancel()
-            raise TimeoutError(f"not done after {seconds} s of the bus's time")
-        return await task
+                raise TimeoutError(f"not done after {seconds} s of the bus's time")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
     async def settle(self, turns: int = _MOST_TURNS) -> None:
         """Run the event loop until no message has moved and no step was computed for a while.
