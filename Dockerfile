@@ -10,6 +10,8 @@ RUN python -m venv /opt/tokenbus \
     && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/image.txt \
     && python -m pip install --require-hashes --requirement requirements/build.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY proto/tokenbus proto/tokenbus
+COPY contracts/vectors/v1 contracts/vectors/v1
 COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
 COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops
 COPY services/tokenbus services/tokenbus

@@ -85,7 +85,16 @@ def test_installed_switch_is_live(is_editable: bool, wheel: Path, tmp_path: Path
     python = str(environment / "bin" / "python")
     if is_editable:
         # A copy, as what is built in place would be another test's.
-        named = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "contracts", "gpu_ops", "services")
+        named = (
+            "pyproject.toml",
+            "hatch_build.py",
+            "README.md",
+            "LICENSE",
+            "contracts",
+            "gpu_ops",
+            "proto",
+            "services",
+        )
         for name in named:
             (tmp_path / "copy").mkdir(exist_ok=True)
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / "copy" / name)
