@@ -5,6 +5,7 @@ that fails twice fails the run.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 _FAILED = Path(".pytest_cache/v/cache/lastfailed")
+_GROUP = re.compile(r"@[^\]@]*$")
 _ONCE_MORE = ("-n", "0", "--dist", "no", "--last-failed", "--last-failed-no-failures", "none")
 
 
@@ -38,7 +40,12 @@ def _pytest(arguments: Sequence[str]) -> int:
 
 
 def _failed() -> set[str]:
-    return set(json.loads(_FAILED.read_text())) if _FAILED.exists() else set()
+    """Return the tests that failed, without the group that pytest-xdist writes behind a name, and write them so."""
+    if not _FAILED.exists():
+        return set()
+    names = {_GROUP.sub("", name): True for name in json.loads(_FAILED.read_text())}
+    _FAILED.write_text(json.dumps(names))
+    return set(names)
 
 
 if __name__ == "__main__":

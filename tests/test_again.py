@@ -17,6 +17,7 @@ def test_flaky():
         mark.touch()
         raise AssertionError
 """
+GROUPED = "import pytest\n@pytest.mark.xdist_group('one')" + FLAKY
 PASSES, FAILS = "def test_passes(): pass\n", "def test_fails(): assert False\n"
 BROKEN = "import no_such_module\n"
 
@@ -27,6 +28,7 @@ BROKEN = "import no_such_module\n"
         (PASSES, 0, []),
         (PASSES + FLAKY, 0, ["FLAKY test_it.py::test_flaky"]),
         (PASSES + FAILS, 1, ["FAILED TWICE test_it.py::test_fails"]),
+        (GROUPED + PASSES, 0, ["FLAKY test_it.py::test_flaky"]),
         (FAILS + FLAKY, 1, ["FLAKY test_it.py::test_flaky", "FAILED TWICE test_it.py::test_fails"]),
         (BROKEN, 2, ["FAILED TWICE test_it.py"]),
     ],
@@ -34,7 +36,7 @@ BROKEN = "import no_such_module\n"
 def test_what_fails_is_run_once_more(tests: str, status: int, says: list[str], tmp_path: Path) -> None:
     """A test that passes when it runs again is named, one that fails twice fails the run, and so does a broken one."""
     (tmp_path / "test_it.py").write_text(tests)
-    command = [sys.executable, "-m", "tests.again", "-n", "1", "-p", "xdist"]
+    command = [sys.executable, "-m", "tests.again", "-n", "1", "--dist", "loadgroup", "-p", "xdist"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == status, run.stdout
