@@ -78,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
 def _show(report: dict[str, Any]) -> None:
     """Print a file's lines, at once: the next file may be a pipe that has nothing to say for hours."""
     if not report["ok"]:
-        _print_verdict("refused", f"{report['file']}: {report['error']}")
+        place = f"byte {report['offset']}: " if "offset" in report else ""
+        item = f" (item {report['item']})" if "item" in report else ""
+        _print_verdict("refused", f"{report['file']}: {place}{report['error']}{item}")
     elif report["holds"]["kind"] == _RECORDING:
         holds = report["holds"]
         life = f"{holds.get('worker_id', '-')}/{holds.get('epoch', '-')}"
@@ -200,11 +202,11 @@ def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
             except ContractError as error:
                 begin = int(item.position.partition(".")[0]) - len(item.payload)
                 refused = _refusal(error, begin + place_of(item.payload, error.field))
-                return refused | {"error": f"{refused['error']} (item {item.sequence})", "item": str(item.sequence)}
+                return refused | {"item": str(item.sequence)}
     except RecordingError as error:
         limit, _, actual = error.reason.partition(", got ")
         named = {"field": "entry", "rule": str(Rule.MALFORMED), "limit": limit, "actual": actual}
-        return {"error": f"byte {error.offset}: {error.reason}", "offset": error.offset} | named
+        return {"error": error.reason, "offset": error.offset} | named
     return {"ok": True, "holds": {"kind": _RECORDING} | life | dict(holds)}
 
 
@@ -243,7 +245,7 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
 def _refusal(error: ContractError, offset: int | None = None) -> dict[str, Any]:
     place = {} if offset is None else {"offset": offset}
     return place | {
-        "error": str(error) if offset is None else f"byte {offset}: {error}",
+        "error": str(error),
         "field": error.field,
         "rule": str(error.rule),
         "limit": str(error.limit),

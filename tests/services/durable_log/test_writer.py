@@ -160,7 +160,7 @@ async def test_item_that_is_too_large_is_refused_and_named(
     assert f"most={2**20 - 1024}" in caplog.text + capfd.readouterr().err
 
 
-@pytest.mark.parametrize("answer", [b"INFO 5\r\n", b"x" * 300_000])
+@pytest.mark.parametrize("answer", [b"INFO 5\r\n", b"x" * 300_000], ids=["damaged", "endless"])
 async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: NatsServer, answer: bytes) -> None:
     asked = asyncio.Event()
 
