@@ -143,3 +143,9 @@ def test_gpu_ops_without_a_card(run: Run, capsys: pytest.CaptureFixture[str]) ->
     (twin, *_) = run("gpu_ops").values()
     assert all(row["twin"] > 0 and row["numpy"] > 0 for row in twin)
     assert "On a card: " in capsys.readouterr().out
+
+
+def test_testing(run: Run) -> None:
+    found = run("testing")
+    assert all(row["ms"] > 0 for row in found["figures"])
+    assert [row["s"] > 0 for row in found["commands"]] == [True] * 3
