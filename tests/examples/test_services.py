@@ -10,14 +10,13 @@ import pytest
 from tests.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
-SERVICES = ("worker", "consumer")
+SERVICES = ("worker", "consumer", "trainer")
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_their_tests_pass(name: str, tmp_path: Path) -> None:
     """As in a repository of their own, with pytest-asyncio's strict mode; warnings of ours are errors there."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
-    options = ["-c", str(tmp_path / "pytest.ini"), "-W", "error", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+    options = ["-c", str(EXAMPLES / "pytest.ini"), "-W", "error", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
     command = [sys.executable, "-m", "pytest", "-q", *options, "--rootdir", str(EXAMPLES / name), str(EXAMPLES / name)]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
