@@ -12,9 +12,10 @@ from google.protobuf.descriptor_pb2 import (
 )
 from google.protobuf.message import Message
 
-from schema_tools.compiled import Tree, baseline, messages_in
+from schema_tools.compiled import Tree, baseline
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.published.compatibility import ACCEPTED
+from tokenbus_contracts.published.descriptors import messages_in
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED

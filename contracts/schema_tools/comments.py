@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from schema_tools.compiled import Tree, comments_in, messages_in
+from schema_tools.compiled import Tree
+from tokenbus_contracts.published.descriptors import comments_in, messages_in
 
 # A closed list, so that "in order" is no unit; a field in a new unit adds it here.
 _UNITS = (

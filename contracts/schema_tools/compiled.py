@@ -3,15 +3,12 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Where a descriptor's source comments are filed: the path of field numbers from the file's descriptor.
-_FILE_MESSAGE, _NESTED_MESSAGE = 4, 3
 
 
 class Tree:
@@ -60,27 +57,6 @@ def protoc(tree: Tree, *outputs: str) -> None:
     )
     if run.returncode:
         raise SchemaError(run.stderr.strip())
-
-
-def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
-    """Return the comment above each thing in a file, in one line, by the thing's path."""
-    return {
-        tuple(location.path): " ".join(location.leading_comments.split()) for location in file.source_code_info.location
-    }
-
-
-def messages_in(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
-    """Yield each message's name, its path among the comments, and itself; nested ones too, as Outer.Inner."""
-    waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
-        (message.name, (_FILE_MESSAGE, place), message) for place, message in enumerate(file.message_type)
-    ]
-    while waiting:
-        name, path, message = waiting.pop(0)
-        yield name, path, message
-        waiting += [
-            (f"{name}.{inner.name}", (*path, _NESTED_MESSAGE, place), inner)
-            for place, inner in enumerate(message.nested_type)
-        ]
 
 
 def baseline(tree: Tree) -> list[FileDescriptorProto]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet, SourceCodeInfo
 
-from schema_tools.compiled import Tree, comments_in, protoc
+from schema_tools.compiled import Tree, protoc
+from tokenbus_contracts.published.descriptors import comments_in
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 

@@ -115,7 +115,7 @@ class Schema:
     @cached_property
     def messages(self) -> dict[str, Message]:
         """Every message by its name without the package; a nested one as Outer.Inner."""
-        return {message.name: message for file in self._files for message in _messages_in(file)}
+        return {message.name: message for file in self._files for message in _described_messages(file)}
 
     @cached_property
     def enums(self) -> dict[str, Enum]:
@@ -140,14 +140,15 @@ def proto_files() -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.proto"))}
 
 
-def _comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
+def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
+    """Return the comment above each thing in a file, in one line, by the thing's path."""
     return {
         tuple(location.path): " ".join(location.leading_comments.split()) for location in file.source_code_info.location
     }
 
 
-def _nested_messages(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
-    """Yield each message's name, its path among the comments, and itself; nested ones too."""
+def messages_in(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
+    """Yield each message's name, its path among the comments, and itself; nested ones too, as Outer.Inner."""
     waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
         (each.name, (_MESSAGES, place), each) for place, each in enumerate(file.message_type)
     ]
@@ -159,18 +160,18 @@ def _nested_messages(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int
         ]
 
 
-def _messages_in(file: FileDescriptorProto) -> Iterator[Message]:
-    comments = _comments_in(file)
-    for name, path, proto in _nested_messages(file):
+def _described_messages(file: FileDescriptorProto) -> Iterator[Message]:
+    comments = comments_in(file)
+    for name, path, proto in messages_in(file):
         fields = [Field(field, comments.get((*path, _FIELDS, place), "")) for place, field in enumerate(proto.field)]
         fields.sort(key=lambda field: field.proto.number)
         yield Message(name, proto, comments.get(path, ""), fields)
 
 
 def _enums_in(file: FileDescriptorProto) -> Iterator[Enum]:
-    comments = _comments_in(file)
+    comments = comments_in(file)
     yield from _enums(file.enum_type, (_ENUMS,), "", comments)
-    for name, path, proto in _nested_messages(file):
+    for name, path, proto in messages_in(file):
         yield from _enums(proto.enum_type, (*path, _NESTED_ENUMS), f"{name}.", comments)
 
 
