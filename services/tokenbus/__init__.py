@@ -10,8 +10,9 @@ A client begins with `connect`, an engine with `run_engine`; docs/api.md has eve
 nothing else: a name is loaded when it is used first, and no GPU framework before an engine needs one.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
     from tokenbus_contracts import (
@@ -137,17 +138,7 @@ _HOMES = {
     "RetentionFullError StepArrays StepAssembler WouldWaitError",
     "tokenbus_services.worker.run": "run_engine",
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name from the module that defines it."""
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,9 @@
 docs/testing.md says what there is. With pytest, installing Tokenbus brings the fixtures of `tokenbus.pytest_plugin`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
     from tokenbus.testing.batches import RowShape, batch, row_shapes
@@ -52,14 +53,4 @@ _HOMES = {
     "tokenbus_engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
 """Loaded when a name is used first: engines and a worker's parts run on Python 3.10, and a whole bus does not."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    """Load a name from the module that defines it."""
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES, globals())
