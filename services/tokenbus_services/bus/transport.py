@@ -7,10 +7,12 @@ Only `receive`, `listen`, `connect` and `close` wait. All of a transport is used
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Protocol
 
 from tokenbus_services.bus.errors import MessageError, NoServerError
@@ -18,7 +20,7 @@ from tokenbus_services.logs import logger
 
 Parts = Sequence[bytes]
 _BURST = 64
-_BURST_BYTES = 262_144
+_BURST_SECONDS = 0.002
 LARGE = 4096
 """Above so many bytes a message is large."""
 _REFUSED_BYTES_A_SECOND = 8_388_608
@@ -174,22 +176,27 @@ async def listen_once_there(transport: Transport, address: str, refused: Callabl
 
 
 class ReceiveBudget:
-    """Lets other coroutines run after so many messages, or bytes, that were received in a row without waiting."""
+    """Lets other coroutines run after so many messages that came in a row, or so long spent on them.
+
+    Without a bound on the time, a worker that sends a backlog again keeps those waiting that connect meanwhile.
+    """
 
     def __init__(self) -> None:
         self._left = _BURST
-        self._bytes_left = _BURST_BYTES
+        self._seconds = _BURST_SECONDS
+        self._received = inf
 
     async def next(self) -> None:
         """Start a receive; yields to the event loop when the budget is spent."""
-        if not self._left or self._bytes_left <= 0:
-            self._left, self._bytes_left = _BURST, _BURST_BYTES
+        self._seconds -= max(0.0, time.monotonic() - self._received)
+        if not self._left or self._seconds <= 0:
+            self._left, self._seconds = _BURST, _BURST_SECONDS
             await asyncio.sleep(0)
         self._left -= 1
 
-    def took(self, parts: Parts) -> None:
-        """Count a received message."""
-        self._bytes_left -= sum(map(len, parts))
+    def received(self) -> None:
+        """Learn that the message is there: from now on the receiver spends its time on it."""
+        self._received = time.monotonic()
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:

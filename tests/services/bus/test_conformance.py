@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,29 @@ async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
     for _ in range(500):
         await listener.receive()
     assert turns >= 5
+
+
+@pytest.mark.parametrize("bus", KINDS[1:], indirect=True)  # the first counts messages alone: tests run alike
+async def test_receiving_what_takes_long_lets_others_run(bus: Bus) -> None:
+    """A few messages on which much time is spent do not keep others waiting."""
+    listener, connection, _ = await bus.pair()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    for number in range(11):
+        assert connection.send(numbered(number))
+    await listener.receive()
+    bus.spawn(count())
+    for _ in range(10):
+        before = turns
+        time.sleep(0.003)  # noqa: ASYNC251 - as a receiver does that has much to do
+        await listener.receive()
+        assert turns > before
 
 
 async def test_cancelled_receive(bus: Bus) -> None:
