@@ -113,7 +113,7 @@ class NatsConnection(NatsEnd):
             await self.wait()
         self.check_open()
         parts = oldest.read()
-        self.budget.received()
+        self.budget.took(parts)
         return parts
 
     def send(self, parts: Parts) -> bool:

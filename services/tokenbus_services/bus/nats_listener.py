@@ -189,7 +189,7 @@ class NatsListener(NatsEnd):
         self._bounds.count(peer)
         if peer.conversation.inbox:
             self._ready.append(peer)
-        self.budget.received()
+        self.budget.took(parts)
         return peer.id, parts
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:

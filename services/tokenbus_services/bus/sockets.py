@@ -35,7 +35,7 @@ class LoopSocket:
         await self._budget.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
-        self._budget.received()
+        self._budget.took(parts)
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
@@ -49,7 +49,7 @@ class LoopSocket:
                 self._readable.clear()
                 await self.wait()
             else:
-                self._budget.received()
+                self._budget.took(parts)
                 return peer, parts
 
     def is_read_out(self) -> bool:

@@ -20,6 +20,7 @@ from tokenbus_services.logs import logger
 
 Parts = Sequence[bytes]
 _BURST = 64
+_BURST_BYTES = 262_144
 _BURST_SECONDS = 0.002
 LARGE = 4096
 """Above so many bytes a message is large."""
@@ -176,27 +177,30 @@ async def listen_once_there(transport: Transport, address: str, refused: Callabl
 
 
 class ReceiveBudget:
-    """Lets other coroutines run after so many messages that came in a row, or so long spent on them.
+    """Lets other coroutines run after so many messages, or bytes, that came in a row, or so long spent on them.
 
     Without a bound on the time, a worker that sends a backlog again keeps those waiting that connect meanwhile.
     """
 
     def __init__(self) -> None:
-        self._left = _BURST
-        self._seconds = _BURST_SECONDS
-        self._received = inf
+        self._took = inf
+        self._renew()
+
+    def _renew(self) -> None:
+        self._left, self._bytes_left, self._seconds_left = _BURST, _BURST_BYTES, _BURST_SECONDS
 
     async def next(self) -> None:
         """Start a receive; yields to the event loop when the budget is spent."""
-        self._seconds -= max(0.0, time.monotonic() - self._received)
-        if not self._left or self._seconds <= 0:
-            self._left, self._seconds = _BURST, _BURST_SECONDS
+        self._seconds_left -= max(0.0, time.monotonic() - self._took)
+        if not self._left or self._bytes_left <= 0 or self._seconds_left <= 0:
+            self._renew()
             await asyncio.sleep(0)
         self._left -= 1
 
-    def received(self) -> None:
-        """Learn that the message is there: from now on the receiver spends its time on it."""
-        self._received = time.monotonic()
+    def took(self, parts: Parts) -> None:
+        """Count a received message; from now on its receiver spends time on it."""
+        self._bytes_left -= sum(map(len, parts))
+        self._took = time.monotonic()
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,11 +304,8 @@ async def test_quiet_peer_beside_a_busy_one(bus: Bus) -> None:
     assert parts == [b"psst"]
 
 
-async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
-    """A coroutine that always finds a message to receive does not keep other coroutines from running."""
-    listener, connection, _ = await bus.pair()
-    for number in range(500):
-        assert connection.send(numbered(number))
+def counted_turns(bus: Bus) -> Callable[[], int]:
+    """Return what tells how often another coroutine has run since now."""
     turns = 0
 
     async def count() -> None:
@@ -318,32 +315,33 @@ async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
             await asyncio.sleep(0)
 
     bus.spawn(count())
+    return lambda: turns
+
+
+async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
+    """A coroutine that always finds a message to receive does not keep other coroutines from running."""
+    listener, connection, _ = await bus.pair()
+    for number in range(500):
+        assert connection.send(numbered(number))
+    turns = counted_turns(bus)
     for _ in range(500):
         await listener.receive()
-    assert turns >= 5
+    assert turns() >= 5
 
 
 @pytest.mark.parametrize("bus", KINDS[1:], indirect=True)  # the first counts messages alone: tests run alike
 async def test_receiving_what_takes_long_lets_others_run(bus: Bus) -> None:
     """A few messages on which much time is spent do not keep others waiting."""
     listener, connection, _ = await bus.pair()
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     for number in range(11):
         assert connection.send(numbered(number))
     await listener.receive()
-    bus.spawn(count())
+    turns = counted_turns(bus)
     for _ in range(10):
-        before = turns
+        before = turns()
         time.sleep(0.003)  # noqa: ASYNC251 - as a receiver does that has much to do
         await listener.receive()
-        assert turns > before
+        assert turns() > before
 
 
 async def test_cancelled_receive(bus: Bus) -> None:
