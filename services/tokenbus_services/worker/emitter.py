@@ -1,22 +1,21 @@
 """Emitter: publishes an engine's batches and request events, and ends the requests whose rows cannot be published."""
 
 import contextlib
-import math
-import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.worker.active import ActiveRequests
 from tokenbus_services.worker.assembler import StepAssembler, keys_of
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff import HandoffSender
-from tokenbus_services.worker.publisher import Publisher
+from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
@@ -31,67 +30,6 @@ _EMPTY_ROW = {
 """Replaces a row that breaks the contract, so that every other row keeps its batch index."""
 
 
-class ActiveRequests:
-    """Keeps a request from its admission to its last row. Any thread may use it.
-
-    `WorkerSession.requests` has more: those too that wait for the engine, as a processor that reconciles must know.
-    """
-
-    def __init__(self, *, keep_requests: bool) -> None:
-        self._lock = threading.Lock()
-        self._deadlines: dict[int, float] = {}
-        """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
-        self._earliest = math.inf
-        """A lower bound of the deadlines: the request that had it may have ended."""
-        self._keep_requests = keep_requests
-        self._generates: dict[int, Generate] = {}
-
-    def add(self, generate: Generate) -> None:
-        """Add a request that the engine admitted."""
-        with self._lock:
-            deadline = generate.deadline_unix_ms or math.inf
-            self._deadlines[generate.request_key] = deadline
-            self._earliest = min(self._earliest, deadline)
-            if self._keep_requests:
-                self._generates[generate.request_key] = generate
-
-    def hand_off(self, keys: Iterable[int]) -> None:
-        """Remove requests that the engine handed off, and keep what they asked for until it is sent."""
-        with self._lock:
-            for key in keys:
-                self._deadlines.pop(key, None)
-
-    def end(self, keys: Collection[int]) -> list[int]:
-        """Remove requests, and return those that were active."""
-        with self._lock:
-            for key in keys if self._generates else ():
-                self._generates.pop(key, None)
-            return [key for key in keys if self._deadlines.pop(key, None) is not None]
-
-    def end_all(self) -> list[int]:
-        """Remove all requests, and return their ids."""
-        with self._lock:
-            active = sorted(self._deadlines)
-        return self.end(active)
-
-    def end_overdue(self, unix_ms: int) -> list[int]:
-        """Remove the requests whose deadline has passed, and return their ids; one comparison where none can have."""
-        if unix_ms < self._earliest:
-            return []
-        with self._lock:
-            overdue = [key for key, deadline in self._deadlines.items() if deadline <= unix_ms]
-            for key in overdue:
-                del self._deadlines[key]
-                self._generates.pop(key, None)
-            self._earliest = min(self._deadlines.values(), default=math.inf)
-        return overdue
-
-    def take_generate(self, key: int) -> Generate | None:
-        """Return what a handed-off request asked for, once."""
-        with self._lock:
-            return self._generates.pop(key, None)
-
-
 class Emitter:
     """Publishes for one engine. One thread at a time uses it, which need not be the engine's.
 
@@ -100,12 +38,30 @@ class Emitter:
 
     def __init__(self, publisher: Publisher, vocabulary_size: int, handoffs: HandoffSender | None = None) -> None:
         self.publisher = publisher
+        self.settings, self.counts, self.epoch = publisher.settings, publisher.counts, publisher.epoch
         self._limits = publisher.settings.limits
-        self._assembler = StepAssembler(self._limits, vocabulary_size)
+        self._assembler = StepAssembler(self._limits, vocabulary_size, publisher.last_step)
         self._handoffs = handoffs
         self.active = ActiveRequests(keep_requests=handoffs is not None)
         self._aborts: deque[int] = deque()
         self._repeated_log = DeduplicatedLog()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it publishes."""
+        return self.publisher.is_running
+
+    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
+        """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+        return self.publisher.take_requests(seconds)
+
+    def take_handoffs(self) -> list[ReceivedHandoff]:
+        """Return the hand-offs to this worker since the last call."""
+        return self.publisher.take_handoffs()
+
+    def forget(self, key: int) -> None:
+        """Drop a hand-off that the engine refused."""
+        self.publisher.forget(key)
 
     def take_aborts(self) -> list[int]:
         """Return the ids of the requests to abort in the engine, since the last call; any thread may call this."""
@@ -137,12 +93,16 @@ class Emitter:
             self._end_refused(_keys_of(arrays), error)
             return
         except Exception as error:  # noqa: BLE001 - arrays of any kind end this step's requests alone
-            self._end_refused(_keys_of(arrays), ContractError("step", "arrays", f"{type(error).__name__}: {error}"))
+            self.refuse(_keys_of(arrays), f"{type(error).__name__}: {error}")
             return
         handed_off: set[int] = set()
         for batch in batches:
             handed_off |= self._publish(batch)
         self._hand_off(arrays.states, handed_off)
+
+    def refuse(self, keys: Iterable[int], reason: str) -> None:
+        """End the requests of a step whose arrays cannot be published."""
+        self._end_refused(keys, ContractError("step", "arrays", reason))
 
     def _publish(self, batch: LogprobBatch) -> set[int]:
         """Publish a batch, and return the ids of the requests that it hands off."""

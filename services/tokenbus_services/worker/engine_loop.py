@@ -7,7 +7,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_services.clock import SystemClock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.outbox import Outbox
@@ -37,19 +37,18 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        emitter: Emitter,
+        client: PublisherClient,
         outbox: Outbox | None = None,
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take the engine, its emitter, and an outbox to run the emitter in another thread; the caller closes them.
+        """Take the engine, what it publishes through, and an outbox to do so in another thread; the caller closes all.
 
         Deadlines are compared with `unix_ms`, by default the system's clock.
         """
         self._engine = engine
-        self._emitter = emitter
-        self._out: Emitter | Outbox = outbox or emitter
-        self._publisher = emitter.publisher
+        self._client = client
+        self._out: PublisherClient | Outbox = outbox or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
@@ -61,7 +60,7 @@ class EngineLoop:
 
         Raises EngineBrokenError if the engine breaks, after its requests have ended.
         """
-        while not stop.is_set() and self._publisher.is_running:
+        while not stop.is_set() and self._client.is_running:
             try:
                 self.turn(0 if self._engine.has_work else _IDLE_SECONDS, pace)
             except NotRunningError:
@@ -98,7 +97,7 @@ class EngineLoop:
             step = self._engine.step()
             for arrays in step:
                 if arrays.states:
-                    self._emitter.active.hand_off(arrays.states)
+                    self._client.active.hand_off(arrays.states)
                 self._out.emit(arrays)
         except NotRunningError:
             raise
@@ -113,8 +112,8 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _take_all(self, seconds: float) -> None:
-        requests = self._publisher.take_requests(seconds)
-        for handoff in self._publisher.take_handoffs():
+        requests = self._client.take_requests(seconds)
+        for handoff in self._client.take_handoffs():
             self._accept(handoff)
         for request in requests:
             if isinstance(request, Generate):
@@ -137,7 +136,7 @@ class EngineLoop:
         try:
             prompt_tokens = self._admitted(handoff.generate, handoff.state)
         except _RefusedError as refused:
-            self._publisher.forget(key)
+            self._client.forget(key)
             handoff.answer(brief(str(refused), refused.code))
             return
         self._out.admitted(key, prompt_tokens)
@@ -161,7 +160,7 @@ class EngineLoop:
             message = self._engine_error("admit", key, error)
             self._abort(key)  # an engine that kept a part of the request must not compute it
             raise _RefusedError(ErrorCode.ERROR_CODE_ENGINE, message) from None
-        self._emitter.active.add(generate)
+        self._client.active.add(generate)
         self._untried.append(key)
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
 
@@ -174,21 +173,21 @@ class EngineLoop:
             raise
         except Exception as error:  # noqa: BLE001 - as above
             message = self._engine_error("abort", key, error)
-            for known in self._emitter.active.end([key]):
+            for known in self._client.active.end([key]):
                 self._out.failed(known, ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _engine_error(self, doing: str, key: int, error: Exception) -> str:
         """Count and log that the engine failed for one request, and return the message for its client."""
-        self._publisher.counts.engine_errors += 1
+        self._client.counts.engine_errors += 1
         kind = type(error).__name__
         self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
-        for handoff in self._publisher.take_handoffs():
-            self._publisher.forget(handoff.generate.request_key)
+        for handoff in self._client.take_handoffs():
+            self._client.forget(handoff.generate.request_key)
             handoff.answer(_STOPPING)
-        for request in self._publisher.take_requests():
+        for request in self._client.take_requests():
             if isinstance(request, Generate):
                 self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
             else:
@@ -197,9 +196,9 @@ class EngineLoop:
 
     def _end_aborted_and_overdue(self) -> None:
         """Abort in the engine the requests that could not be published, and end those whose deadline has passed."""
-        for key in self._emitter.take_aborts():
+        for key in self._client.take_aborts():
             self._abort(key)
-        overdue = self._emitter.active.end_overdue(self._unix_ms())
+        overdue = self._client.active.end_overdue(self._unix_ms())
         self._end(overdue, ErrorCode.ERROR_CODE_DEADLINE, "its deadline came before its last token")
 
     def _step_failed(self, error: Exception) -> None:
@@ -208,9 +207,9 @@ class EngineLoop:
         A request may be at fault if the error names it, or if it has not been in a step that succeeded. Only a step
         that fails without such a request counts towards a broken engine, which keeps failing when they have ended.
         """
-        self._publisher.counts.failed_steps += 1
+        self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
-        active = self._emitter.active
+        active = self._client.active
         is_whole = isinstance(error, EngineStepError)
         ended = active.end(error.keys) if isinstance(error, EngineStepError) else []
         if not ended:
@@ -220,7 +219,7 @@ class EngineLoop:
         if not ended or not is_whole:
             ended += active.end_all()
         self._end(ended, ErrorCode.ERROR_CODE_ENGINE, f"the engine failed: {type(error).__name__}: {error}")
-        if self._failed_in_a_row >= self._publisher.settings.worker.failed_steps:
+        if self._failed_in_a_row >= self._client.settings.worker.failed_steps:
             raise EngineBrokenError(f"{self._failed_in_a_row} steps failed one after the other, the last with: {error}")
 
     def _end(self, keys: Iterable[int], code: ErrorCode, message: str) -> None:
@@ -230,5 +229,5 @@ class EngineLoop:
             self._abort(key)
 
     def _end_all_as_broken(self, error: EngineBrokenError) -> None:
-        for key in self._emitter.active.end_all():
+        for key in self._client.active.end_all():
             self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")

@@ -14,11 +14,10 @@ from tokenbus_services.logs import logger
 from tokenbus_services.worker.assembler import on_host
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.errors import NotRunningError
-from tokenbus_services.worker.step import Array, StepArrays
+from tokenbus_services.worker.step import ARRAYS, StepArrays
 
 _log = logger("worker")
-_ARRAYS = [each.name for each in fields(StepArrays) if each.type in (Array, Array | None)]
-_OTHERS = [each.name for each in fields(StepArrays) if each.name not in _ARRAYS]
+_OTHERS = [each.name for each in fields(StepArrays) if each.name not in ARRAYS]
 
 
 class Outbox:
@@ -103,7 +102,7 @@ def _copied(arrays: StepArrays) -> StepArrays:
     copy = object.__new__(StepArrays)  # copy.copy() takes longer than all that follows
     for name in _OTHERS:
         setattr(copy, name, getattr(arrays, name))
-    for name in _ARRAYS:
+    for name in ARRAYS:
         values = getattr(arrays, name)
         if type(values) is np.ndarray:
             values = values.copy()

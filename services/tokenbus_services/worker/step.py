@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
@@ -84,6 +84,10 @@ class StepArrays:
     """The least number of messages that it is split into; its size may need more."""
     states: Mapping[int, bytes] = field(default_factory=dict)
     """By request id, the state with which a decode worker goes on with a request that this step hands off."""
+
+
+ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))
+"""The names of the fields that are arrays."""
 
 
 @dataclass(frozen=True, slots=True)

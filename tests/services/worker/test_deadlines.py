@@ -9,7 +9,8 @@ from tokenbus.testing import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.worker.emitter import ActiveRequests, Emitter
+from tokenbus_services.worker.active import ActiveRequests
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.publisher import ReceivedHandoff
 

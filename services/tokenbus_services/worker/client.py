@@ -1,0 +1,54 @@
+"""PublisherClient: what an engine's loop, and any other owner of an engine, publishes through."""
+
+from typing import Protocol
+
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.active import ActiveRequests
+from tokenbus_services.worker.publisher import ReceivedHandoff
+from tokenbus_services.worker.step import StepArrays
+
+
+class LoopCounts(Protocol):
+    """Counters of the engine's loop."""
+
+    failed_steps: int
+    engine_errors: int
+
+
+class PublisherClient(Protocol):
+    """The engine's side of a publisher: an Emitter in the engine's process, or a PublisherProcess."""
+
+    settings: Settings
+    active: ActiveRequests
+    """The requests that the engine has."""
+    epoch: int
+
+    @property
+    def counts(self) -> LoopCounts:
+        """The counters of the engine's loop."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it publishes."""
+
+    def admitted(self, key: int, prompt_tokens: int) -> None:
+        """Publish that the engine admitted a request."""
+
+    def failed(self, key: int, code: ErrorCode, message: str) -> None:
+        """Publish that a request ended with an error."""
+
+    def emit(self, arrays: StepArrays) -> None:
+        """Publish one batch of a step."""
+
+    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
+        """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+
+    def take_handoffs(self) -> list[ReceivedHandoff]:
+        """Return the hand-offs to this worker since the last call."""
+
+    def take_aborts(self) -> list[int]:
+        """Return the requests that ended because their rows could not be published: the engine is to end them too."""
+
+    def forget(self, key: int) -> None:
+        """Drop a hand-off that the engine refused."""
