@@ -124,6 +124,8 @@ class EngineKind:
 
     The name that clients use is `worker.model` as any setting is given, and the folder's name by default.
     """
+    publishes_apart: bool = False
+    """Whether its workers publish in a process of their own, where `worker.publisher` is auto."""
     takes_rest: bool = False
     """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
     ranks: Callable[[Sequence[str]], list[list[str]]] = _one_rank

@@ -94,18 +94,23 @@ class Publisher:
         model: DescribesModel | None = None,
         transport: Transport | None = None,
         clock: Clock | None = None,
+        retention: Retention | None = None,
+        proof: bytes = b"",
     ) -> None:
         """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
         The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
-        hand-offs. `model` says what clients learn of the model. Raises SettingsError for settings that cannot be used.
+        hand-offs. `model` says what clients learn of the model. One that takes a stream over has its epoch, retention
+        and proof. Raises SettingsError for settings that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
         self.epoch = epoch or time.time_ns()
         worker = self.settings.worker
         self._limits = self.settings.limits
-        self.retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+        if retention is None:
+            retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+        self.retention = retention
         self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
         self._room = threading.Condition()
         self._requests: deque[Generate | Abort] = deque()
@@ -120,15 +125,17 @@ class Publisher:
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
             on_request=self.take_request,
-            on_room=self._room.notify_all,
+            on_room=self._made_room,
+            proof=proof,
             processors=self._processors.count,
             may_move=not self._processors.is_fixed,
         )
-        self._clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
+        self.clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
         self._transport = transport
-        self.link = Link(self.session, self._room, self._clock, "worker")
+        self.link = Link(self.session, self._room, self.clock, "worker")
         self._vocabulary_size = vocabulary_size
-        self._last_step = 0
+        self.last_step = 0
+        """The number of the last step that was published."""
         self._last_keys = b""
         self._running = False
         self._thread: threading.Thread | None = None
@@ -199,10 +206,10 @@ class Publisher:
         seconds = _BALANCE_TIMEOUTS * self.settings.bus.heartbeat_timeout_ms / 1000
         never = asyncio.Event()
         while True:
-            await self._clock.wait(never, seconds * random.uniform(1, 2))  # noqa: S311 - nothing secret
+            await self.clock.wait(never, seconds * random.uniform(1, 2))  # noqa: S311 - nothing secret
             if random.random() < self._processors.share_to_leave():  # noqa: S311
                 with self._room:
-                    self.session.move_soon(self._clock.now())
+                    self.session.move_soon(self.clock.now())
                 self.link.wake()
                 seconds = min(2 * seconds, _MOST_BALANCE_SECONDS)
 
@@ -249,7 +256,7 @@ class Publisher:
                 # A draft batch comes after the row that ended its request, so it adds none.
                 if batch.header.kind is BatchKind.TARGET:
                     self._update_requests(batch)
-            self._last_step = max(self._last_step, batch.header.step)
+            self.last_step = max(self.last_step, batch.header.step)
         return sequence
 
     def _update_requests(self, batch: LogprobBatch) -> None:
@@ -298,7 +305,7 @@ class Publisher:
 
         Raises ContractError for a step that is so old that a processor would take it for a duplicate.
         """
-        oldest = self._last_step - self.settings.processor.max_open_steps
+        oldest = self.last_step - self.settings.processor.max_open_steps
         if batch.header.step < oldest:
             raise ContractError("header.step", oldest, batch.header.step, rule=Rule.MIN)
         header = batch.header._replace(
@@ -321,19 +328,24 @@ class Publisher:
         with self._room:
             if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
                 keys: list[int] = of.tolist()
-                if keys:  # a gap that names no request ends all of the stream's
-                    self.retention.drop(keys)
-                    # The rows may be the requests' last ones: no later batch would remove them.
-                    self.session.requests.difference_update(keys)
-                    self._last_keys = b""
-                self.link.wake()
-                self.failed += len(keys)
+                self.lose(keys)
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
                 raise RetentionFullError(keys, len(self.retention), self.retention.bytes, why)
             sequence = self.retention.keep(kind, payload).sequence
             self.link.wake()
         return sequence
+
+    def lose(self, keys: list[int]) -> None:
+        """Leave a gap in the stream that names requests: each of them ends with an error."""
+        with self._room:
+            if keys:  # a gap that names no request ends all of the stream's
+                self.retention.drop(keys)
+                # The rows may be the requests' last ones: no later batch would remove them.
+                self.session.requests.difference_update(keys)
+                self._last_keys = b""
+            self.failed += len(keys)
+            self.link.wake()
 
     def _wait_for_room(self, size: int) -> bool:
         if self.settings.worker.policy == "fail":
@@ -344,15 +356,19 @@ class Publisher:
             )
         seconds = self.settings.worker.block_timeout_ms / 1000
         self.blocked += 1
-        began = self._clock.now()
+        began = self.clock.now()
         found = self._room.wait_for(lambda: not self._running or self.retention.has_room(size), seconds)
-        self.blocked_seconds += self._clock.now() - began
+        self.blocked_seconds += self.clock.now() - began
         self._check_running()
         return found
 
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunningError("the publisher is not running: it was not started, or it was closed")
+
+    def _made_room(self) -> None:
+        """Wake who waits for room in retention; called on the link's thread, with the lock held."""
+        self._room.notify_all()
 
     # Incoming: requests, aborts and hand-offs.
 

@@ -70,9 +70,9 @@ class Retention:
         """The oldest sequence that is kept; the next one's if none is."""
         return self._kept[0].sequence if self._kept else self.next_sequence
 
-    def has_room(self, size: int) -> bool:
-        """Tell whether an item of that size fits. The last place is for a `Dropped`, so that a loss can be named."""
-        return len(self._kept) + 1 < self._max_items and self.bytes + size <= self._max_bytes
+    def has_room(self, size: int, items: int = 1) -> bool:
+        """Tell whether items of that size fit. The last place is for a `Dropped`, so that a loss can be named."""
+        return len(self._kept) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
         """Return how full it is, from 0 to 1, by items or by bytes, whichever is more."""

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
@@ -21,12 +21,14 @@ from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.open_files import open_files_for
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
+from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.process.client import PublisherProcess
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.session import HandoffPoint
 
@@ -153,47 +155,30 @@ async def _serve(  # noqa: PLR0913 - as above
                 engine_loop.serve(stop_loop, pace)
                 engine_loop.finish(deadline - time.monotonic(), time.monotonic)
             finally:
-                outbox.flush(drain_seconds)
+                publishing.flush(drain_seconds)
 
     if isinstance(engine, DataParallelRank):
         settings = replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
     transport = transport or transport_for(settings.bus)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
-        receiver = None
-        if settings.worker.role == "decode":
-            receiver = HandoffReceiver(settings, transport)
-            if not await _is_listening(stack, receiver, stop):
-                return
-        publisher = Publisher(
-            settings,
-            vocabulary_size=engine.vocabulary_size,
-            transport=transport,
-            handoff=HandoffPoint() if receiver is None else receiver.point,
-            model=engine if isinstance(engine, DescribesModel) else None,
-        )
-        sender = HandoffSender(
-            settings, transport, SystemClock(), publisher.counts, partial(end_failed_handoff, publisher)
-        )
-        emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
         looping: list[asyncio.Future[None]] = []
-        # The loop and the outbox are waited for after the publisher's end, which wakes a thread that waits for room.
+        # The loop is waited for after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
-        outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
-        engine_loop = EngineLoop(engine, emitter, outbox)
-        stack.enter_context(serve_publisher(publisher))
-        await stack.enter_async_context(publisher)
-        # It ends before the publisher, which still has to say which hand-offs failed.
-        await stack.enter_async_context(sender)
-        if receiver is not None:
-            receiver.serve(publisher)
+        if settings.worker.publisher == "process":
+            publishing = await _in_process(stack, engine, settings)
+        elif (found := await _in_thread(stack, engine, settings, transport, stop)) is None:
+            return
+        else:
+            publishing = found
+        engine_loop = EngineLoop(engine, publishing.client, publishing.outbox)
         address = settings.bus.workers_address
-        _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
+        _log.info("worker started", worker=settings.worker.id, epoch=publishing.epoch, engine=name, processor=address)
         started()
         looping.append(asyncio.wrap_future(thread.run(run_loop)))
         await _is_done_before(looping[0], stop)
         deadline = time.monotonic() + drain_seconds
-        publisher.take_no_more()
+        publishing.take_no_more()
         stop_loop.set()
         await asyncio.wait(looping, timeout=drain_seconds)
     error = looping[0].exception()
@@ -201,6 +186,57 @@ async def _serve(  # noqa: PLR0913 - as above
         _log.error("the engine's loop failed", exc_info=error)
         raise EngineBrokenError(f"the engine's loop failed: {type(error).__name__}: {error}") from error
     _log.info("worker stopped", worker=settings.worker.id)
+
+
+class _Publishing(NamedTuple):
+    """What an engine's loop publishes through, and what is said to the publisher beside it."""
+
+    client: PublisherClient
+    outbox: Outbox | None
+    epoch: int
+    flush: Callable[[float], None]
+    take_no_more: Callable[[], None]
+
+
+async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> _Publishing:
+    """Publish in a process of its own, until the stack ends."""
+    client = PublisherProcess(
+        settings,
+        vocabulary_size=engine.vocabulary_size,
+        model=engine if isinstance(engine, DescribesModel) else None,
+    )
+    await asyncio.to_thread(client.__enter__)
+    stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
+    return _Publishing(client, None, client.epoch, client.flush, client.take_no_more)
+
+
+async def _in_thread(
+    stack: AsyncExitStack, engine: Engine, settings: Settings, transport: Transport, stop: asyncio.Event
+) -> _Publishing | None:
+    """Publish in a thread of this process, until the stack ends; None: a decode worker stopped before it listened."""
+    receiver = None
+    if settings.worker.role == "decode":
+        receiver = HandoffReceiver(settings, transport)
+        if not await _is_listening(stack, receiver, stop):
+            return None
+    publisher = Publisher(
+        settings,
+        vocabulary_size=engine.vocabulary_size,
+        transport=transport,
+        handoff=HandoffPoint() if receiver is None else receiver.point,
+        model=engine if isinstance(engine, DescribesModel) else None,
+    )
+    failed = partial(end_failed_handoff, publisher)
+    sender = HandoffSender(settings, transport, SystemClock(), publisher.counts, failed)
+    emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
+    outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
+    stack.enter_context(serve_publisher(publisher))
+    await stack.enter_async_context(publisher)
+    # It ends before the publisher, which still has to say which hand-offs failed.
+    await stack.enter_async_context(sender)
+    if receiver is not None:
+        receiver.serve(publisher)
+    return _Publishing(emitter, outbox, publisher.epoch, outbox.flush, publisher.take_no_more)
 
 
 class EngineThread:

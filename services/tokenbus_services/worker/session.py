@@ -72,6 +72,7 @@ class WorkerSession(ReconnectingSession):
         on_room: Callable[[], None],
         processors: int = 1,
         may_move: bool = False,
+        proof: bytes = b"",
     ) -> None:
         """Take the worker's hello, what it retains, the times of heartbeats in seconds, and two callbacks.
 
@@ -82,7 +83,7 @@ class WorkerSession(ReconnectingSession):
         super().__init__(interval, timeout, processors)
         self._may_move = may_move or processors > 1
         self._introduction = deepcopy(hello)
-        self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
+        self._introduction.proof = proof or secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
         self._retention = retention
         self._on_request = on_request

@@ -1,0 +1,178 @@
+"""PublisherProcess: a publisher in a process of its own, as the engine's process starts it, and starts it anew."""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict
+from types import TracebackType
+from typing import IO, cast
+
+from tokenbus_services.bus import AddressError
+from tokenbus_services.link import PROOF_BYTES
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.engine import DescribesModel
+from tokenbus_services.worker.process.handover import Handover
+from tokenbus_services.worker.process.memory import SharedMemory, shared_file
+from tokenbus_services.worker.process.records import READY, WAKE
+
+_log = logger("worker")
+_START_SECONDS = 60.0
+_STEADY_SECONDS = 10.0
+"""After how long a publisher's end says nothing about the next one's."""
+_MOST_PAUSE_SECONDS = 5.0
+
+
+class PublisherProcess(Handover):
+    """A publisher in a process of its own, from `with` until its end.
+
+    When the engine's process dies, the publisher publishes what it has, ends the open requests, and leaves. When the
+    publisher dies, the engine goes on, and a new one takes over what was handed over and what was not acknowledged.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        vocabulary_size: int = 0,
+        model: DescribesModel | None = None,
+        every_rank: bool = False,
+    ) -> None:
+        """Take what a Publisher takes; `every_rank` publishes the batches of each tensor-parallel rank."""
+        self._file = shared_file(settings)
+        super().__init__(settings, SharedMemory(self._file, settings), time.time_ns())
+        self._introduction = {
+            "settings": asdict(settings),
+            "vocabulary_size": vocabulary_size,
+            "model": None if model is None else _described(model),
+            "epoch": self.epoch,
+            "proof": secrets.token_hex(PROOF_BYTES),
+            "every_rank": every_rank,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._given_up = threading.Event()
+        """Set when no other is started any more where this one dies."""
+        self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
+
+    def __enter__(self) -> "PublisherProcess":
+        try:
+            self._start()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.is_running = True
+        self._watching.start()
+        _started.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = 0.0 if error else self.settings.worker.drain_timeout_ms / 1000
+        self.leave(seconds)
+        self._watching.join(seconds + _MOST_PAUSE_SECONDS if seconds else 0)
+        self._given_up.set()
+        if self._process is not None:
+            self._process.kill()
+        self._watching.join()
+        self.let_go()
+
+    @property
+    def pid(self) -> int:
+        """The id of the publisher's process."""
+        return self._process.pid if self._process is not None else 0
+
+    def let_go(self) -> None:
+        """Close what says to the publisher that the engine's process lives, as a child of a fork must."""
+        _started.discard(self)
+        if self.bell is not None:
+            self.bell.close()
+        os.close(self._file)
+
+    def _start(self) -> None:
+        """Start a publisher, and wait until it publishes; raise what it says is wrong."""
+        mine, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(  # noqa: S603 - this very package
+                [sys.executable, "-m", "tokenbus_services.worker.process", str(self._file), str(its.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(self._file, its.fileno()),
+                start_new_session=True,  # a signal to the engine's group is for the engine to heed
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+            )
+        with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
+            stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
+        try:
+            _wait_until_ready(mine)
+        except BaseException:
+            process.kill()
+            process.wait()
+            mine.close()
+            raise
+        before, self.bell, self._process = self.bell, mine, process
+        if before is not None:
+            before.close()
+        self.has_publisher.set()
+
+    def _watch(self) -> None:
+        """Wait for the publisher's end, and start another in its place, until this one has left."""
+        pause = 0.0
+        while (process := self._process) is not None:
+            began = time.monotonic()
+            status = process.wait()
+            self.has_publisher.clear()
+            if self._given_up.is_set() or (status == 0 and not self.is_running):
+                return
+            _log.error("the publisher's process died; a new one takes over", status=status, worker=self._worker)
+            if time.monotonic() - began > _STEADY_SECONDS:
+                pause = 0.0
+            while not self.has_publisher.is_set() and not self._given_up.wait(pause):
+                pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
+                try:
+                    self._start()
+                except (AddressError, RuntimeError, OSError) as error:
+                    _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
+
+    @property
+    def _worker(self) -> str:
+        return self.settings.worker.id
+
+
+def _wait_until_ready(bell: socket.socket) -> None:
+    """Wait until a publisher has started; raise what it says in the place of that."""
+    bell.settimeout(_START_SECONDS)
+    said = b""
+    while not said.endswith(READY):
+        more = bell.recv(4096)
+        if not more and said.startswith(b"["):
+            raise AddressError(*json.loads(said))
+        if not more:
+            raise RuntimeError("the publisher's process ended before it published; its log says why")
+        said += more.strip(WAKE)
+    bell.settimeout(0)
+
+
+def _described(model: DescribesModel) -> dict[str, object]:
+    return {
+        "max_model_tokens": model.max_model_tokens,
+        "tokenizer_digest": model.tokenizer_digest,
+        "lora_adapters": list(model.lora_adapters),
+    }
+
+
+_started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for each in list(_started):
+        each.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,286 @@
+"""Handover: what an engine hands to a publisher in another process, and takes from it."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import BatchKind, ContractError
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_services.delivery.errors import brief
+from tokenbus_services.delivery.step import LEAVES
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.active import ActiveRequests
+from tokenbus_services.worker.assembler import Host, keys_of
+from tokenbus_services.worker.errors import NotRunningError
+from tokenbus_services.worker.process import arrays
+from tokenbus_services.worker.process.memory import SharedMemory
+from tokenbus_services.worker.process.records import ADMITTED, FAILED, IDS, WAKE, Brought, HandedOver, SharedCounts
+from tokenbus_services.worker.publisher import ReceivedHandoff
+from tokenbus_services.worker.step import ARRAYS, StepArrays
+
+_KEYS, _STATUSES = ARRAYS.index("request_keys"), ARRAYS.index("statuses")
+_NO_KEYS = np.zeros(0, np.uint64)
+_POLL_SECONDS = 0.05
+"""After how long it looks again for room: whoever would wake it may have died."""
+
+
+class Handover:
+    """The engine's side of the memory that it shares with a publisher's process.
+
+    What is handed over is copied once. One thread, the engine's, uses this, but for `take_no_more` and `leave`.
+    """
+
+    def __init__(self, settings: Settings, memory: SharedMemory, epoch: int) -> None:
+        """Take the settings, the memory, and the epoch of the stream."""
+        self.settings, self.epoch = settings, epoch
+        self.active = ActiveRequests(keep_requests=False)
+        """The requests that the engine has."""
+        self.counts = SharedCounts(memory.words)
+        self.bell: socket.socket | None = None
+        """The socket to the publisher that there is now."""
+        self.has_publisher = threading.Event()
+        """Set while there is one."""
+        self.is_running = False
+        """Whether it takes what is handed over."""
+        self._steps, self._requests = memory.steps, memory.requests
+        self._lock = threading.Lock()
+        """Guards what is handed over, and which requests the next publisher is told of."""
+        self._open: dict[int, list[int]] = {}
+        """The owners of the requests that the bus has a row of, or will: those that ended, until that is published."""
+        self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
+        """The requests that ended, with the record after which they are published."""
+        self._last_keys: npt.NDArray[np.uint64] = _NO_KEYS
+        self._aborts: deque[int] = deque()
+        self._lost: set[int] = set()
+        """The requests of what found no room, which the bus has not heard of yet."""
+        self._takes_no_more = self._leaves = False
+
+    def state(self) -> dict[str, object]:
+        """Return what a new publisher must know, beside what is in the memory."""
+        with self._lock:
+            self._let_go_of_ended()
+            return {
+                "requests": [(key, owner) for key, (owner,) in self._open.items()],
+                "requests_tail": self._requests.tail,
+                "takes_no_more": self._takes_no_more,
+                "leaves": self._leaves,
+            }
+
+    # What the engine hands over.
+
+    def admitted(self, key: int, prompt_tokens: int) -> None:
+        """Hand over that the engine admitted a request."""
+        self._hand_over(HandedOver.ADMITTED, ADMITTED.pack(key, prompt_tokens), (key,))
+
+    def failed(self, key: int, code: ErrorCode, message: str) -> None:
+        """Hand over that a request ended with an error."""
+        self.active.end([key])
+        self._hand_over(HandedOver.FAILED, FAILED.pack(key, code) + brief(message, code).encode(), (key,), ends=(key,))
+
+    def emit(self, step: StepArrays) -> None:
+        """Hand over one batch of a step; the engine may reuse its arrays when this returns."""
+        self._check_running()
+        try:
+            found = arrays.hosted(step, self.settings.worker.handover_bytes)
+        except ContractError as error:
+            self._refuse(step, error)
+            return
+        keys = keys_of(found.arrays[_KEYS])
+        if not self._has_room(found.size):
+            self._lose(keys.tolist())
+            return
+        with self._lock:
+            arrays.write(step, found, self._steps.room(found.size))
+            number = self._steps.commit(HandedOver.STEP, found.size)
+            if step.kind is BatchKind.TARGET:
+                self._note_rows(number, keys, found.arrays[_STATUSES])
+        self._ring_bell()
+
+    def _refuse(self, step: StepArrays, error: ContractError) -> None:
+        """Hand over why a step's arrays are none: its requests end."""
+        try:
+            keys = keys_of(step.request_keys)
+        except ContractError:
+            keys = _NO_KEYS
+        message = str(error).encode()
+        self._hand_over(HandedOver.REFUSED, IDS.pack(keys.size) + keys.tobytes() + message, keys.tolist())
+
+    def take_no_more(self) -> None:
+        """Tell the processor that this worker finishes its requests and takes no new one."""
+        self._takes_no_more = True
+        self._hand_over_word(HandedOver.NO_MORE, 0)
+
+    def leave(self, seconds: float) -> None:
+        """Hand nothing more over; say so once there is room, for which this waits at most so many seconds."""
+        with self._lock:
+            self.is_running, self._leaves = False, True
+        self._hand_over_word(HandedOver.LEAVE, seconds)
+
+    def flush(self, seconds: float) -> None:
+        """Block until all that was handed over is published, for at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        self._say_lost()
+        while len(self._steps) and (left := deadline - time.monotonic()) > 0:
+            self._wait(min(left, _POLL_SECONDS))
+
+    def _hand_over(self, kind: HandedOver, data: bytes, keys: Collection[int], ends: Collection[int] = ()) -> None:
+        self._check_running()
+        if not self._has_room(len(data)):
+            self._lose(keys)
+            return
+        with self._lock:
+            number = self._steps.put(kind, data)
+            self._note_ended(number, ends)
+        self._ring_bell()
+
+    def _hand_over_word(self, kind: HandedOver, seconds: float) -> None:
+        """Hand over a word without a request; one that finds no room is in what the next publisher is told."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._say_lost()
+            with self._lock:
+                if has_room := self._steps.has_room(0):
+                    self._steps.put(kind)
+            if has_room or time.monotonic() >= deadline:
+                break
+            self._wait(_POLL_SECONDS)
+        self._ring_bell()
+
+    def _has_room(self, size: int) -> bool:
+        """Tell whether there is room for a record, if need be after a wait for it, as the policy says."""
+        if not self._lost and self._steps.has_room(size):
+            return True
+        worker = self.settings.worker
+        deadline = time.monotonic() + (0 if worker.policy == "fail" else worker.block_timeout_ms / 1000)
+        while True:
+            self._say_lost()
+            if not self._lost and self._steps.has_room(size):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            self._check_running()
+            self._wait(_POLL_SECONDS)
+
+    def _lose(self, keys: Iterable[int]) -> None:
+        """End the requests of what found no room: the next that does names them."""
+        lost = list(keys)
+        self._lost.update(lost)
+        self.active.end(lost)
+        self._aborts.extend(lost)
+
+    def _say_lost(self) -> None:
+        """Hand over which requests lost rows, if there is room for it."""
+        if not self._lost:
+            return
+        keys = np.array(sorted(self._lost), np.uint64)
+        with self._lock:
+            if self._steps.has_room(keys.nbytes):
+                number = self._steps.put(HandedOver.LOST, keys.tobytes())
+                self._note_ended(number, self._lost)
+                self._lost.clear()
+
+    def _check_running(self) -> None:
+        if not self.is_running:
+            raise NotRunningError("the publisher is not running: it was not started, or it was closed")
+
+    # What comes for the engine.
+
+    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
+        """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+        self._say_lost()
+        if self._requests.is_empty:
+            if not seconds:
+                return []
+            self._wait(seconds)
+        found: list[Generate | Abort] = []
+        with self._lock:
+            last = None
+            for last in self._requests.waiting():
+                self._take(last.kind, bytes(last.data), found)
+            if last is not None:
+                self._requests.take(last)
+        return found
+
+    def _take(self, kind: int, data: bytes, found: list[Generate | Abort]) -> None:
+        match kind:
+            case Brought.GENERATE:
+                generate = Generate.FromString(data)
+                self._open[generate.request_key] = [generate.owner]
+                found.append(generate)
+            case Brought.ABORT:
+                found.append(Abort.FromString(data))
+            case Brought.ENDED:
+                keys = np.frombuffer(data, np.uint64).tolist()
+                self.active.end(keys)
+                self._aborts.extend(keys)
+
+    def take_aborts(self) -> list[int]:
+        """Return the requests that ended because their rows could not be published: the engine is to end them too."""
+        aborts = []
+        while self._aborts:
+            aborts.append(self._aborts.popleft())
+        return aborts
+
+    def take_handoffs(self) -> list[ReceivedHandoff]:
+        """Return none: workers that take hand-offs publish in their own process."""
+        return []
+
+    def forget(self, key: int) -> None:
+        """Drop a hand-off that the engine refused: there are none."""
+
+    # Which requests a new publisher is told of.
+
+    def _note_rows(self, number: int, keys: npt.NDArray[np.uint64], statuses: Host | None) -> None:
+        """Note the requests of a batch, and those that it ends, as the publisher does when it publishes it."""
+        if not np.array_equal(keys, self._last_keys):
+            for key in keys.tolist():
+                self._open.setdefault(key, [0])
+            self._last_keys = keys.copy()
+        if statuses is not None and statuses.size == keys.size:
+            with contextlib.suppress(IndexError):  # a status that there is none of is the publisher's to refuse
+                leaving = LEAVES[statuses.reshape(-1)]
+                if leaving.any():
+                    ended = keys[leaving].tolist()
+                    self.active.end(ended)
+                    self._note_ended(number, ended)
+        self._let_go_of_ended()
+
+    def _let_go_of_ended(self) -> None:
+        taken = self._steps.taken
+        while self._ending and self._ending[0][0] <= taken:
+            for key, request in self._ending.popleft()[1]:
+                if self._open.get(key) is request:  # and not a later one of the same id
+                    del self._open[key]
+
+    def _note_ended(self, number: int, keys: Collection[int]) -> None:
+        if keys:
+            self._ending.append((number, [(key, self._open[key]) for key in keys if key in self._open]))
+            self._last_keys = _NO_KEYS
+
+    # Waking each other.
+
+    def _ring_bell(self) -> None:
+        """Tell the publisher that something was handed over."""
+        if self.bell is not None:
+            with contextlib.suppress(OSError):  # it has many bells to hear, or it died
+                self.bell.send(WAKE)
+
+    def _wait(self, seconds: float) -> None:
+        """Block until the publisher has brought or taken something, for at most so many seconds."""
+        bell = self.bell
+        if bell is None:
+            return
+        try:
+            if not bell.recv(4096):
+                self.has_publisher.wait(seconds)  # it died
+        except BlockingIOError:
+            select.select([bell], [], [], seconds)
+        except OSError:
+            self.has_publisher.wait(seconds)

@@ -1,0 +1,64 @@
+"""SharedMemory: what an engine's process and its publisher's share, and what stays while one of the two lives."""
+
+import contextlib
+import mmap
+import os
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.process.journal import JOURNAL_BYTES
+from tokenbus_services.worker.process.records import Word
+from tokenbus_services.worker.process.ring import PAGE_BYTES, Ring, ring_bytes
+
+_DROPPED_BYTES = 2**20
+"""The room of the journal for the ids of what found none."""
+
+
+class SharedMemory:
+    """One file of memory, as each of the two processes maps it."""
+
+    def __init__(self, file: int, settings: Settings) -> None:
+        """Map an open file that `shared_file` made with the same settings."""
+        self._mapped = mmap.mmap(file, _size(settings))
+        memory, begin = memoryview(self._mapped), PAGE_BYTES
+        self.words: npt.NDArray[np.uint64] = np.frombuffer(memory, np.uint64, len(Word))
+        rings = []
+        for size, items in _rings(settings):
+            rings.append(Ring(memory[begin : begin + size], items, partial(self._free, begin)))
+            begin += size
+        self.steps, self.requests, self.journal = rings
+        """What the engine hands over, what comes for it, and what is published and not acknowledged."""
+
+    def _free(self, ring: int, begin: int, size: int) -> None:
+        """Give back pages of a ring that hold nothing any more; they are there again, as zeros, once written to."""
+        with contextlib.suppress(OSError):  # a kernel that cannot: they stay
+            self._mapped.madvise(mmap.MADV_REMOVE, ring + begin, size)
+
+
+def shared_file(settings: Settings) -> int:
+    """Return a new file that is memory alone, and gone when the last process that has it ends."""
+    file = os.memfd_create("tokenbus-publisher", os.MFD_CLOEXEC)
+    os.ftruncate(file, _size(settings))  # no page of it is there before it is written to
+    return file
+
+
+def _rings(settings: Settings) -> list[tuple[int, int]]:
+    worker, most = settings.worker, settings.limits.max_message_bytes
+    items = worker.retention_items
+    kept = worker.retention_bytes + items * JOURNAL_BYTES + _DROPPED_BYTES
+    requests = max(1, 2 * worker.max_requests) + worker.handover_items
+    return [
+        (ring_bytes(size, most_items, largest), most_items)
+        for size, most_items, largest in (
+            (worker.handover_bytes, worker.handover_items, worker.handover_bytes),
+            (worker.handover_bytes, requests, most),
+            (kept, items + 1, most + JOURNAL_BYTES + _DROPPED_BYTES),
+        )
+    ]
+
+
+def _size(settings: Settings) -> int:
+    return PAGE_BYTES + sum(size for size, _ in _rings(settings))

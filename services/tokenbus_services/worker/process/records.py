@@ -1,0 +1,81 @@
+"""What an engine's process and its publisher's tell each other: records, and words that outlive a publisher."""
+
+import struct
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+READY, WAKE = b"R", b"W"
+"""What goes over their socket: that the publisher has started, and that there is something to take, or room."""
+ADMITTED = struct.Struct("<QQ")
+"""A request's id, and the length of its prompt."""
+FAILED = struct.Struct("<QI")
+"""A request's id, and the error's code; its message follows."""
+IDS = struct.Struct("<I")
+"""How many ids follow, and then the message."""
+
+
+class Word(IntEnum):
+    """A number that one side writes, and that a new publisher reads."""
+
+    NEXT_SEQUENCE = 0
+    """Of the stream's next item."""
+    LAST_STEP = 1
+    """The number of the last step that was published whole."""
+    EMITTED = 2
+    """The record that is being published, and how many items it has made so far."""
+    FAILED_STEPS = 3
+    ENGINE_ERRORS = 4
+    """As `WorkerCounts` has both; the engine's process writes them."""
+
+
+class HandedOver(IntEnum):
+    """The kinds of records that the engine's process writes."""
+
+    STEP = 1
+    ADMITTED = 2
+    FAILED = 3
+    REFUSED = 4
+    """A step whose arrays are none: why, and its requests."""
+    LOST = 5
+    """The requests of steps that found no room."""
+    NO_MORE = 6
+    """It takes no new requests."""
+    LEAVE = 7
+    """It hands nothing more over: the publisher is to leave when all is acknowledged."""
+
+
+class Brought(IntEnum):
+    """The kinds of records that the publisher's process writes."""
+
+    GENERATE = 1
+    ABORT = 2
+    """A request that its client, or the processor, ends."""
+    ENDED = 3
+    """Requests that ended because their rows could not be published."""
+
+
+class SharedCounts:
+    """The engine loop's counters, where the publisher's metrics find them."""
+
+    def __init__(self, words: npt.NDArray[np.uint64]) -> None:
+        self._words = words
+
+    @property
+    def failed_steps(self) -> int:
+        """Steps that raised."""
+        return int(self._words[Word.FAILED_STEPS])
+
+    @failed_steps.setter
+    def failed_steps(self, count: int) -> None:
+        self._words[Word.FAILED_STEPS] = count
+
+    @property
+    def engine_errors(self) -> int:
+        """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
+        return int(self._words[Word.ENGINE_ERRORS])
+
+    @engine_errors.setter
+    def engine_errors(self, count: int) -> None:
+        self._words[Word.ENGINE_ERRORS] = count

@@ -1,0 +1,295 @@
+"""PublisherServer: what the publisher's process does, on one event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenbus_contracts import ContractError, LogprobBatch
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_services.bus import Transport
+from tokenbus_services.clock import Clock
+from tokenbus_services.logs import logger
+from tokenbus_services.metrics.publisher import serve_publisher
+from tokenbus_services.settings import SECTIONS, Settings
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.errors import RetentionFullError
+from tokenbus_services.worker.process import arrays
+from tokenbus_services.worker.process.journal import JournaledRetention
+from tokenbus_services.worker.process.memory import SharedMemory
+from tokenbus_services.worker.process.records import (
+    ADMITTED,
+    FAILED,
+    IDS,
+    READY,
+    WAKE,
+    Brought,
+    HandedOver,
+    SharedCounts,
+    Word,
+)
+from tokenbus_services.worker.process.ring import Record
+from tokenbus_services.worker.publisher import Publisher
+
+_log = logger("worker")
+_AT_ONCE = 8
+"""How many records are published before the event loop sends and receives."""
+_HEADER_BYTES = 1024
+_ENGINE_DIED = "the engine's process died"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What clients learn of the model."""
+
+    max_model_tokens: int
+    tokenizer_digest: int
+    lora_adapters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What the engine's process says to a publisher that it starts."""
+
+    settings: Settings
+    vocabulary_size: int
+    model: Model | None
+    epoch: int
+    proof: bytes
+    every_rank: bool
+    requests: list[tuple[int, int]]
+    """The ids and owners of the requests that the worker has, but for those that wait in the ring."""
+    requests_tail: int
+    """Where the ring of requests began when that was said."""
+    takes_no_more: bool
+    leaves: bool
+    """Whether the engine hands nothing more over."""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Introduction":
+        """Return what the engine's process wrote as JSON."""
+        sections = {name: maker(**given["settings"][name]) for name, maker in SECTIONS.items()}
+        model = given["model"]
+        if model is not None:
+            model = Model(**{**model, "lora_adapters": tuple(model["lora_adapters"])})
+        proof = bytes.fromhex(given["proof"])
+        return cls(**{**given, "settings": Settings(**sections), "model": model, "proof": proof})
+
+
+class _Publisher(Publisher):
+    """A publisher whose requests go into the ring, and that never blocks its event loop for room."""
+
+    def __init__(self, memory: SharedMemory, bell: socket.socket, given: Introduction, **others: Any) -> None:  # noqa: ANN401
+        worker = given.settings.worker
+        self.made_room = asyncio.Event()
+        self.engine_is_gone = False
+        self._ring, self._bell, self._every_rank = memory.requests, bell, given.every_rank
+        self.journal = JournaledRetention(
+            worker.retention_items,
+            worker.retention_bytes,
+            checksum=worker.checksum,
+            journal=memory.journal,
+            words=memory.words,
+        )
+        super().__init__(
+            given.settings,
+            vocabulary_size=given.vocabulary_size,
+            epoch=given.epoch,
+            model=given.model,
+            proof=given.proof,
+            retention=self.journal,
+            **others,
+        )
+        self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
+        self.last_step = int(memory.words[Word.LAST_STEP])
+        for key, owner in given.requests:
+            self.session.add_request(Generate(request_key=key, owner=owner))
+        for record in memory.requests.waiting(given.requests_tail):
+            if record.kind == Brought.GENERATE:
+                self.session.add_request(Generate.FromString(bytes(record.data)))
+        if given.takes_no_more:
+            self.take_no_more()
+
+    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+        return super().publish(batch, every_rank=every_rank or self._every_rank)
+
+    @property
+    def waiting_requests(self) -> int:
+        return len(self._ring)
+
+    def take_request(self, request: Generate | Abort) -> None:
+        """Bring a request or an abort to the engine; a ContractError says that there is no room for it."""
+        most = 2 * self.settings.worker.max_requests
+        if self.engine_is_gone or (not most and isinstance(request, Abort)):
+            return  # with the goodbye the processor gives what was not admitted to another worker
+        data = request.SerializeToString()
+        if len(self._ring) >= most or not self._ring.has_room(len(data)):
+            limit = f"at most {most} requests that the engine has not taken yet"
+            raise ContractError("generate", limit, len(self._ring) + 1)
+        self._ring.put(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, data)
+        self.ring_bell()
+
+    def bring_ended(self, keys: deque[int]) -> None:
+        """Tell the engine which requests have ended here, as soon as there is room to."""
+        if keys and self._ring.has_room(8 * len(keys)):
+            self._ring.put(Brought.ENDED, np.array(keys, np.uint64).tobytes())
+            keys.clear()
+            self.ring_bell()
+
+    def ring_bell(self) -> None:
+        """Tell the engine that something was brought, or taken."""
+        with contextlib.suppress(OSError):  # it has many bells to hear, or it died
+            self._bell.send(WAKE)
+
+    def _made_room(self) -> None:
+        super()._made_room()
+        self.made_room.set()
+
+    def _wait_for_room(self, size: int) -> bool:  # noqa: ARG002 - who calls it has waited already
+        return False
+
+
+class PublisherServer:
+    """Publishes what an engine's process hands over, and brings it what comes for it, until one of the two leaves."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        bell: socket.socket,
+        given: Introduction,
+        *,
+        transport: Transport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take what both processes share, the socket to the engine's, and what that one said."""
+        self._steps, self._words, self._bell = memory.steps, memory.words, bell
+        self._settings = given.settings
+        self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
+        self._clock = self.publisher.clock
+        self._emitter = Emitter(self.publisher, given.vocabulary_size)
+        self._ended: deque[int] = deque()
+        """The requests that ended here, of which the engine has not heard yet."""
+        self._leaves = given.leaves
+        self._waits_since: float | None = None
+
+    async def run(self) -> None:
+        """Publish until the engine's process leaves or dies, and all is acknowledged."""
+        publisher = self.publisher
+        # What was handed over before is in the first hello, as far as there is room for it.
+        publisher.begin()
+        while self._publish_some() == 0:
+            pass
+        with serve_publisher(publisher):
+            async with publisher:
+                loop = asyncio.get_running_loop()
+                loop.add_reader(self._bell, self._heard)
+                with contextlib.suppress(OSError):  # it died meanwhile, which the reader hears
+                    self._bell.send(READY)
+                try:
+                    await self._publish_all()
+                finally:
+                    loop.remove_reader(self._bell)
+
+    async def _publish_all(self) -> None:
+        """Publish what is handed over until there will be nothing more."""
+        wake = self.publisher.made_room
+        while True:
+            wake.clear()
+            seconds = self._publish_some()
+            if self._steps.is_empty:
+                if self._leaves:
+                    return
+                if self.publisher.engine_is_gone:
+                    self._end_all()
+                    return
+            if seconds:
+                await self._clock.wait(wake, seconds)
+            else:
+                await asyncio.sleep(0)
+
+    def _heard(self) -> None:
+        """Hear the engine's bell, or that its process is gone."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                is_gone = not self._bell.recv(65536)
+            except ConnectionError:
+                is_gone = True
+            if is_gone:
+                asyncio.get_running_loop().remove_reader(self._bell)
+                self.publisher.engine_is_gone = True
+        self.publisher.made_room.set()
+
+    def _publish_some(self) -> float:
+        """Publish some of what is handed over; return for how long to wait at most, or 0 where there is more."""
+        number = self._steps.taken
+        seconds = self._settings.bus.heartbeat_interval_ms / 1000
+        for place, record in enumerate(self._steps.waiting()):
+            if place == _AT_ONCE:
+                seconds = 0
+                break
+            if record.kind == HandedOver.STEP and (wait := self._seconds_for_room(record.data)):
+                seconds = wait
+                break
+            self.publisher.journal.begin(record.number)
+            self._publish(record)
+            self.publisher.journal.begin(0)
+            self._words[Word.LAST_STEP] = self.publisher.last_step
+            self._steps.take(record)
+        self._ended.extend(self._emitter.take_aborts())
+        self.publisher.bring_ended(self._ended)
+        if self._steps.taken > number:
+            self.publisher.ring_bell()
+        return seconds
+
+    def _seconds_for_room(self, data: memoryview) -> float:
+        """Return for how long a step waits for room in retention, at most: 0 where there is some, or it must not."""
+        retention, limits, worker = self.publisher.retention, self._settings.limits, self._settings.worker
+        step = arrays.read(data)
+        by_size, by_rows = len(data) // limits.max_message_bytes, step.request_keys.size // limits.max_rows
+        messages = max(step.parts, 1 + by_size, 1 + by_rows)
+        has_room = retention.has_room(2 * len(data) + _HEADER_BYTES, messages) or not len(retention)
+        now = self._clock.now()
+        if has_room or worker.policy == "fail":
+            if self._waits_since is not None:
+                self.publisher.blocked_seconds += now - self._waits_since
+            self._waits_since = None
+            return 0
+        if self._waits_since is None:
+            self._waits_since = now
+            self.publisher.blocked += 1
+        return max(0.0, self._waits_since + worker.block_timeout_ms / 1000 - now)
+
+    def _publish(self, record: Record) -> None:
+        data = record.data
+        match record.kind:
+            case HandedOver.STEP:
+                self._emitter.emit(arrays.read(data))
+            case HandedOver.ADMITTED:
+                self._emitter.admitted(*ADMITTED.unpack(data))
+            case HandedOver.FAILED:
+                key, code = FAILED.unpack_from(data)
+                self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())
+            case HandedOver.REFUSED:
+                count, begin = *IDS.unpack_from(data), IDS.size
+                keys, message = data[begin : begin + 8 * count], bytes(data[begin + 8 * count :]).decode()
+                self._emitter.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
+            case HandedOver.LOST:
+                self.publisher.lose(np.frombuffer(data, np.uint64).tolist())
+            case HandedOver.NO_MORE:
+                self.publisher.take_no_more()
+            case HandedOver.LEAVE:
+                self._leaves = True
+
+    def _end_all(self) -> None:
+        """End the requests that an engine had when its process died."""
+        self.publisher.take_no_more()
+        requests = sorted(self.publisher.session.requests)
+        ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
+        _log.error("the engine's process died: its requests end", **ended)
+        for key in requests:
+            with contextlib.suppress(RetentionFullError):  # then a gap names it
+                self.publisher.failed_request(key, ErrorCode.ERROR_CODE_ENGINE, _ENGINE_DIED)
