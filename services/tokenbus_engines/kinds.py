@@ -157,6 +157,7 @@ VLLM = EngineKind(
     _declaring("vllm", {}, f"{_FOLDER}\nWhat follows -- is vLLM's own, as `vllm serve` takes it."),
     _make_vllm,
     reads_model=True,
+    publishes_apart=True,
     takes_rest=True,
     ranks=_vllm_ranks,
 )

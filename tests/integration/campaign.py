@@ -1,15 +1,18 @@
-"""Kill the processor again and again while requests run, and compare all that was delivered with the truth.
+"""Kill one process again and again while requests run, and compare all that was delivered with the truth.
 
-`python -m tests.integration.campaign --kills 50` prints the figures, and fails unless nothing was lost, repeated or
-out of order. With `--bus nats` the processes meet at a NATS server of their own, with `--bus found` they find each
-other there.
+`python -m tests.integration.campaign --kills 50` kills the processor, prints the figures, and fails unless nothing was
+lost, repeated or out of order. With `--bus nats` the processes meet at a NATS server of their own, with `--bus found`
+they find each other there. With `--kill publisher` or `--kill engine` one of the two processes of a worker dies in the
+processor's place: under a publisher that dies no request ends, under an engine that dies each open one does.
 """
 
 import argparse
 import asyncio
 import hashlib
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -20,7 +23,7 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import BUSES, Deployment, Overrides, meeting
 from tests.integration.programs import Program, tell
 from tests.support import orphans
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.logs import configure
@@ -37,6 +40,13 @@ _PATIENCE: Overrides = {
     "processor.handoff_timeout_ms": 8000,
 }
 """A request that died with the processor, before a worker had it, is asked for again only when these are over."""
+_DUE = {
+    ErrorCode.ERROR_CODE_ENGINE,
+    ErrorCode.ERROR_CODE_WORKER_LOST,
+    ErrorCode.ERROR_CODE_OVERLOADED,
+    ErrorCode.ERROR_CODE_NO_WORKER,
+}
+"""How requests end whose engine died, and those that come before there is another."""
 _EARLY = 0.1  # so many of the kills come before the new processor listens
 
 
@@ -55,11 +65,15 @@ class Figures:
     wrong_rows: int = 0
     errors: int = 0
     unfinished: int = 0
+    ended: int = 0
+    """Requests that ended because the engine's process had died, each with its error and some tokens."""
     items_sent: int = 0
     items_sent_again: int = 0
     rows_dropped_as_repeated: int = 0
     client_handshakes: int = 0
     longest_pause_ms: int = 0
+    slowest_ends_ms: int = 0
+    """After the engine's process died, until the last request had ended."""
     delivered_sha256: str = ""
     true_sha256: str = ""
     reasons: list[str] = field(default_factory=list)
@@ -75,6 +89,8 @@ class Figures:
 class Campaign:
     """A worker, clients whose requests follow each other without end, and a processor that is killed."""
 
+    worker_module = "counting_worker"
+
     def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
         """Take how often to kill, when, and how many requests to have open at once."""
         self._deployment = deployment
@@ -86,20 +102,21 @@ class Campaign:
         self._audits: list[Audit] = []
         self._tokens = 0
         self._last_row = 0.0
+        self._last_end = 0.0
+        """When a request that had begun ended with an error last."""
         self._longest_pause = 0.0
         self.figures = Figures(seed)
 
     async def run(self) -> Figures:
         begin = time.monotonic()
         processor = await asyncio.to_thread(self._deployment.start_processor)
-        worker = self._deployment.start_module("counting_worker")
-        await asyncio.to_thread(worker.wait_for, '"connected"')
+        worker = await self._start_worker()
         settings = self._deployment.settings()
         clients = [Client(settings) for _ in range(_CLIENTS)]
         async with clients[0], clients[1]:
             self._last_row = time.monotonic()
             asking = [asyncio.create_task(self._ask(clients[place % _CLIENTS])) for place in range(self._requests)]
-            processor = await self._kill_often(processor)
+            processor, worker = await self._kill_often(processor, worker)
             self._over.set()
             _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
             for task in pending:
@@ -111,14 +128,20 @@ class Campaign:
         status = await asyncio.to_thread(worker.terminate)
         if status:
             raise RuntimeError(f"the worker ended with status {status}:\n{worker.output}")
-        counts = json.loads(worker.wait_for('{"sent"'))
-        figures.items_sent, figures.items_sent_again = counts["sent"], counts["sent_again"]
+        for counts in map(json.loads, worker.lines('{"sent"')):
+            figures.items_sent, figures.items_sent_again = counts["sent"], counts["sent_again"]
         await asyncio.to_thread(processor.terminate)
         figures.seconds = round(time.monotonic() - begin, 1)
         self._sum_up()
         return figures
 
-    async def _kill_often(self, processor: Program) -> Program:
+    async def _start_worker(self) -> Program:
+        worker = self._deployment.start_module(self.worker_module)
+        await asyncio.to_thread(worker.wait_for, '"connected"')
+        return worker
+
+    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
+        """Kill one of the two, and start another in its place; return those that run at the end."""
         for _ in range(self._kills):
             if self._random.random() < _EARLY:
                 self.figures.kills_while_starting += 1
@@ -130,7 +153,7 @@ class Campaign:
             self.figures.kills += 1
             processor = self._deployment.start_processor(is_awaited=False)
         await asyncio.to_thread(processor.wait_for, '"listening"')
-        return processor
+        return processor, worker
 
     async def _see_tokens(self, count: int) -> None:
         """Wait until so many more tokens came, and not for ever: a request may wait to be found unknown."""
@@ -160,6 +183,13 @@ class Campaign:
                     self._tokens += row.token_ids.size
             except RequestFailedError as error:
                 audit.error = error
+                if audit.position:
+                    self._last_end = time.monotonic()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def _is_due(self, error: RequestFailedError) -> bool:  # noqa: ARG002 - it depends on what is killed
+        """Tell whether a request had to end with this error."""
+        return False
 
     def _sum_up(self) -> None:
         figures = self.figures
@@ -170,7 +200,9 @@ class Campaign:
             figures.lost += audit.lost
             figures.repeated += audit.repeated
             figures.wrong_rows += audit.wrong
-            if audit.error is not None:
+            if audit.error is not None and self._is_due(audit.error):
+                figures.ended += audit.position > 0
+            elif audit.error is not None:
                 figures.errors += 1
                 figures.reasons.append(str(audit.error))
             delivered.update(f"{audit.key:016x} {audit.delivered}\n".encode())
@@ -179,9 +211,54 @@ class Campaign:
         figures.longest_pause_ms = round(self._longest_pause * 1000)
 
 
-async def campaign(deployment: Deployment, kills: int, seed: int, requests: int = 48) -> Figures:
+class PublisherCampaign(Campaign):
+    """The publisher of a worker is killed, whose engine goes on in a process of its own."""
+
+    worker_module = "handing_worker"
+
+    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
+        for number in range(1, self._kills + 1):
+            publisher = await asyncio.to_thread(worker.wait_for, '{"publisher"', number)
+            if self._random.random() < _EARLY:
+                self.figures.kills_while_starting += 1  # it has not met the processor
+            else:
+                await asyncio.to_thread(worker.wait_for, '"connected"', number - self.figures.kills_while_starting)
+                await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
+            os.kill(json.loads(publisher)["publisher"], signal.SIGKILL)
+            self.figures.kills += 1
+        await asyncio.to_thread(worker.wait_for, '{"publisher"', self._kills + 1)
+        return processor, worker
+
+
+class EngineCampaign(Campaign):
+    """The engine's process of a worker is killed, whose publisher has one of its own, and another is started."""
+
+    worker_module = "handing_worker"
+
+    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
+        for _ in range(self._kills):
+            await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
+            killed = time.monotonic()
+            await asyncio.to_thread(worker.kill)
+            self.figures.kills += 1
+            worker = await self._start_worker()
+            slowest = round(1000 * (self._last_end - killed))
+            self.figures.slowest_ends_ms = max(self.figures.slowest_ends_ms, slowest)
+        return processor, worker
+
+    def _is_due(self, error: RequestFailedError) -> bool:
+        return error.code in _DUE
+
+
+CAMPAIGNS = {"processor": Campaign, "publisher": PublisherCampaign, "engine": EngineCampaign}
+"""By what is killed."""
+
+
+async def campaign(
+    deployment: Deployment, kills: int, seed: int, requests: int = 48, *, kill: str = "processor"
+) -> Figures:
     """Run a campaign, and return its figures."""
-    return await Campaign(deployment, kills, seed, requests).run()
+    return await CAMPAIGNS[kill](deployment, kills, seed, requests).run()
 
 
 def _main() -> int:
@@ -189,6 +266,7 @@ def _main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
+    parser.add_argument("--kill", choices=tuple(CAMPAIGNS), default="processor")
     parser.add_argument("--bus", choices=BUSES, default="ipc")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -197,7 +275,9 @@ def _main() -> int:
         deployment = Deployment(Path(folder))
         with meeting(deployment, options.bus):
             try:
-                figures = asyncio.run(campaign(deployment, options.kills, options.seed, options.requests))
+                figures = asyncio.run(
+                    campaign(deployment, options.kills, options.seed, options.requests, kill=options.kill)
+                )
             finally:
                 deployment.close()
     values = asdict(figures)

@@ -5,6 +5,7 @@ front end gets is what it asked for. Nothing that is wrong here, and no processo
 """
 
 import atexit
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,11 +27,8 @@ from tokenbus_engines.vllm.request_keys import RequestKeys
 from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import configure, logger
-from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import ENTRIES, Settings
-from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.publishing import publishing
 
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
 _MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items
@@ -83,7 +81,8 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     if top_k > most:
         raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
     # Requests come to vLLM as they always did, and a stream must never make it wait.
-    worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank)
+    publisher = "process" if found.worker.publisher == "auto" and sys.platform == "linux" else found.worker.publisher
+    worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank, publisher=publisher)
     return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
 
 
@@ -127,18 +126,14 @@ class Published:
         self._is_on = True
         described = _Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
         with ExitStack() as stack:
-            publisher = Publisher(settings, vocabulary_size=model.get_vocab_size(), model=described)
-            stack.enter_context(serve_publisher(publisher))
-            stack.enter_context(publisher)
-            self._emitter = Emitter(publisher, model.get_vocab_size())
-            self._outbox = stack.enter_context(Outbox(self._emitter, settings.worker.outbox))
+            self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()
         # Where vLLM's core fails before it has an end: atexit's functions come after the threads' ends, too late.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
         _log.info(
             "worker started",
-            worker=publisher.worker_id,
-            epoch=publisher.epoch,
+            worker=settings.worker.id,
+            epoch=self._client.epoch,
             engine="vllm",
             processor=settings.bus.workers_address,
         )
@@ -223,7 +218,7 @@ class Published:
 
     def _publish(self, scheduled: Any, computed: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401 - vLLM's
         """Publish a step's rows, and leave to each front end what it asked for."""
-        unpublished = self._requests.names_of(self._emitter.take_aborts())
+        unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), []
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
@@ -246,9 +241,9 @@ class Published:
             self._requests.abort(lost)
             self._ended.update(lost)
             for row in rows:
-                self._outbox.failed(row.key, ErrorCode.ERROR_CODE_ENGINE, str(error))
+                self._out.failed(row.key, ErrorCode.ERROR_CODE_ENGINE, str(error))
             return
-        self._outbox.emit(arrays)
+        self._out.emit(arrays)
 
 
 def cut(logprobs: Any, alternatives: int) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists

@@ -1,6 +1,7 @@
 """The installed engines as `tokenbus worker` and `tokenbus up` offer them: by the names of their entry points."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +56,16 @@ def kind_of(name: str) -> EngineKind:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Return the settings, with `--model` as the chosen engine has it: the model's name, or its folder."""
-    if not kind_of(options.engine).reads_model:
-        return load_settings(options)
+    """Return the settings as suits the chosen engine: `--model` may be a folder, and `worker.publisher` is not auto."""
+    kind = kind_of(options.engine)
+    settings = _with_model(options) if kind.reads_model else load_settings(options)
+    if settings.worker.publisher != "auto":
+        return settings
+    is_apart = kind.publishes_apart and settings.worker.role == "mixed" and sys.platform == "linux"
+    return replace(settings, worker=replace(settings.worker, publisher="process" if is_apart else "thread"))
+
+
+def _with_model(options: argparse.Namespace) -> Settings:
     given = vars(options)
     folder = given.pop("worker.model")
     options.model = folder and Path(folder)

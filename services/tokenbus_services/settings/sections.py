@@ -129,6 +129,10 @@ class WorkerSettings(Section):
         "when retention is full: the engine waits, alternatives are dropped, or requests end", default="block"
     )
     block_timeout_ms: int = milliseconds(60_000, "how long block and shed wait for room; then requests end")
+    publisher: Literal["auto", "thread", "process"] = choice(
+        "whether it publishes in a thread of the engine's process or in one of its own; auto: as suits the engine",
+        default="auto",
+    )
     max_requests: int = count(1024, "requests", "the most at once; 0: it takes none from the processor", low=0)
     handoff_address: str = endpoints(
         "tcp://127.0.0.1:0", "where a decode worker takes requests from prefill workers; port 0: any", most=1
@@ -150,10 +154,15 @@ class WorkerSettings(Section):
     shed_at: float = 0.75  # how full retention is when alternatives are dropped: the last quarter is for tokens
     checksum: bool = True  # a CRC-32 with each payload; only an engine in the processor's own process goes without
     handoff_connections: int = 64  # of a prefill worker to decode workers: as many as a processor takes by default
+    handover_items: int = 1024  # steps and events that an engine's process handed to its publisher's
+    handover_bytes: int = 67_108_864  # of these; and of the requests that wait for the engine
     outbox: int = 8  # batches that the engine's thread handed over and that are not published; then it waits
     failed_steps: int = 3  # in a row, until the engine counts as broken: one bad request fails one
 
     def _check_rules(self) -> None:
+        if self.publisher == "process" and self.role != "mixed":
+            limit = "auto or thread, where requests are handed off"
+            raise SettingsError("worker.publisher", limit, self.publisher)
         if self.handoff_address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")):
             limit = "an address that prefill workers can reach: no address of every interface"
             raise SettingsError("worker.handoff_address", limit, self.handoff_address)
