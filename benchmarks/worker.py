@@ -6,6 +6,8 @@ A processor in another process takes the steps, of 256 rows x 3 tokens at 200 a 
 import gc
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +19,7 @@ from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, VOCABULARY_SIZE,
 from tokenbus_contracts import Scoring, SpeculativeMethod
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher, StepArrays, StepAssembler
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.publishing import publishing
 
 _RATE = 200.0
 
@@ -40,32 +41,44 @@ def _measured(top_k: int, count: int, is_wide: bool) -> Row:  # noqa: FBT001
         pair.receiver.begin(receive, order._replace(taking=BY_STEP))
         pair.receiver.answer()  # its address: it is there
         settings = settings_of(order, pair.folder, worker__drain_timeout_ms=10_000)
-        handed, taken = _costs(given, settings, count)
+        in_thread = _handed_over(_anew(given, 1), settings, count, in_process=False)
+        in_process = _handed_over(_anew(given, 2), settings, count, in_process=True)
+        taken = _costs(_anew(given, 3), settings, count)
     assemble, publish, both = np.median(taken, axis=0).tolist()
     return {
         "k": top_k,
         "arrays": "int64 ids and ranks, int32 counts" if is_wide else "the wire's own",
-        "handed over, us": float(np.median(handed)),
+        "to a thread, us": in_thread[0],
+        "its process, us": in_thread[1],
+        "to a process, us": in_process[0],
+        "its process then, us": in_process[1],
         "assemble, us": assemble,
         "publish, us": publish,
         "both, us": both,
     }
 
 
-def _costs(given: StepArrays, settings: Settings, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the thread's microseconds for each step, through an Outbox, and to assemble and publish it itself."""
-    handed, taken = np.zeros(count), np.zeros((count, 3))
-    clock = time.thread_time_ns
-    with Publisher(settings) as publisher:
-        with Outbox(Emitter(publisher, VOCABULARY_SIZE), settings.worker.outbox) as outbox:
-            for place in _paced(given, count):
-                before = clock()
-                outbox.emit(given)
-                handed[place] = clock() - before
-        assembler = StepAssembler(settings.limits, VOCABULARY_SIZE)
-        given.step = count
+def _handed_over(given: StepArrays, settings: Settings, count: int, *, in_process: bool) -> tuple[float, float]:
+    """Return the microseconds that a step costs the engine's thread, the median, and its whole process, the mean."""
+    handed, clock = np.zeros(count), time.thread_time_ns
+    own = replace(settings, worker=replace(settings.worker, publisher="process" if in_process else "thread"))
+    with ExitStack() as stack:
+        _, out = publishing(stack, own, VOCABULARY_SIZE)
+        began = time.process_time_ns()
         for place in _paced(given, count):
-            given.step += 1
+            before = clock()
+            out.emit(given)
+            handed[place] = clock() - before
+        of_process = (time.process_time_ns() - began) / count
+    return float(np.median(handed[count // 10 :])) / 1e3, of_process / 1e3
+
+
+def _costs(given: StepArrays, settings: Settings, count: int) -> np.ndarray:
+    """Return the thread's microseconds for each step, to assemble and publish it itself."""
+    taken, clock = np.zeros((count, 3)), time.thread_time_ns
+    with Publisher(settings) as publisher:
+        assembler = StepAssembler(settings.limits, VOCABULARY_SIZE)
+        for place in _paced(given, count):
             before = clock()
             batches = assembler.assemble(given)
             assembled = clock()
@@ -73,7 +86,12 @@ def _costs(given: StepArrays, settings: Settings, count: int) -> tuple[np.ndarra
                 publisher.publish(batch)
             published = clock()
             taken[place] = assembled - before, published - assembled, published - before
-    return handed[count // 10 :] / 1e3, taken[count // 10 :] / 1e3
+    return taken[count // 10 :] / 1e3
+
+
+def _anew(given: StepArrays, run: int) -> StepArrays:
+    """Return the same step of other requests, at their beginning."""
+    return replace(given, request_keys=given.request_keys ^ np.uint64(run << 56), positions=given.positions * 0)
 
 
 def _paced(given: StepArrays, count: int) -> Iterator[int]:
