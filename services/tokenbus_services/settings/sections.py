@@ -155,7 +155,9 @@ class WorkerSettings(Section):
     checksum: bool = True  # a CRC-32 with each payload; only an engine in the processor's own process goes without
     handoff_connections: int = 64  # of a prefill worker to decode workers: as many as a processor takes by default
     handover_items: int = 1024  # steps and events that an engine's process handed to its publisher's
-    handover_bytes: int = 67_108_864  # of these; and of the requests that wait for the engine
+    handover_bytes: int = (
+        16_777_216  # of these, and of the requests that wait for the engine: one step has at most as much
+    )
     outbox: int = 8  # batches that the engine's thread handed over and that are not published; then it waits
     failed_steps: int = 3  # in a row, until the engine counts as broken: one bad request fails one
 

@@ -47,7 +47,9 @@ class PublisherProcess(Handover):
     ) -> None:
         """Take what a Publisher takes; `every_rank` publishes the batches of each tensor-parallel rank."""
         self._file = shared_file(settings)
-        super().__init__(settings, SharedMemory(self._file, settings), time.time_ns())
+        memory = SharedMemory(self._file, settings)
+        memory.warm()
+        super().__init__(settings, memory, time.time_ns())
         self._introduction = {
             "settings": asdict(settings),
             "vocabulary_size": vocabulary_size,

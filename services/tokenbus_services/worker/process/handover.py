@@ -23,10 +23,10 @@ from tokenbus_services.worker.process import arrays
 from tokenbus_services.worker.process.memory import SharedMemory
 from tokenbus_services.worker.process.records import ADMITTED, FAILED, IDS, WAKE, Brought, HandedOver, SharedCounts
 from tokenbus_services.worker.publisher import ReceivedHandoff
-from tokenbus_services.worker.step import ARRAYS, StepArrays
+from tokenbus_services.worker.step import StepArrays
 
-_KEYS, _STATUSES = ARRAYS.index("request_keys"), ARRAYS.index("statuses")
 _NO_KEYS = np.zeros(0, np.uint64)
+_ANOTHER = (b"", b"")
 _POLL_SECONDS = 0.05
 """After how long it looks again for room: whoever would wake it may have died."""
 
@@ -56,7 +56,8 @@ class Handover:
         """The owners of the requests that the bus has a row of, or will: those that ended, until that is published."""
         self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
         """The requests that ended, with the record after which they are published."""
-        self._last_keys: npt.NDArray[np.uint64] = _NO_KEYS
+        self._last_rows = _ANOTHER
+        """The ids and statuses of the last step, if all of its requests go on: most steps are as the one before."""
         self._aborts: deque[int] = deque()
         self._lost: set[int] = set()
         """The requests of what found no room, which the bus has not heard of yet."""
@@ -92,7 +93,7 @@ class Handover:
         except ContractError as error:
             self._refuse(step, error)
             return
-        keys = keys_of(found.arrays[_KEYS])
+        keys = keys_of(found.arrays[0][1])
         if not self._has_room(found.size):
             self._lose(keys.tolist())
             return
@@ -100,7 +101,7 @@ class Handover:
             arrays.write(step, found, self._steps.room(found.size))
             number = self._steps.commit(HandedOver.STEP, found.size)
             if step.kind is BatchKind.TARGET:
-                self._note_rows(number, keys, found.arrays[_STATUSES])
+                self._note_rows(number, keys, found.get("statuses"))
         self._ring_bell()
 
     def _refuse(self, step: StepArrays, error: ContractError) -> None:
@@ -239,10 +240,12 @@ class Handover:
 
     def _note_rows(self, number: int, keys: npt.NDArray[np.uint64], statuses: Host | None) -> None:
         """Note the requests of a batch, and those that it ends, as the publisher does when it publishes it."""
-        if not np.array_equal(keys, self._last_keys):
-            for key in keys.tolist():
-                self._open.setdefault(key, [0])
-            self._last_keys = keys.copy()
+        rows = keys.tobytes(), b"" if statuses is None else statuses.tobytes()
+        if rows == self._last_rows:
+            return
+        self._last_rows = rows
+        for key in keys.tolist():
+            self._open.setdefault(key, [0])
         if statuses is not None and statuses.size == keys.size:
             with contextlib.suppress(IndexError):  # a status that there is none of is the publisher's to refuse
                 leaving = LEAVES[statuses.reshape(-1)]
@@ -262,7 +265,7 @@ class Handover:
     def _note_ended(self, number: int, keys: Collection[int]) -> None:
         if keys:
             self._ending.append((number, [(key, self._open[key]) for key in keys if key in self._open]))
-            self._last_keys = _NO_KEYS
+            self._last_rows = _ANOTHER
 
     # Waking each other.
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.worker.process.records import Word
@@ -30,9 +29,7 @@ class JournaledRetention(Retention):
     already is not kept twice.
     """
 
-    def __init__(
-        self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: npt.NDArray[np.uint64]
-    ) -> None:
+    def __init__(self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: memoryview) -> None:
         """Take over what is in the journal, if there is anything."""
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
@@ -40,8 +37,8 @@ class JournaledRetention(Retention):
         """The record that items are made of now, how many were made of it, and how many of these are kept already."""
         self._run: Record | None = None
         """The journal's entry of a run that may grow: the last one."""
-        made = divmod(int(words[Word.EMITTED]), 1 << _COUNT_BITS)
-        self.next_sequence = max(1, int(words[Word.NEXT_SEQUENCE]))
+        made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
+        self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():
             first, last, record, place, ids = _ENTRY.unpack_from(entry.data)
             self._restore(entry, first, last, ids)

@@ -5,9 +5,6 @@ import mmap
 import os
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.process.journal import JOURNAL_BYTES
 from tokenbus_services.worker.process.records import Word
@@ -22,15 +19,23 @@ class SharedMemory:
 
     def __init__(self, file: int, settings: Settings) -> None:
         """Map an open file that `shared_file` made with the same settings."""
+        self._settings = settings
         self._mapped = mmap.mmap(file, _size(settings))
         memory, begin = memoryview(self._mapped), PAGE_BYTES
-        self.words: npt.NDArray[np.uint64] = np.frombuffer(memory, np.uint64, len(Word))
-        rings = []
+        self.words = memory[: 8 * len(Word)].cast("Q")
+        rings: list[Ring] = []
         for size, items in _rings(settings):
-            rings.append(Ring(memory[begin : begin + size], items, partial(self._free, begin)))
+            # Steps go through pages that stay: a page that is new costs the engine's thread as much as many arrays.
+            free = partial(self._free, begin) if rings else None
+            rings.append(Ring(memory[begin : begin + size], items, free))
             begin += size
         self.steps, self.requests, self.journal = rings
         """What the engine hands over, what comes for it, and what is published and not acknowledged."""
+
+    def warm(self) -> None:
+        """Have the pages there that steps go through, before the first step."""
+        (size, _), *_ = _rings(self._settings)
+        self._mapped[PAGE_BYTES : PAGE_BYTES + size] = bytes(size)
 
     def _free(self, ring: int, begin: int, size: int) -> None:
         """Give back pages of a ring that hold nothing any more; they are there again, as zeros, once written to."""

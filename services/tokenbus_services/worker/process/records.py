@@ -3,9 +3,6 @@
 import struct
 from enum import IntEnum
 
-import numpy as np
-import numpy.typing as npt
-
 READY, WAKE = b"R", b"W"
 """What goes over their socket: that the publisher has started, and that there is something to take, or room."""
 ADMITTED = struct.Struct("<QQ")
@@ -59,13 +56,13 @@ class Brought(IntEnum):
 class SharedCounts:
     """The engine loop's counters, where the publisher's metrics find them."""
 
-    def __init__(self, words: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, words: memoryview) -> None:
         self._words = words
 
     @property
     def failed_steps(self) -> int:
         """Steps that raised."""
-        return int(self._words[Word.FAILED_STEPS])
+        return self._words[Word.FAILED_STEPS]
 
     @failed_steps.setter
     def failed_steps(self, count: int) -> None:
@@ -74,7 +71,7 @@ class SharedCounts:
     @property
     def engine_errors(self) -> int:
         """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
-        return int(self._words[Word.ENGINE_ERRORS])
+        return self._words[Word.ENGINE_ERRORS]
 
     @engine_errors.setter
     def engine_errors(self, count: int) -> None:

@@ -9,9 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 _HEAD, _TAIL, _TAKEN, _FREED = range(4)
 PAGE_BYTES = 4096
 """Before the records: the writer's place, the reader's, how many records were taken, and up to where memory is free."""
@@ -48,7 +45,7 @@ class Ring:
 
         `free` is called by the reader's side with the beginning and the length of memory that holds nothing any more.
         """
-        self._words: npt.NDArray[np.uint64] = np.frombuffer(memory, np.uint64, 4)
+        self._words = memory[: 4 * 8].cast("Q")
         self._data = memory[PAGE_BYTES:]
         self._capacity = len(self._data)
         self._most = most
@@ -57,7 +54,7 @@ class Ring:
         self._fence.acquire()
         self._begin = 0
         """Where the record begins that is being filled."""
-        self._place = int(self._words[_HEAD])
+        self._place = self._words[_HEAD]
         self._written = max([self.taken, *(record.number for record in self.waiting())])
 
     # The writer's side.
@@ -110,7 +107,7 @@ class Ring:
         return begin if begin + RECORD_BYTES + _padded(size) <= self._capacity else 0
 
     def _fits(self, size: int) -> bool:
-        used, needed = self._place - int(self._words[_FREED]), RECORD_BYTES + _padded(size)
+        used, needed = self._place - self._words[_FREED], RECORD_BYTES + _padded(size)
         skipped = 0 if self._next_begin(size) else -self._place % self._capacity
         return used + skipped + needed <= self._capacity
 
@@ -119,17 +116,17 @@ class Ring:
     @property
     def taken(self) -> int:
         """How many records were taken, and so the number of the last of them."""
-        return int(self._words[_TAKEN])
+        return self._words[_TAKEN]
 
     @property
     def tail(self) -> int:
         """The reader's place."""
-        return int(self._words[_TAIL])
+        return self._words[_TAIL]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return bool(self._words[_HEAD] == self._words[_TAIL])
+        return self._words[_HEAD] == self._words[_TAIL]
 
     def next(self) -> Record | None:
         """Return the oldest record that was not taken, or None."""
@@ -137,7 +134,7 @@ class Ring:
 
     def waiting(self, since: int | None = None) -> Iterator[Record]:
         """Return the records that were not taken, oldest first; or those behind an earlier place of the reader's."""
-        place, head, taken = self.tail if since is None else since, int(self._words[_HEAD]), self.taken
+        place, head, taken = self.tail if since is None else since, self._words[_HEAD], self.taken
         self._order()
         while place < head:
             begin, number, size, kind = place % self._capacity, 0, 0, _SKIP
@@ -156,7 +153,7 @@ class Ring:
         self._words[_TAKEN] = record.number
         self._words[_TAIL] = end = record.end
         if self._free is not None:
-            end, freed = end // _FREED_BYTES * _FREED_BYTES, int(self._words[_FREED])
+            end, freed = end // _FREED_BYTES * _FREED_BYTES, self._words[_FREED]
             if end <= freed:
                 return
             begin = freed % self._capacity

@@ -105,7 +105,7 @@ class _Publisher(Publisher):
             **others,
         )
         self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
-        self.last_step = int(memory.words[Word.LAST_STEP])
+        self.last_step = memory.words[Word.LAST_STEP]
         for key, owner in given.requests:
             self.session.add_request(Generate(request_key=key, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):

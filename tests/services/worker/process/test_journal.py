@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from tests.services.builders import BATCH, EVENT
@@ -24,7 +23,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.memory = memoryview(bytearray(ring_bytes(BYTES + ITEMS * JOURNAL_BYTES, ITEMS + 1, 1000)))
-        self.words = np.zeros(len(Word), np.uint64)
+        self.words = memoryview(bytearray(8 * len(Word))).cast("Q")
 
     def publisher(self) -> JournaledRetention:
         journal = Ring(self.memory, ITEMS + 1)
