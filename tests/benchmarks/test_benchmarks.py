@@ -123,6 +123,13 @@ def test_fastdeploy(run: Run) -> None:
     assert shares[0]["p50"] > 0
 
 
+def test_vllm_rows(run: Run) -> None:
+    """Each row has its token, or those that were accepted of its drafts, in every case."""
+    rows = run("vllm_rows")["figures"]
+    assert all(row["us"] > 0 and row["tokens"] >= 256 for row in rows)
+    assert [row["tokens"] > 256 for row in rows if "drafts" in row["a step of 256 rows"]] == [True]
+
+
 @pytest.mark.parametrize(("bus", "reading", "kinds"), [("zeromq", "clients", 3), ("nats", "gateway", 5)])
 def test_scaling(run: Run, bus: str, reading: str, kinds: int) -> None:
     """A quick run starts one processor, and then two, and has the rate and the costs of each system."""

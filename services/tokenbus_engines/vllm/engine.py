@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
-from tokenbus_engines.vllm.columns import Logprobs
+from tokenbus_engines.vllm.columns import NO_ROWS, Logprobs
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
 from tokenbus_engines.vllm.parameters import sampling_arguments
@@ -178,19 +178,19 @@ class VllmEngine:
             raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
         self._core.abort_requests(aborted)
-        rows = self._requests.abort(aborted)
+        last_rows = self._requests.abort(aborted)
         self._computed.clear()
         if self._core.batch_queue or self._core.scheduler.has_requests():
             self._compute()
         made = []
         for computed in self._computed:
-            of_step, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
+            rows, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
             if stopped:
                 self._core.abort_requests(stopped)
-            if rows := rows + of_step:
+            if rows := last_rows + rows:
                 made.append(self._requests.arrays(rows, computed.logprobs))
-            rows = []
-        return [*made, self._requests.arrays(rows, None)] if rows else made
+            last_rows = NO_ROWS
+        return [*made, self._requests.arrays(last_rows, None)] if last_rows else made
 
     def close(self) -> None:
         """End vLLM and its processes."""

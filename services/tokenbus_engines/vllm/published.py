@@ -20,7 +20,7 @@ import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
 from tokenbus_contracts.schema import bounds_in
-from tokenbus_engines.vllm.columns import Row
+from tokenbus_engines.vllm.columns import NO_ROWS, Rows
 from tokenbus_engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_digest
 from tokenbus_engines.vllm.request_keys import RequestKeys
@@ -121,7 +121,7 @@ class Published:
         """The requests that want the logprobs of token ids of their choice, in the place of the most probable."""
         self._ended: set[str] = set()
         """The requests that vLLM has and that have ended on the bus."""
-        self._last_rows: list[Row] = []
+        self._last_rows = NO_ROWS
         """Of requests that ended since the last step."""
         self._is_on = True
         described = _Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
@@ -219,7 +219,7 @@ class Published:
     def _publish(self, scheduled: Any, computed: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401 - vLLM's
         """Publish a step's rows, and leave to each front end what it asked for."""
         unpublished = self._requests.names_of(self._client.take_aborts())
-        last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), []
+        last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)
@@ -230,18 +230,18 @@ class Published:
                 if output.new_logprobs is not None:
                     output.new_logprobs = cut(output.new_logprobs, self._asked.get(output.request_id, _EVERY_TOKEN))
 
-    def _emit(self, rows: list[Row], scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
+    def _emit(self, rows: Rows, scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
-            for row in rows:  # all lines have those ids then, and none the most probable ones
-                row.top_k = 0
+            rows.top_ks[:] = 0  # all lines have those ids then, and none the most probable ones
         try:
             arrays = self._requests.arrays(rows, logprobs)
         except ValueError as error:  # vLLM's arrays are not of these rows
-            lost = self._requests.names_of(row.key for row in rows)
+            keys = rows.request_keys.tolist()
+            lost = self._requests.names_of(keys)
             self._requests.abort(lost)
             self._ended.update(lost)
-            for row in rows:
-                self._out.failed(row.key, ErrorCode.ERROR_CODE_ENGINE, str(error))
+            for key in keys:
+                self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, str(error))
             return
         self._out.emit(arrays)
 

@@ -1,13 +1,15 @@
 """From vLLM's arrays to a step's: ties, minus infinity, rejected drafts, and rows that want different numbers."""
 
 from collections import namedtuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind, encode
-from tokenbus_engines.vllm.columns import Row, in_order, method_of, step_arrays
+from tokenbus_engines.vllm.columns import UNSCORED, Rows, in_order, method_of, step_arrays
 from tokenbus_services.worker import StepArrays, StepAssembler
 
 VOCABULARY = 64
@@ -21,12 +23,45 @@ VALUES = np.array([[-1.5, -0.5, -1.5, -1.5, -1.5, -4], [-2.0, -0.5, -2.0, -2.0, 
 RANKS = np.array([4, 4])
 
 
+@dataclass(kw_only=True)
+class Row:
+    """What a step made of one request."""
+
+    key: int
+    position: int
+    status: RowStatus
+    token_ids: Sequence[int] = ()
+    top_k: int | None = None
+    drafts: int = 0
+    index: int = 0
+    stop: int = 0
+
+
+def columns(rows: Sequence[Row]) -> Rows:
+    return Rows(
+        request_keys=np.array([row.key for row in rows], np.uint64),
+        positions=np.array([row.position for row in rows], np.uint32),
+        statuses=np.array([row.status for row in rows], np.uint8),
+        token_counts=np.array([len(row.token_ids) for row in rows], np.uint8),
+        token_ids=np.array([token for row in rows for token in row.token_ids], np.uint32),
+        draft_token_counts=np.array([row.drafts for row in rows], np.uint8),
+        stops=np.array([row.stop for row in rows], np.uint8),
+        top_ks=np.array([UNSCORED if row.top_k is None else row.top_k for row in rows], np.int16),
+        indices=np.array([row.index for row in rows], np.intp),
+    )
+
+
 def made(rows: list[Row], logprobs: Any) -> StepArrays:  # noqa: ANN401 - as vLLM's
-    return step_arrays(rows, logprobs, method=SpeculativeMethod.NGRAM, value_kind=ValueKind.RAW_LOGPROBS)
+    return step_arrays(columns(rows), logprobs, method=SpeculativeMethod.NGRAM, value_kind=ValueKind.RAW_LOGPROBS)
 
 
 def batch_of(rows: list[Row], logprobs: Any, vocabulary: int = VOCABULARY) -> LogprobBatch:  # noqa: ANN401 - as above
-    (batch,) = StepAssembler(Limits.schema(), vocabulary).assemble(made(rows, logprobs))
+    return batch_of_arrays(made(rows, logprobs), vocabulary)
+
+
+def batch_of_arrays(arrays: StepArrays, vocabulary: int = VOCABULARY) -> LogprobBatch:
+    """Return a step as its publisher sends it, checked."""
+    (batch,) = StepAssembler(Limits.schema(), vocabulary).assemble(arrays)
     header = batch.header._replace(worker_id="w")
     encode(LogprobBatch.of_views(header, batch.columns), Limits.schema())
     return batch
@@ -118,6 +153,14 @@ def test_zeros_of_either_sign_are_ties() -> None:
     ids, values = in_order(np.array([[9, 4]]), np.array([[0.0, -0.0]], np.float32), np.array([2]))
     assert ids.tolist() == [[4, 9]]
     assert values.tolist() == [[0, 0]]
+
+
+def test_values_in_any_order_are_sorted() -> None:
+    ids, values = in_order(
+        np.array([[8, 2, 7], [1, 2, 3]]), np.array([[-2, -1, -2], [-1, -2, -3]], np.float32), np.array([3, 3])
+    )
+    assert ids.tolist() == [[2, 7, 8], [1, 2, 3]]
+    assert values.tolist() == [[-1, -2, -2], [-1, -2, -3]]
 
 
 def test_logits_above_zero_are_sorted_too() -> None:
