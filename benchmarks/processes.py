@@ -40,10 +40,10 @@ class Child:
     as its last answer.
     """
 
-    def __init__(self, core: int | None = None) -> None:
+    def __init__(self, core: int | None = None, *, starts_processes: bool = False) -> None:
         self.connection, theirs = Pipe()
         # Not forked: this process may have threads and sockets.
-        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=True)
+        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=not starts_processes)
         self._process.start()
         theirs.close()
 
@@ -154,13 +154,18 @@ async def until_workers(client: Client, count: int) -> None:
 
 def below(pid: int) -> Iterator[int]:
     yield pid
+    for child in children(pid):
+        yield from below(child)
+
+
+def children(pid: int) -> Iterator[int]:
+    """Yield the processes that a process has started and that have not ended."""
     for path in (_PROC / str(pid) / "task").glob("*/children"):
         try:
-            children = path.read_text().split()
+            found = path.read_text().split()
         except OSError:
             continue
-        for child in children:
-            yield from below(int(child))
+        yield from map(int, found)
 
 
 def processor_seconds(pid: int) -> float:

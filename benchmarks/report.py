@@ -63,6 +63,10 @@ class Report:
             print(f"| {' | '.join(cells)} |")
         print(flush=True)
 
+    def keep(self, title: str, value: object) -> None:
+        """Keep a value for the JSON file, and print nothing."""
+        self._figures[title] = value
+
     def fail(self, error: Exception) -> NoReturn:
         self.parser.exit(_WRONG_USE, f"{self.parser.prog}: {error}\n")
 

@@ -1,7 +1,15 @@
-"""Measure vLLM's own API server and Tokenbus side by side: `python -m benchmarks.vllm`.
+"""Measure vLLM's servers and Tokenbus side by side: `python -m benchmarks.vllm`.
 
-Both serve the same model on this machine; one client asks them in turn. What follows -- are vLLM's own options, for
-both. Without --model, a tiny one is made, with a tokenizer of its own.
+All serve the same model on this machine; the same clients ask them in turn, in rounds. The systems:
+
+  python    vLLM's API server in Python
+  rust      vLLM with its front end in Rust (VLLM_USE_RUST_FRONTEND=1 vllm serve), beside which all others are shown
+  tokenbus  a worker with vLLM as its engine, a processor, and gateways
+  alone     that engine, stepped in one thread with nothing around it: the most that a server could make
+  tap       rust with --scheduler-cls tokenbus_engines.vllm.scheduler, and a reader of its stream
+
+What follows -- are vLLM's own options, for all. With --kv-cache-memory-bytes among them all systems start at once.
+Without --model one is made, with random weights and a tokenizer of its own.
 """
 
 import argparse
@@ -15,13 +23,14 @@ from pathlib import Path
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.processes import Child, TaskFailedError
 from benchmarks.report import Report, Row, progress
-from benchmarks.vllm.cells import PATHS, Cell, cells
-from benchmarks.vllm.measure import MODEL, Run, Sample, median, ratio, run
-from benchmarks.vllm.model import OPTIONS, make_model
-from benchmarks.vllm.systems import TOKENBUS, VLLM, Plan
+from benchmarks.vllm.cells import COMPLETIONS, PATHS, cells
+from benchmarks.vllm.measure import INSIDE, Load, Run, Sample, median, ratio, run
+from benchmarks.vllm.model import SHAPES
+from benchmarks.vllm.systems import ALONE, MOST_ROWS, NAMES, NEED_RUST, PYTHON, RUST, TOKENBUS, Plan, has_rust
+from tokenbus_services.settings import ENTRIES
 
-_MOST_ROWS = 1024
 _TOP_K = 20
+_NO_RUST = "the Rust front end is not in this vLLM"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,19 +38,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     split = given.index("--") if "--" in given else len(given)
     report = Report("vllm", __doc__)
     add = report.parser.add_argument
-    add("--rounds", type=_at_least_one, default=7, metavar="N", help="how many rounds of each (7)")
-    add("--streams", type=_counts, default=[1, 64, 256], metavar="N,N", help="at once (1,64,256)")
-    add("--k", type=_top_ks, default=[None, 0, 5, 20], metavar="K,K", help="top-k (none,0,5,20)")
-    add("--endpoints", type=_endpoints, default=list(PATHS), metavar="NAME,NAME", help="(completions,chat)")
+    add("--systems", type=_systems, default=list(NAMES.values()), metavar="NAME,NAME", help="which (all)")
+    add("--rounds", type=_at_least_one, default=5, metavar="N", help="the most rounds of each (5)")
+    add("--seconds", type=_at_least_one, default=86_400, metavar="N", help="after which no round begins (86400)")
+    add("--streams", type=_counts, default=[256, 1024], metavar="N,N", help="at once (256,1024)")
+    add("--k", type=_top_ks, default=[None, 0, 20], metavar="K,K", help="top-k (none,0,20)")
+    add(
+        "--endpoints", type=_endpoints, default=[COMPLETIONS], metavar="NAME,NAME", help="completions, chat (the first)"
+    )
     add("--tokens", type=_at_least_one, default=64, metavar="N", help="of each answer (64)")
-    add("--model", type=Path, metavar="FOLDER", help="a model's folder (a tiny one is made)")
+    add("--model", type=Path, metavar="FOLDER", help="a model's folder (one is made)")
+    add("--shape", choices=SHAPES, default="tiny", help="of the model that is made (tiny)")
+    add("--clients", type=_at_least_one, default=1, metavar="N", help="processes that ask (1)")
     add("--gateways", type=_at_least_one, default=1, metavar="N", help="of Tokenbus (1)")
-    add("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM (1)")
+    add("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM's Python server (1)")
+    add("--worker-option", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="a worker's setting")
     options = report.parse(given[:split])
     if options.quick:
-        options.streams, options.k, options.tokens, options.rounds = [1, 16], [None, _TOP_K], 16, 1
+        options.streams, options.k, options.tokens, options.rounds = [16], [None, _TOP_K], 16, 1
     if importlib.util.find_spec("vllm") is None:
         report.fail(NotRunError("not run: vLLM is not installed beside Tokenbus"))
+    if not has_rust():
+        options.systems = [each for each in options.systems if each not in NEED_RUST]
+        if not options.systems:
+            report.fail(NotRunError(f"not run: {_NO_RUST}"))
+        report.say(_NO_RUST)
     try:
         plan, found = _measured(options, given[split + 1 :])
     except (NotRunError, WrongDeliveryError, TaskFailedError) as error:
@@ -50,58 +71,95 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.table(list(_rates(found)), "tokens a second")
     report.table(
         list(_figures(found)),
-        "milliseconds, tokens and bytes; processor time in microseconds a token, outside: all but the model's process",
+        "milliseconds, tokens and bytes; processor time in microseconds a token, the engine's with the model's",
     )
+    report.keep("rounds", list(_rounds(found)))
     report.write()
 
 
 def _measured(options: argparse.Namespace, engine_options: list[str]) -> tuple[Plan, Run]:
     most = max(options.streams)
     if not any(each.startswith("--max-num-seqs") for each in engine_options):
-        engine_options = ["--max-num-seqs", str(max(256, min(most, _MOST_ROWS))), *engine_options]
+        engine_options = ["--max-num-seqs", str(max(256, min(most, MOST_ROWS))), *engine_options]
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         if options.model is None:
             progress("a model is made")
-            options.model = Path(folder) / "tiny"
-            engine_options = [*OPTIONS, *engine_options]
+            make, own_options = SHAPES[options.shape]
+            options.model = Path(folder) / "made"
+            engine_options = [*own_options, *engine_options]
             with Child() as maker:
-                maker.begin(make_model, options.model)
+                maker.begin(make, options.model)
                 maker.answer()
-        plan = Plan(options.model, engine_options, most, options.gateways, options.api_servers)
+        plan = Plan(
+            options.systems,
+            options.model,
+            engine_options,
+            options.gateways,
+            options.api_servers,
+            dict(options.worker_option),
+            options.seconds,
+        )
         chosen = list(cells(options.endpoints, options.k, options.streams))
-        return plan, run(plan, chosen, options.rounds, options.tokens)
+        return plan, run(plan, Load(chosen, options.rounds, options.tokens, options.clients, options.seconds))
 
 
 def _about(plan: Plan, found: Run) -> str:
     same, idle = found.answers, ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
+    compared = same and (
+        f" At temperature 0, {same['asked']} answers of {same['tokens']} tokens: the same tokens in "
+        f"{same['same_tokens']}, texts in {same['same_texts']}, logprobs in {same['same_logprobs']} (apart by at most "
+        f"{same['worst']:.1g})."
+    )
     return (
-        f"vLLM {found.vllm} on {found.card or 'a CPU'}, its options for both `{' '.join(plan.engine_options)}`; "
-        f"{plan.gateways} gateway(s), {plan.api_servers} API server(s). At temperature 0, {same['asked']} answers of "
-        f"{same['tokens']} tokens: the same tokens in {same['same_tokens']}, texts in {same['same_texts']}, logprobs "
-        f"in {same['same_logprobs']} (apart by at most {same['worst']:.1g}). Cores that are busy while idle: {idle}."
+        f"vLLM {found.vllm} on {found.card or 'a CPU'}, its options for all `{' '.join(plan.engine_options)}`; "
+        f"{plan.gateways} gateway(s), {plan.api_servers} API server(s) in Python.{compared or ''} Cores that are busy "
+        f"while idle: {idle}."
     )
 
 
 def _rates(found: Run) -> Iterator[Row]:
-    """Yield the tokens a second of both, beside each other and beside their own without logprobs."""
+    """Yield the tokens a second of all, beside the first of vLLM's servers and beside the engine alone."""
     for cell, rounds in found.rounds.items():
-        none = found.rounds.get(Cell(cell.endpoint, None, cell.streams), rounds)
-        yield {
-            "": cell.in_words,
-            **{name: median(of, attrgetter("tokens_per_second")) for name, of in rounds.items()},
-            "times vLLM": ratio(rounds[TOKENBUS], rounds[VLLM]),
-            **{f"{name}, of none": ratio(of, none[name]) for name, of in rounds.items()},
-        }
+        row: dict[str, str | int | float] = {"": cell.in_words, "rounds": max(map(len, rounds.values()))}
+        row |= {name: median(of, attrgetter("tokens_per_second")) for name, of in rounds.items()}
+        theirs = next((name for name in (RUST, PYTHON) if name in rounds), None)
+        if theirs:
+            row |= {f"{name} / {theirs}": ratio(of, rounds[theirs]) for name, of in rounds.items() if name != theirs}
+        if TOKENBUS in rounds and ALONE in rounds:
+            row[f"{TOKENBUS} / {ALONE}"] = ratio(rounds[TOKENBUS], rounds[ALONE])
+        yield row
 
 
 def _figures(found: Run) -> Iterator[Row]:
-    """Yield all other figures of each system: its processor time by role, but for the model's."""
+    """Yield all other figures of each system: its processor time by role, but for the engine's own."""
     for cell, rounds in found.rounds.items():
         for name, of in rounds.items():
             figures = {field: median(of, attrgetter(field)) for field in Sample._fields[1:-1]}
-            roles = [role for role in dict.fromkeys(role for each in of for role in each.cpu_us) if role != MODEL]
+            roles = [role for role in dict.fromkeys(role for each in of for role in each.cpu_us) if role not in INSIDE]
             cpu = {role: median(of, lambda each, role=role: each.cpu_us.get(role, 0.0)) for role in roles}  # type: ignore[misc]
             yield {"": cell.in_words, "system": name, **figures, **cpu}
+
+
+def _rounds(found: Run) -> Iterator[dict[str, object]]:
+    """Yield each round of each system."""
+    for cell, rounds in found.rounds.items():
+        for name, of in rounds.items():
+            for number, each in enumerate(of):
+                yield {**cell._asdict(), "system": name, "round": number, **each._asdict()}
+
+
+def _systems(text: str) -> list[str]:
+    found = text.split(",")
+    if unknown := [each for each in found if each not in NAMES]:
+        raise argparse.ArgumentTypeError(f"of {', '.join(NAMES)}, got {unknown[0]!r}")
+    return [NAMES[each] for each in found]
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, is_there, value = text.partition("=")
+    if not is_there or key not in ENTRIES:
+        raise argparse.ArgumentTypeError(f"KEY=VALUE with a setting's key, got {text!r}")
+    return key, value
 
 
 def _counts(text: str) -> list[int]:

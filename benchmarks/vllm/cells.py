@@ -1,10 +1,10 @@
-"""What is asked of both systems: cells of endpoint, top-k and streams, and the bodies of a cell's round."""
+"""What is asked of all systems: cells of endpoint, top-k and streams, and the bodies of a cell's round."""
 
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.vllm.systems import TOKENBUS, VLLM, System
+from benchmarks.vllm.systems import System
 
 COMPLETIONS, CHAT = "completions", "chat"
 PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
@@ -44,7 +44,7 @@ def cells(endpoints: Sequence[str], top_ks: Sequence[int | None], streams: Seque
 def bodies(cell: Cell, model: str, max_tokens: int, round_number: int) -> list[list[dict[str, Any]]]:
     """Return what each stream asks for, one body after the other; every prompt and seed of a run is another."""
     turns = max(1, _FEWEST_REQUESTS // cell.streams)
-    drawn = random.Random(f"{round_number} {cell}")  # noqa: S311 - the same for both systems, and no secret
+    drawn = random.Random(f"{round_number} {cell}")  # noqa: S311 - the same for all systems, and no secret
     return [[_body(cell, model, max_tokens, drawn) for _ in range(turns)] for _ in range(cell.streams)]
 
 
@@ -84,7 +84,7 @@ _TOLERANCE = 1e-4
 """What two logprobs may differ by and be called the same: prefixes that are cached make sums in another order."""
 
 
-def compare(systems: dict[str, System], endpoints: list[str], model: str) -> Record:
+def compare(theirs: System, ours: System, endpoints: list[str], model: str) -> Record:
     """Return how many answers were asked for, and how many are the same in tokens, texts and logprobs."""
     record: Record = {"asked": 0, "same_tokens": 0, "same_texts": 0, "same_logprobs": 0, "tokens": 0, "worst": 0.0}
     for endpoint in endpoints:
@@ -98,8 +98,8 @@ def compare(systems: dict[str, System], endpoints: list[str], model: str) -> Rec
                     "ignore_eos": True,
                     "return_token_ids": True,
                 }
-                theirs, ours = (systems[name].get(PATHS[endpoint], body)["choices"][0] for name in (VLLM, TOKENBUS))
-                _add(record, theirs, ours, top_k or 0)
+                their_choice, our_choice = (each.get(PATHS[endpoint], body)["choices"][0] for each in (theirs, ours))
+                _add(record, their_choice, our_choice, top_k or 0)
     return record
 
 

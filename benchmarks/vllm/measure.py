@@ -3,24 +3,31 @@
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.errors import WrongDeliveryError
+from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.http_clients import Answer, ask_round
-from benchmarks.processes import Child, TaskFailedError, below, processor_seconds
+from benchmarks.processes import Child, TaskFailedError, answers_of, children, processor_seconds
 from benchmarks.report import progress
 from benchmarks.vllm.cells import PATHS, Cell, Record, bodies, compare
-from benchmarks.vllm.systems import VLLM, Plan, System, running
+from benchmarks.vllm.reader import TOKENS
+from benchmarks.vllm.systems import ENGINE, PYTHON, RUST, TOKENBUS, Plan, System, running, vllm_version
 
 MODEL = "model"
-"""The role of the process that runs the model."""
-_TITLES = {"VLLM::Worker": MODEL, "VLLM::EngineCore": "core"}
+"""The role of the process that runs the model, where that is not the engine's own."""
+INSIDE = (ENGINE, MODEL)
+_TITLES = {"VLLM::Worker": MODEL, "VLLM::EngineCore": ENGINE}
 """What vLLM calls its processes, to which role each belongs."""
+_BELOW = {ENGINE: "publisher"}
+"""The role of what an engine's process starts and vLLM has no title for."""
 _IDLE_SECONDS = 3.0
 _SETTLE_SECONDS = 1.2
 """A pause before each round: vLLM's processes wait for each other awake for up to a second after their last step."""
+_READER_SECONDS = 30.0
+_LOOK_SECONDS = 0.01
 _WARM_UP = -1
 _WARM_UP_TOKENS = 16
 
@@ -37,11 +44,36 @@ class Sample(NamedTuple):
     between_p99_ms: float
     tokens_per_event: float
     bytes_per_token: float
+    engine_us: float
+    """Processor time of the engine's process and the model's."""
+    outside_us: float
+    """Processor time of all other processes of the system."""
     client_us: float
-    outside_us: float | None
-    """Processor time of all roles but the model's; None where no process of its own runs the model."""
+    client_busy: float
+    """The share of a core that the busiest client took: near 1 it is the limit."""
     cpu_us: dict[str, float]
     """Processor time of each role."""
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"{self.tokens_per_second:,.0f} tokens/s, first {self.first_ms:,.0f} ms, engine {self.engine_us:.1f} us, "
+            f"outside {self.outside_us:.1f} us, client {self.client_busy:.2f}"
+        )
+
+
+class Load(NamedTuple):
+    """What is asked of the systems."""
+
+    cells: Sequence[Cell]
+    rounds: int
+    """The most of each cell."""
+    tokens: int
+    """Of each answer."""
+    clients: int
+    """The processes that ask."""
+    seconds: float
+    """After which no round begins."""
 
 
 class Run(NamedTuple):
@@ -50,41 +82,86 @@ class Run(NamedTuple):
     vllm: str
     """Its version."""
     card: str | None
-    answers: Record
+    answers: Record | None
+    """How our answers compare with vLLM's; None: one of both was not started."""
     idle_cores: dict[str, float]
     rounds: dict[Cell, dict[str, list[Sample]]]
 
 
-def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Run:
-    with running(plan) as systems, Child() as client:
-        version = systems[VLLM].get("/version")["version"]
-        progress("whether the answers are the same")
-        same = compare(systems, list(dict.fromkeys(cell.endpoint for cell in chosen)), plan.model.name)
+def run(plan: Plan, load: Load) -> Run:
+    """Measure; a cell that has no round in time is left out."""
+    begun = time.monotonic()
+    with running(plan) as systems, ExitStack() as stack:
+        asking = [stack.enter_context(Child()) for _ in range(load.clients)]
+        progress(f"all have started after {time.monotonic() - begun:.0f} s")
+        same = _compared(systems, list(dict.fromkeys(cell.endpoint for cell in load.cells)), plan.model.name)
         idle = _idle(systems)
-        found: dict[Cell, dict[str, list[Sample]]] = {cell: {name: [] for name in systems} for cell in chosen}
-        for number in range(_WARM_UP, rounds):
-            for at, cell in enumerate(chosen):
-                progress(f"round {number + 1} of {rounds}: {cell.in_words}")
-                tokens = min(max_tokens, _WARM_UP_TOKENS) if number == _WARM_UP else max_tokens
+        found: dict[Cell, dict[str, list[Sample]]] = {cell: {name: [] for name in systems} for cell in load.cells}
+        for number in range(_WARM_UP, load.rounds):
+            for at, cell in enumerate(load.cells):
+                if time.monotonic() - begun > load.seconds:
+                    progress(f"{load.seconds:g} s are over")
+                    break
+                progress(f"round {number + 1} of {load.rounds}: {cell.in_words}")
+                tokens = min(load.tokens, _WARM_UP_TOKENS) if number == _WARM_UP else load.tokens
                 wanted = bodies(cell, plan.model.name, tokens, number)
-                for system in sorted(systems.values(), key=lambda each: each.name, reverse=(number + at) % 2 == 0):
-                    taken = _round(client, system, cell, wanted, tokens)
+                turn = (number + at) % len(systems)
+                for system in [*systems.values()][turn:] + [*systems.values()][:turn]:
+                    taken = _round(asking, system, cell, wanted, tokens)
+                    progress(f"  {system.name}: {taken.in_words}")
                     if number != _WARM_UP:
                         found[cell][system.name].append(taken)
-    return Run(version, _card(), same, idle, found)
+    measured = {cell: of for cell, of in found.items() if all(of.values())}
+    if not measured:
+        raise NotRunError(f"no round ended within {load.seconds:g} s")
+    return Run(vllm_version(), _card(), same, idle, measured)
 
 
-def _round(client: Child, system: System, cell: Cell, wanted: list[list[dict[str, Any]]], max_tokens: int) -> Sample:
+def _compared(systems: dict[str, System], endpoints: list[str], model: str) -> Record | None:
+    theirs = systems.get(RUST) or systems.get(PYTHON)
+    if theirs is None or TOKENBUS not in systems:
+        return None
+    progress("whether the answers are the same")
+    return compare(theirs, systems[TOKENBUS], endpoints, model)
+
+
+def _round(
+    clients: Sequence[Child], system: System, cell: Cell, wanted: list[list[dict[str, Any]]], max_tokens: int
+) -> Sample:
     time.sleep(_SETTLE_SECONDS)
+    read = system.reader.ask(TOKENS) if system.reader else 0
     before = _seconds(system)
-    client.begin(ask_round, system.addresses, PATHS[cell.endpoint], wanted)
     try:
-        seen, client_cpu = client.answer()
+        seen, client_cpu = _asked(clients, system, PATHS[cell.endpoint], wanted)
     except TaskFailedError as error:
         raise WrongDeliveryError(f"{system.name}, {cell.in_words}: {error}") from None
     if len(seen) != sum(map(len, wanted)):
         raise WrongDeliveryError(f"{system.name}: {len(seen)} answers to {sum(map(len, wanted))} requests")
+    if system.reader:
+        _await_tokens(system.reader, read + sum(each.tokens for each in seen))
     return sample(seen, _spent(before, _seconds(system)), client_cpu, max_tokens)
+
+
+def _asked(
+    clients: Sequence[Child], system: System, path: str, wanted: list[list[dict[str, Any]]]
+) -> tuple[list[Answer], list[float]]:
+    """Return what a system's requests saw, and the processor seconds of each client."""
+    if system.engine is not None:
+        return system.engine.ask(wanted), [0.0]
+    shares = [(client, share) for at, client in enumerate(clients) if (share := wanted[at :: len(clients)])]
+    for client, share in shares:
+        client.begin(ask_round, system.addresses, path, share)
+    answers = answers_of(*(client for client, _ in shares))
+    return [each for seen, _ in answers for each in seen], [seconds for _, seconds in answers]
+
+
+def _await_tokens(reader: Child, tokens: int) -> None:
+    """Wait until a reader of the stream has had so many tokens."""
+    deadline = time.monotonic() + _READER_SECONDS
+    while (read := reader.ask(TOKENS)) != tokens:
+        if read > tokens or time.monotonic() > deadline:
+            raise WrongDeliveryError(f"the reader of the stream has {read} tokens, of {tokens}")
+        time.sleep(_LOOK_SECONDS)
 
 
 def _idle(systems: dict[str, System]) -> dict[str, float]:
@@ -102,20 +179,27 @@ def _spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 
 def _seconds(system: System) -> dict[str, float]:
-    """Return the processor seconds of each role so far: of its processes and of all below them.
-
-    A process of vLLM's that runs the model, or its engine core, has a role of its own wherever it stands.
-    """
+    """Return the processor seconds of each role so far: of its processes and of all below them."""
     found = dict.fromkeys(system.roots, 0.0)
     for role, programs in system.roots.items():
-        for pid in (each for program in programs for each in below(program.pid)):
+        for pid, own in (each for program in programs for each in roles(program.pid, role)):
             try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                own = next((each for begin, each in _TITLES.items() if title.startswith(begin)), role)
                 found[own] = found.get(own, 0.0) + processor_seconds(pid)
             except OSError:  # it has ended meanwhile
                 continue
     return found
+
+
+def roles(pid: int, role: str) -> Iterator[tuple[int, str]]:
+    """Yield a process and all below it, each with its role, which a title of vLLM's says before its parent does."""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return
+    own = next((each for begin, each in _TITLES.items() if title.startswith(begin)), role)
+    yield pid, own
+    for child in children(pid):
+        yield from roles(child, _BELOW.get(own, own))
 
 
 def _card() -> str | None:
@@ -129,7 +213,9 @@ def _card() -> str | None:
     return told.stdout.partition("\n")[0].strip() or None
 
 
-def sample(answers: Sequence[Answer], cpu: dict[str, float], client_cpu: float, tokens_of_each: int) -> Sample:
+def sample(
+    answers: Sequence[Answer], cpu: dict[str, float], client_cpu: Sequence[float], tokens_of_each: int
+) -> Sample:
     """Return the figures of a round; a WrongDeliveryError says that an answer is not as long as was asked."""
     wrong = next((each.tokens for each in answers if each.tokens != tokens_of_each), None)
     if wrong is not None:
@@ -147,8 +233,10 @@ def sample(answers: Sequence[Answer], cpu: dict[str, float], client_cpu: float, 
         _p99(between),
         tokens / sum(each.events for each in answers),
         sum(each.bytes for each in answers) / tokens,
-        client_cpu / tokens * 1e6,
-        sum(value for role, value in cpu_us.items() if role != MODEL) if MODEL in cpu_us else None,
+        sum(value for role, value in cpu_us.items() if role in INSIDE),
+        sum(value for role, value in cpu_us.items() if role not in INSIDE),
+        sum(client_cpu) / tokens * 1e6,
+        max(client_cpu) / took,
         cpu_us,
     )
 
@@ -158,10 +246,9 @@ def _p99(values: Sequence[float]) -> float:
     return ordered[-(-len(ordered) * 99 // 100) - 1]
 
 
-def median(samples: Sequence[Sample], figure: Callable[[Sample], float | None]) -> float | None:
-    """Return the median of a figure over the rounds; None where a round has none."""
-    found = [value for each in samples if (value := figure(each)) is not None]
-    return statistics.median(found) if len(found) == len(samples) else None
+def median(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> float:
+    """Return the median of a figure over the rounds."""
+    return statistics.median(map(figure, samples))
 
 
 def ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> float:

@@ -173,11 +173,12 @@ def test_client_counts_whole_streams_alone(answer: bytes, why: str) -> None:
 def test_samples_are_per_token_and_ratios_are_of_rounds_side_by_side() -> None:
     """Figures are by tokens, an answer of another length is refused, and a ratio is the median of the rounds."""
     answers = [Answer(0.0, 0.5, 2.5, 3, 2, 300), Answer(0.0, 0.1, 2.1, 3, 3, 300)]
-    found = sample(answers, {"model": 1.2, "core": 0.6}, 0.06, 3)
+    found = sample(answers, {"model": 1.2, "engine": 0.3, "front end": 0.6}, [0.06, 0.5], 3)
     assert found.tokens_per_second == pytest.approx(2.4)
     assert (found.first_ms, found.first_p99_ms, found.between_ms) == pytest.approx((300, 500, 1000))
-    assert (found.bytes_per_token, found.outside_us) == pytest.approx((100, 1e5))
+    assert (found.bytes_per_token, found.engine_us, found.outside_us) == pytest.approx((100, 2.5e5, 1e5))
+    assert found.client_busy == pytest.approx(0.2)
     with pytest.raises(WrongDeliveryError, match="3 tokens, of 4"):
-        sample(answers, {}, 0.06, 4)
+        sample(answers, {}, [0.06], 4)
     slower = [found._replace(tokens_per_second=rate) for rate in (1.2, 0.6, 2.4)]
     assert ratio([found] * 3, slower) == pytest.approx(2.0)

@@ -1,0 +1,67 @@
+"""The benchmark beside vLLM: how the engine alone is asked, how a stream is read, and whose processor time is whose."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.processes import Child
+from benchmarks.vllm.alone import answered
+from benchmarks.vllm.measure import roles
+from benchmarks.vllm.reader import READY, TOKENS, read_steps
+from tests.integration.deployment import Deployment
+from tests.support.waiting import wait_until
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.worker import Publisher, StepArrays, StepAssembler
+
+
+def test_engine_alone_answers_each_stream_one_request_after_the_other() -> None:
+    """Every request is answered once, with all of its tokens, and begins when the one before it on its stream ended."""
+
+    def request(key: int, tokens: int) -> Generate:
+        return Generate(request_key=key, tokens={"token_ids": [1]}, sampling={"max_tokens": tokens})
+
+    answers = answered(SyntheticEngine(), [[request(1, 3), request(2, 4)], [request(3, 9)]])
+    assert sorted(each.tokens for each in answers) == [3, 4, 9]
+    first, second = (next(each for each in answers if each.tokens == tokens) for tokens in (3, 4))
+    assert first.written <= first.first <= first.ended <= second.written <= second.ended
+
+
+def test_reader_counts_every_token_of_a_stream(tmp_path: Path) -> None:
+    settings = Deployment(tmp_path).settings()
+    with Child() as reader, Publisher(settings, vocabulary_size=100) as publisher:
+        reader.begin(read_steps, settings)
+        assert reader.answer() == READY
+        assembler = StepAssembler(settings.limits, 100)
+        for position in range(3):
+            statuses = np.full(2, RowStatus.FINISHED_LENGTH if position == 2 else RowStatus.ACTIVE, np.uint8)
+            arrays = StepArrays(
+                request_keys=np.array([7, 8], np.uint64),
+                positions=[position] * 2,
+                token_counts=[1, 1],
+                token_ids=[5, 6],
+                statuses=statuses,
+            )
+            for batch in assembler.assemble(arrays):
+                publisher.publish(batch)
+        wait_until(lambda: reader.ask(TOKENS) == 6)
+
+
+def test_what_an_engine_starts_counts_as_its_publisher() -> None:
+    """A process below the engine's is the publisher, unless its title is one of vLLM's; below others it is theirs."""
+    sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    titled = ["bash", "-c", f'exec -a VLLM::Worker "{sys.executable}" -c "import sys; sys.stdin.read()"']
+    with (
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE) as plain,
+        subprocess.Popen(titled, stdin=subprocess.PIPE) as model,
+    ):
+        wait_until(lambda: Path(f"/proc/{model.pid}/cmdline").read_bytes().startswith(b"VLLM::Worker"))
+        of_engine, of_server = dict(roles(os.getpid(), "engine")), dict(roles(os.getpid(), "front end"))
+        assert (of_engine[os.getpid()], of_engine[plain.pid], of_engine[model.pid]) == ("engine", "publisher", "model")
+        assert (of_server[plain.pid], of_server[model.pid]) == ("front end", "model")
+        for process in (plain, model):
+            process.communicate()
