@@ -84,6 +84,14 @@ def test_worker(run: Run) -> None:
         assert row["handed over, us"] > 0 < row["publish, us"]
 
 
+def test_processor(run: Run) -> None:
+    """Each k has a row for one reader and one for two, with the time of both and their ratio."""
+    rows = run("processor")["figures"]
+    assert [(row["k"], row["readers"]) for row in rows] == [(k, n) for k in ("none", "0", "20") for n in (1, 2)]
+    assert all(0 < row["of these its event loop"] < row["us a step"] for row in rows)
+    assert all((row["times one reader"] == 1) == (row["readers"] == 1) for row in rows)
+
+
 @pytest.mark.xdist_group("gateway")
 def test_gateway(run: Run) -> None:
     assert [(row["logprobs"], row["tokens/s"] > 0) for row in run("gateway")["figures"]] == [
