@@ -42,7 +42,7 @@ def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["steam"])
-    assert "NAME: one of attacks, bus, " in capsys.readouterr().err
+    assert "NAME: one of affinity, attacks, bus, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,12 @@ def test_worker(run: Run) -> None:
     for row in run("worker")["figures"]:
         assert 0 < row["assemble, us"] < row["both, us"]
         assert row["handed over, us"] > 0 < row["publish, us"]
+
+
+def test_affinity(run: Run) -> None:
+    (row,) = run("affinity", "--lives", "6")["figures"]
+    assert 1 <= row["clients in a step"] <= 2
+    assert 1 <= row["busiest worker, of the mean"] <= row["worst"] <= 1.5
 
 
 def test_processor(run: Run) -> None:
