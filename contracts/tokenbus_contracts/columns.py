@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from struct import Struct, unpack_from
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,15 @@ _PLACES = {
 }
 Index = npt.NDArray[np.intp]
 Selected = tuple[bytes, Sequence[int]]
-Select = Callable[[bytes, Sequence[int], Index], Selected | None]
+
+
+class Taking(NamedTuple):
+    """What takes rows out of a plain message, as they are named. None: one is not there, or is named twice."""
+
+    select: Callable[[bytes, Sequence[int], Index], Selected | None]
+    """Returns some rows as the fields of their columns, and the places of those."""
+    cut: Callable[[bytes, Sequence[int], Index, Index, bytes], list[bytes] | None]
+    """Returns several messages of rows, each up to its end among them, and each behind the same header's field."""
 
 
 class MessageColumns:
@@ -30,17 +38,16 @@ class MessageColumns:
     Args:
         data: the message.
         places: each column's offset in it, and then each column's number of elements.
-        select: returns some rows of such a message, in the order in which they are named, as the fields of their
-            columns, and the places of those; None if a row is not there or named twice.
+        taking: what takes rows out of such a message.
         is_bare: whether the message is those fields, as `select` writes them, without a header.
     """
 
-    __slots__ = ("_data", "_is_bare", "_places", "_select")
+    __slots__ = ("_data", "_is_bare", "_places", "_taking")
 
-    def __init__(self, data: bytes, places: Sequence[int], select: Select, *, is_bare: bool = False) -> None:
+    def __init__(self, data: bytes, places: Sequence[int], taking: Taking, *, is_bare: bool = False) -> None:
         self._data = data
         self._places = places
-        self._select = select
+        self._taking = taking
         self._is_bare = is_bare
 
     @property
@@ -63,8 +70,12 @@ class MessageColumns:
 
     def select(self, rows: Index) -> "MessageColumns | None":
         """Return some rows' columns, in the order in which the rows are named; None: one is not there, or twice."""
-        selected = self._select(self._data, self._places, rows)
-        return None if selected is None else MessageColumns(*selected, self._select, is_bare=True)
+        selected = self._taking.select(self._data, self._places, rows)
+        return None if selected is None else MessageColumns(*selected, self._taking, is_bare=True)
+
+    def cut(self, rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
+        """Return messages of rows, each of those before its end among them, behind one header; None: as `select`."""
+        return self._taking.cut(self._data, self._places, rows, ends, head)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a column as an array, a view of the message."""

@@ -16,6 +16,7 @@ from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import from_message, to_wire
+from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.malformed import explain
 from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END, Column
@@ -54,6 +55,23 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
     if size > most:
         raise ContractError("message", most, size, rule=Rule.BYTES)
     return b"".join(pieces)
+
+
+def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -> list[bytes]:
+    """Return some rows of a batch as several messages under its header, each with those before its end among them.
+
+    A message that is there is cut in one pass, whatever the number of parts. Unchecked, as in `write`.
+    """
+    header = to_wire(batch.header)
+    message = batch._message  # noqa: SLF001 - as above
+    cut = None if message is None else message.cut(rows, ends, prefix_of(HEADER_KEY, len(header)) + header)
+    if cut is None:
+        shares = np.split(rows, ends[:-1])
+        return [write(batch.select(share).headed(batch.header), limits) for share in shares]
+    for data in cut:
+        if len(data) > limits.max_message_bytes:
+            raise ContractError("message", limits.max_message_bytes, len(data), rule=Rule.BYTES)
+    return cut
 
 
 def read(data: bytes) -> LogprobBatch | None:

@@ -306,6 +306,8 @@ class Link:
         """What went wrong outside of the task that sends, which raises it."""
         self._wake = asyncio.Event()
         self._woken = False
+        self._looks_at = 0.0
+        """Until when the task that sends as time passes waits."""
         self._stopping = asyncio.Event()
         self.progress = asyncio.Event()
         """Set after each message that was taken."""
@@ -450,6 +452,7 @@ class Link:
                     if self._session.is_leaving(self._clock.now()):
                         return
                     seconds = self._session.seconds_to_wait(self._clock.now())
+                    self._looks_at = self._clock.now() + seconds
                 # Nothing announces that a full connection has room again, so look again soon.
                 await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
         finally:
@@ -474,7 +477,8 @@ class Link:
     def _send_now(self) -> None:
         """Send what there is at once, without waiting for the task that sends as time passes.
 
-        That one is woken where something is left to it: a full connection, a processor to leave, an error.
+        That one is woken where something is left to it: a full connection, a processor to leave, an error, and
+        what is due sooner than it knew.
         """
         connection = self._sends_on
         if connection is None:
@@ -485,8 +489,9 @@ class Link:
         except Exception as error:  # noqa: BLE001 - the task raises it
             self._error, is_sent = error, False
         with self._lock:
-            is_leaving = self._session.is_leaving(self._clock.now())
-        if is_leaving or not is_sent:
+            now = self._clock.now()
+            is_due = self._session.is_leaving(now) or now + self._session.seconds_to_wait(now) < self._looks_at
+        if is_due or not is_sent:
             self._wake.set()
 
     def _log_state(self, state: SessionState) -> None:

@@ -42,7 +42,7 @@ def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["steam"])
-    assert "NAME: one of attacks, bus, " in capsys.readouterr().err
+    assert "NAME: one of affinity, attacks, bus, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,20 @@ def test_worker(run: Run) -> None:
     for row in run("worker")["figures"]:
         assert 0 < row["assemble, us"] < row["both, us"]
         assert row["handed over, us"] > 0 < row["publish, us"]
+
+
+def test_affinity(run: Run) -> None:
+    (row,) = run("affinity", "--lives", "6")["figures"]
+    assert 1 <= row["clients in a step"] <= 2
+    assert 1 <= row["busiest worker, of the mean"] <= row["worst"] <= 1.5
+
+
+def test_processor(run: Run) -> None:
+    """Each k has a row for one reader and one for two, with the time of both and their ratio."""
+    rows = run("processor")["figures"]
+    assert [(row["k"], row["readers"]) for row in rows] == [(k, n) for k in ("none", "0", "20") for n in (1, 2)]
+    assert all(0 < row["of these its event loop"] < row["us a step"] for row in rows)
+    assert all((row["times one reader"] == 1) == (row["readers"] == 1) for row in rows)
 
 
 @pytest.mark.xdist_group("gateway")

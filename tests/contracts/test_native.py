@@ -6,8 +6,10 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.contracts.fuzz import Maker
@@ -137,6 +139,44 @@ def test_it_takes_the_rows_that_numpy_takes(name: str) -> None:
         assert taken.headed(read.header) == expected.headed(read.header)
     # As they are, whatever else the message has: what is written again is written plainly.
     assert wire.write(read, Limits.default()) == wire.write(arrays, Limits.default())
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("name", sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")))
+def test_it_cuts_a_message_as_numpy_does(name: str) -> None:
+    """Parts that are cut at once, empty ones among them, are those that are taken and written one by one."""
+    read, arrays = native.read(MESSAGES[name], Limits.default()), wire.read(MESSAGES[name])
+    if read is None or arrays is None:
+        return  # as above
+    random_ = random.Random(name)  # noqa: S311 - it picks test data
+    for _ in range(20):
+        rows = np.array(random_.sample(range(read.row_count), random_.randint(0, read.row_count)), np.intp)
+        ends = np.array([*sorted(random_.choices(range(rows.size + 1), k=random_.randint(0, 5))), rows.size])
+        again = read.select(rows)
+        for some, other, places in ((read, arrays, rows), (again, again, np.arange(rows.size))):
+            parts = wire.write_parts(some, places, ends, Limits.default())
+            assert parts == wire.write_parts(other, places, ends, Limits.default())
+            shares = [other.select(share).headed(other.header) for share in np.split(places, ends[:-1])]
+            assert parts == [wire.write(share, Limits.default()) for share in shares]
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize(
+    ("rows", "ends"), [([0, 0], [1, 2]), ([-1], [1]), ([9], [1]), ([0, 1], [2, 1]), ([0, 1], [-1, 2])]
+)
+def test_it_cuts_no_rows_that_are_not_there(rows: list[int], ends: list[int]) -> None:
+    batch = native.read(MESSAGES["stops"], Limits.default())
+    assert batch is not None
+    assert batch._message is not None
+    assert batch._message.cut(np.array(rows), np.array(ends), b"") is None
+
+
+def test_part_above_the_limit_is_refused() -> None:
+    batch = decode(MESSAGES["stops"])
+    (whole,) = wire.write_parts(batch, np.arange(batch.row_count), np.array([batch.row_count]), Limits.default())
+    limits = replace(Limits.default(), max_message_bytes=len(whole) - 1)
+    with pytest.raises(ContractError, match=f"at most {len(whole) - 1} bytes, got {len(whole)}"):
+        wire.write_parts(batch, np.arange(batch.row_count), np.array([batch.row_count]), limits)
 
 
 @pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")

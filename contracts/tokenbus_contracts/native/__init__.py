@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Index, MessageColumns, Selected
+from tokenbus_contracts.columns import Index, MessageColumns, Selected, Taking
 from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
@@ -29,6 +30,8 @@ LIBRARY = Path(__file__).with_name("accept.so")
 SOURCE = Path(__file__).with_name("accept.c")
 
 _LIMITS_KEPT = 64
+_MOST_KEY_BYTES = 8
+"""As in accept.c: of a column's key and its length in bytes."""
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 """The limits of the last message, and their rules."""
 _VALUES = Struct(f"16x{HEADER_NUMBERS + 2 * len(COLUMNS)}Q")
@@ -55,7 +58,7 @@ def read(data: bytes, limits: Limits) -> LogprobBatch | None:
         return None
     values = _VALUES.unpack(layout)
     header = from_values(values, str(data[values[0] : values[0] + values[_TEXT_NUMBER]], "ascii"))
-    return LogprobBatch.of_message(header, MessageColumns(data, values[HEADER_NUMBERS:], select))
+    return LogprobBatch.of_message(header, MessageColumns(data, values[HEADER_NUMBERS:], _TAKING))
 
 
 def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
@@ -68,6 +71,25 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
     where = taken.__array_interface__["data"][0]
     size = _selects(data, _PLACES.pack(*places), chosen, len(chosen) // 8, _schema_rules(), where, laid)
     return None if size < 0 else (taken[:size].tobytes(), _PLACES.unpack(laid))
+
+
+def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
+    """Return messages of rows of a message that was accepted: each has those before its end, behind the same header.
+
+    None: a row is not there, or is named twice, or the ends are not in order.
+    """
+    parts = len(ends)
+    taken = np.empty(len(data) + parts * (len(head) + _MOST_KEY_BYTES * len(COLUMNS)), np.uint8)
+    sizes = np.empty(parts, np.int64)
+    where, size_at = (array.__array_interface__["data"][0] for array in (taken, sizes))
+    chosen, until = np.asarray(rows, np.int64).tobytes(), np.asarray(ends, np.int64).tobytes()
+    if _cuts(data, _PLACES.pack(*places), chosen, until, parts, head, len(head), _schema_rules(), where, size_at) < 0:
+        return None
+    behind = list(accumulate(sizes.tolist(), initial=0))
+    return [taken[begin:end].tobytes() for begin, end in pairwise(behind)]
+
+
+_TAKING = Taking(select, cut)
 
 
 def _rules(limits: Limits) -> Rules:
@@ -89,18 +111,18 @@ def _schema_rules() -> Rules:
     return rules_for(Limits.schema())
 
 
-def _load() -> tuple[Any, Any]:
-    """Return the check and what selects rows, or None twice."""
+def _load() -> tuple[Any, Any, Any]:
+    """Return the check, what selects rows, and what cuts a message into several; or None for each."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
-        return None, None
+        return None, None, None
     if not LIBRARY.exists():
-        return None, None
+        return None, None, None
     if not FITS_THE_SCHEMA:
         return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     try:
         library = open_library(LIBRARY, SOURCE)
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
-        accepts, selects = library.tokenbus_accepts, library.tokenbus_selects
+        accepts, selects, cuts = library.tokenbus_accepts, library.tokenbus_selects, library.tokenbus_cuts
     except (LibraryError, AttributeError) as error:
         return _unusable(str(error))
     if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
@@ -108,14 +130,15 @@ def _load() -> tuple[Any, Any]:
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
     selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.POINTER(number)]
-    selects.restype = number
-    return accepts, selects
+    cuts.argtypes = [text, text, text, text, number, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
+    selects.restype = cuts.restype = number
+    return accepts, selects, cuts
 
 
-def _unusable(reason: str) -> tuple[None, None]:
+def _unusable(reason: str) -> tuple[None, None, None]:
     message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to mend it"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return None, None
+    return None, None, None
 
 
-_accepts, _selects = _load()
+_accepts, _selects, _cuts = _load()

@@ -399,27 +399,25 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     return all_alternatives_hold(first, counts, scorings, top_ks, rows, rules, ceiling, token_id_max);
 }
 
-/*
- * Writes some rows of an accepted message, in the order in which they are named, as the fields of their columns, and
- * where in them each column lies. Returns how many bytes that are, never more than the message has; or -1 if a place is
- * no row's or is named twice. `columns` has each column's offset in the message and then its number of elements.
- */
-int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
-                         const struct rules *rules, uint8_t *out, int64_t *laid) {
-    struct starts starts;
+/* Whether each of some places is a row's, and none is named twice. */
+static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     uint64_t taken[MOST_ROWS / 64] = {0};
-    const int64_t *at = columns, *items = columns + COLUMN_COUNT;
-    int64_t rows = items[REQUEST_KEYS];
-    if (rows > MOST_ROWS || count > rows) return -1;
+    if (rows > MOST_ROWS || count > rows) return 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t row = places[i];
-        if (row < 0 || row >= rows || taken[row / 64] >> row % 64 & 1) return -1;
+        if (row < 0 || row >= rows || taken[row / 64] >> row % 64 & 1) return 0;
         taken[row / 64] |= (uint64_t)1 << row % 64;
     }
-    find_starts(data, at, rows, rules, &starts);
+    return 1;
+}
+
+/* Writes some rows' columns as fields, and returns the place behind; `laid` has where each begins, from `out` on. */
+static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *columns, const struct starts *starts,
+                         const int64_t *places, int64_t count, const struct rules *rules, int64_t *laid) {
+    const int64_t *at = columns, *items = columns + COLUMN_COUNT;
     uint8_t *next = out;
     for (int column = 0; column < COLUMN_COUNT; column++) {
-        const uint32_t *begins = starts_of(column, &starts);
+        const uint32_t *begins = starts_of(column, starts);
         int64_t chosen = 0;
         for (int64_t i = 0; begins && i < count; i++) chosen += begins[places[i] + 1] - begins[places[i]];
         if (!begins) chosen = count;
@@ -431,6 +429,47 @@ int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int6
         next = put_varint(next, (uint64_t)chosen * (uint64_t)ITEM_BYTES[column]);
         laid[column] = next - out;
         next = put_elements(next, data + at[column], begins, places, count, ITEM_BYTES[column]);
+    }
+    return next;
+}
+
+/*
+ * Writes some rows of an accepted message, in the order in which they are named, as the fields of their columns, and
+ * where in them each column lies. Returns how many bytes that are, never more than the message has; or -1 if a place is
+ * no row's or is named twice. `columns` has each column's offset in the message and then its number of elements.
+ */
+int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
+                         const struct rules *rules, uint8_t *out, int64_t *laid) {
+    struct starts starts;
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS];
+    if (!places_hold(places, count, rows)) return -1;
+    find_starts(data, columns, rows, rules, &starts);
+    return put_rows(out, data, columns, &starts, places, count, rules, laid) - out;
+}
+
+/*
+ * Writes an accepted message's rows as several messages, one behind the other: each has the places from the end of the
+ * one before to its own in `ends`, behind `head`, its header's field. Returns how many bytes that are, or -1 as above or
+ * if the ends are not in order; `sizes` has how many each message has. All have at most the bytes of the one that they
+ * are taken from, and each besides its head and MOST_KEY_BYTES for each column.
+ */
+#define MOST_KEY_BYTES 8
+int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t *places, const int64_t *ends,
+                      int64_t parts, const uint8_t *head, int64_t head_bytes, const struct rules *rules, uint8_t *out,
+                      int64_t *sizes) {
+    struct starts starts;
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], laid[2 * COLUMN_COUNT], begin = 0;
+    for (int64_t part = 0; part < parts; begin = ends[part++])
+        if (ends[part] < begin) return -1;
+    if (!places_hold(places, begin, rows)) return -1;
+    find_starts(data, columns, rows, rules, &starts);
+    uint8_t *next = out;
+    begin = 0;
+    for (int64_t part = 0; part < parts; begin = ends[part++]) {
+        uint8_t *from = next;
+        memcpy(next, head, (size_t)head_bytes);
+        next = put_rows(next + head_bytes, data, columns, &starts, places + begin, ends[part] - begin, rules, laid);
+        sizes[part] = next - from;
     }
     return next - out;
 }

@@ -8,11 +8,17 @@ that found nothing, and after every send the socket is checked again.
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.transport import ReceiveBudget
+
+# As plain numbers: to combine enums costs as much as to send.
+_NOW = int(zmq.NOBLOCK)
+_NOW_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_MORE, _EVENTS, _READABLE = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class LoopSocket:
@@ -21,6 +27,9 @@ class LoopSocket:
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         """Take a socket, which nothing else may use from now on, and a name for errors."""
         self._socket = socket
+        # Not pyzmq's own wrappers of these, which serve other kinds of sockets, and cost as much again.
+        bare: Any = super(zmq.Socket, socket)
+        self._send, self._recv, self._get = bare.send, bare.recv, bare.get
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._readable = asyncio.Event()
@@ -41,16 +50,12 @@ class LoopSocket:
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
         """Return the next message of a ROUTER: its peer's id, as a frame with properties, and its parts."""
         await self._budget.next()
-        while True:
-            self.check_open()
-            try:
-                peer, parts = self._socket.recv(zmq.NOBLOCK, copy=False), self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._readable.clear()
-                await self.wait()
-            else:
-                self._budget.took(parts)
-                return peer, parts
+        while not self._has_message():
+            await self.wait()
+        peer: zmq.Frame = self._recv(_NOW, copy=False)
+        parts = self._rest()
+        self._budget.took(parts)
+        return peer, parts
 
     def is_read_out(self) -> bool:
         """Tell whether every message that has arrived was received, and another receive has found none."""
@@ -63,29 +68,39 @@ class LoopSocket:
 
     def receive_now(self) -> list[bytes] | None:
         """Return the next message's parts, or None."""
+        return self._rest() if self._has_message() else None
+
+    def _has_message(self) -> bool:
+        """Tell whether a message has arrived; if not, it may be waited for."""
         self.check_open()
-        try:
-            return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        has_message = bool(int(self._get(_EVENTS)) & _READABLE)
+        if not has_message:
             self._readable.clear()
-            return None
+        return has_message
+
+    def _rest(self) -> list[bytes]:
+        """Receive the parts of a message that are left."""
+        parts: list[bytes] = [self._recv(_NOW)]
+        while self._get(_MORE):
+            parts.append(self._recv(_NOW))
+        return parts
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Send a message; raises what libzmq raises for its first part, and sends nothing then."""
         self.check_open()
         self._check_soon()  # even a send that fails may have consumed the descriptor's edge
-        send = self._socket.send
+        send = self._send
         if len(parts) == 1:
-            send(parts[0], zmq.NOBLOCK)
+            send(parts[0], _NOW)
         else:
-            send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
+            send(parts[0], _NOW_WITH_MORE)
             # Room is for whole messages: a later part fails only with its connection. The parts after it must still be
             # sent, or libzmq would take the next message for the rest of this one.
+            for part in parts[1:-1]:
+                with contextlib.suppress(zmq.Again):
+                    send(part, _NOW_WITH_MORE)
             with contextlib.suppress(zmq.Again):
-                for part in parts[1:-1]:
-                    with contextlib.suppress(zmq.Again):
-                        send(part, zmq.NOBLOCK | zmq.SNDMORE)
-                send(parts[-1], zmq.NOBLOCK)
+                send(parts[-1], _NOW)
 
     def connect_anew(self, address: str) -> None:
         """Connect again, after removing what is left of the earlier connection: never two at once."""
@@ -118,5 +133,5 @@ class LoopSocket:
 
     def _check(self) -> None:
         self._check_is_due = False
-        if not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not self._closed and int(self._get(_EVENTS)) & _READABLE:
             self._readable.set()

@@ -28,6 +28,10 @@ from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.link import PROOF_BYTES, RECONNECT_SHARE, ReconnectingSession, SessionState
 
+_ACK_SECONDS = 0.05
+"""How long a frame may wait for its ack, while requests are open."""
+_ACK_SHARE = 8
+"""An ack is sent at the latest for this part of the window: it costs the processor as much as a frame does."""
 TakeItem = Callable[[WatchedStream, Item, bytes], None]
 """Takes an item of a watched stream, with its payload."""
 
@@ -47,6 +51,10 @@ class ClientSession(ReconnectingSession):
         self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._acked = 0
+        self._unacked_bytes = 0
+        self._ack_at = inf
+        """When what has come is acked at the latest."""
+        self._is_ack_due = False
         self._watched: tuple[str, TakeItem] | None = None
         self._watched_stream: WatchedStream | None = None
         """The stream that the processor announced last: the items that follow are its."""
@@ -158,9 +166,11 @@ class ClientSession(ReconnectingSession):
             raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
         return read_frame(ServerFrame, parts[0])
 
-    def _is_next(self, number: int, now: float) -> bool:
+    def _is_next(self, number: int, parts: list[bytes], now: float) -> bool:
         if number == self._number + 1:
             self._number = number
+            self._unacked_bytes += sum(map(len, parts))
+            self._ack_at = min(self._ack_at, now + _ACK_SECONDS)
             return True
         if number > self._number:  # one was lost on the way: say hello, and all that is not acked comes again
             self._greet_again(now)
@@ -169,7 +179,7 @@ class ClientSession(ReconnectingSession):
         return False
 
     def _take(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
-        if frame.number and not self._is_next(frame.number, now):
+        if frame.number and not self._is_next(frame.number, parts, now):
             return
         match body:
             case "outputs":
@@ -208,7 +218,8 @@ class ClientSession(ReconnectingSession):
         self._welcomed(welcome)
         self.lost_since = self._away_since = None
         self._away, self._gone_at = 0.0, inf
-        self._number = self._acked = 0
+        self._number = self._acked = self._unacked_bytes = 0
+        self._ack_at, self._is_ack_due = inf, False
         if not resumed:
             self._outgoing.clear()
             self._forget_room()
@@ -234,11 +245,14 @@ class ClientSession(ReconnectingSession):
         if now >= self._gone_at:
             self._gone_at = inf
             self._leave()
+        self._is_ack_due |= now >= self._ack_at
         return super().next_message(now)
 
     def seconds_to_wait(self, now: float) -> float:
         """Return after how long `next_message` has something to do even if nothing happens."""
-        return max(0.0, min(super().seconds_to_wait(now), self._gone_at - now))
+        may_ack = self.state is SessionState.OPEN and not self._requests.is_paused
+        ack_at = self._ack_at if may_ack else inf
+        return max(0.0, min(super().seconds_to_wait(now), self._gone_at - now, ack_at - now))
 
     def _lost(self, greets_at: float, now: float) -> None:
         super()._lost(greets_at, now)
@@ -260,10 +274,19 @@ class ClientSession(ReconnectingSession):
     def _next(self) -> list[bytes] | None:
         if self._outgoing:
             return [self._outgoing.popleft()]
-        if self._number > self._acked and not self._requests.is_paused:
-            self._acked = self._number
+        if self._number > self._acked and not self._requests.is_paused and self._may_ack():
+            self._acked, self._unacked_bytes = self._number, 0
+            self._ack_at, self._is_ack_due = inf, False
             return [self._written(confirm=Confirm(through_number=self._number))]
         return None
+
+    def _may_ack(self) -> bool:
+        """Tell whether what has come is worth an ack, or has waited for one, or nothing more is to come."""
+        frames, size = self._number - self._acked, self._unacked_bytes
+        is_much = frames * _ACK_SHARE >= self._introduction.window_frames or (
+            size * _ACK_SHARE >= self._introduction.window_bytes
+        )
+        return is_much or self._is_ack_due or not len(self._requests)
 
     def _greeting(self, now: float) -> list[bytes] | None:
         self._away_since = now if self._away_since is None else self._away_since

@@ -10,7 +10,7 @@ from tokenbus_services.delivery import AckTracker, RequestTokens, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.waiter import WakeUps
 from tokenbus_services.processor.requests import Request, RequestTable
-from tokenbus_services.processor.router import Rows
+from tokenbus_services.processor.step_parts import Part
 
 _NOWHERE: deque[tuple[Step, int]] = deque(maxlen=0)
 """Where rows go of requests that do not wait here."""
@@ -57,13 +57,12 @@ class RequestBuffers:
             raise TypeError(f"request {request.id:016x} has no buffer")
         return tokens
 
-    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Take some rows of a step, or all."""
-        places = range(slots.size) if rows is None else rows.tolist()
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        """Take a part of a step."""
         step.pending_ack.keep(slots.size)
         buffers = map(self._rows.__getitem__, slots.tolist())
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
-        deque(map(deque.append, buffers, zip(repeat(step), places, strict=False)), maxlen=0)
+        deque(map(deque.append, buffers, zip(repeat(step), part.rows.tolist(), strict=False)), maxlen=0)
         self._wake_ups.look()
 
     def admitted(self, request: Request, admitted: Admitted) -> None:

@@ -12,6 +12,9 @@ from tokenbus_contracts.wire import write
 from tokenbus_services.delivery import PendingAck
 
 RequestIds = npt.NDArray[np.uint64]
+OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))
+"""The frame before a target batch that is alone."""
+_OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _OVERHEAD = 512
@@ -24,9 +27,9 @@ class Frame:
     __slots__ = ("body", "cost", "ids", "parts", "pending_ack", "size")
 
     def __init__(
-        self, frame: ServerFrame, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
+        self, body: bytes, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
     ) -> None:
-        self.body = write_frame(frame)
+        self.body = body
         self.parts = parts
         self.pending_ack = pending_ack
         self.ids = ids
@@ -62,8 +65,8 @@ def output_frames(
         parts = [write(_selection(rows, drafts is not None), limits)]
         if drafts is not None:
             parts.append(write(_selection(drafts, follows=False), limits))
-        frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
-        frames.append(Frame(frame, parts, pending_ack, rows.request_keys.tobytes()))
+        body = OUTPUTS if drafts is None else _OUTPUTS_WITH_DRAFT
+        frames.append(Frame(body, parts, pending_ack, rows.request_keys.tobytes()))
     return frames
 
 

@@ -19,11 +19,17 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
+_IMBALANCE = 8
+"""By which part of the least busy worker's requests another may have more, if it has some of the same client.
+
+A step costs the processor by its readers, too: `python -m benchmarks.affinity` has how many fewer there are. With less
+than 8 requests load alone counts.
+"""
 _Kind = tuple[str | int | None, ...]
 
 
 class Dispatch:
-    """Hands each new request to the worker with the fewest requests, among those that serve it."""
+    """Hands each new request to a worker with few requests and many of the same client, among those that serve it."""
 
     def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
         self._settings = settings
@@ -56,7 +62,7 @@ class Dispatch:
     ) -> Request | RequestError:
         """Open a request of an owner's, hand it to a worker and return it, or return why not."""
         error = self._refusal(generate, owner)
-        worker = None if error is not None else self._choice(generate)
+        worker = None if error is not None else self._choice(generate, route)
         if worker is not None:
             request = self.registry.submit(generate, worker.source.stream, route, owner)
             self._hand_out(request, worker)
@@ -100,7 +106,8 @@ class Dispatch:
                     self._waiting.append(request)
                 continue
             kind = _kind(request.generate, offered)
-            worker = None if kind in full else self._choice(request.generate)
+            route = int(self.registry.table.route[request.slot])
+            worker = None if kind in full else self._choice(request.generate, route)
             if worker is None:
                 full.add(kind)
                 self._waiting.append(request)
@@ -173,11 +180,25 @@ class Dispatch:
             wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
-    def _choice(self, generate: Generate) -> Worker | None:
-        """Return the least busy worker that may be sent a request; of those that are alike, one that does all of it."""
+    def _choice(self, generate: Generate, route: int) -> Worker | None:
+        """Return the worker that gets a request: one of the least busy, if possible one that its client reads already.
+
+        Of those that are alike, one that does all of it; then they take turns.
+        """
         able = [each for each in self._candidates(generate) if _obstacle(each, generate) is None]
         loads = [(load, each) for each in able if (load := self._load(each)) is not None]
-        return min(loads, key=lambda it: (it[0], _hands_off(it[1]), it[1].last_turn), default=(0, None))[1]
+        least = min((load for load, _ in loads), default=0)
+        near = [(load, each) for load, each in loads if load <= least + least // _IMBALANCE]
+        requests_of = self.registry.table.requests_of
+
+        def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
+            load, worker = it
+            hands_off = _hands_off(worker)
+            # A prefill worker's load is its decode worker's: all of them would send one client to the same.
+            read = 0 if hands_off else requests_of(route, worker.source.stream)
+            return -read, load, hands_off, worker.last_turn
+
+        return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker) -> int | None:
         """Return how many requests a worker has, or the decode worker that goes on with them; None: it is full."""

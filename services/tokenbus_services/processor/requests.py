@@ -298,6 +298,10 @@ class RequestTable:
         """Return how many requests a stream has or is to go on with."""
         return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.handoff_target == stream))
 
+    def requests_of(self, route: int, stream: int) -> int:
+        """Return how many requests of a consumer a stream has."""
+        return int(np.count_nonzero((self.stream == stream) & (self.route == route)))
+
     def due_requests(self, now: float) -> list[Request]:
         """Return the open requests that it is time to look at."""
         return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]

@@ -20,6 +20,7 @@ from tokenbus_services.processor.requests import (
     Source,
     State,
 )
+from tokenbus_services.processor.step_parts import Part, Rows, StepParts
 
 if TYPE_CHECKING:
     from tokenbus_services.processor.request_registry import RequestRegistry
@@ -31,8 +32,6 @@ UNROUTED = -1
 
 _MOST_TURNED_AWAY = 16
 """How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
-
-Rows = npt.NDArray[np.intp]
 
 
 class Consumer(Protocol):
@@ -47,8 +46,8 @@ class Consumer(Protocol):
     def keeps_up(self) -> bool:
         """Whether it is a client that acknowledges rows as fast as they come."""
 
-    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Take some rows of a step, or all; a consumer that keeps them counts itself in the step's pending ack."""
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        """Take a part of a step; a consumer that keeps it counts itself in the step's pending ack."""
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Learn which worker took a request."""
@@ -251,18 +250,9 @@ class Router:
     # Handing out.
 
     def _hand_out(self, step: Step, slots: Slots) -> None:
-        routes = self._table.route[slots]
-        first = int(routes[0])
-        if (routes == first).all():
-            self._give(first, step, slots, None)
-            return
-        for route in np.unique(routes).tolist():
-            rows = np.flatnonzero(routes == route)
-            self._give(route, step, slots[rows], rows)
-
-    def _give(self, route: int, step: Step, slots: Slots, rows: Rows | None) -> None:
-        if route != UNROUTED:
-            self.consumers[route].give(step, slots, rows)
+        for part in StepParts(step.rows, self._table.route[slots]):
+            if part.route != UNROUTED:
+                self.consumers[part.route].give(step, slots[part.rows], part)
 
     def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
         source.owners.pop(request.id, None)

@@ -8,15 +8,16 @@ from heapq import heappop, heappush
 import numpy as np
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
+from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
 from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
-from tokenbus_services.processor.client_frames import Frame, output_frames
+from tokenbus_services.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.requests import Request, RequestTable
-from tokenbus_services.processor.router import Rows
 from tokenbus_services.processor.send_queue import SendQueue
+from tokenbus_services.processor.step_parts import Part
 
 _KEEPS_UP = 64
 """How many frames with tokens a client that keeps up may not have acknowledged yet."""
@@ -104,16 +105,18 @@ class Session(KnownPeer):
         """Whether it is there, and acknowledges what it is sent about as fast as it comes."""
         return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP
 
-    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Take some rows of a step, or all, as one frame."""
-        in_order = None if rows is None else rows[np.argsort(step.rows.batch_indices[rows])]
-        target = step.target if in_order is None else step.rows.select(in_order)
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        """Take a part of a step, as one frame, or more where a message may not have all of its rows."""
         draft = step.draft
+        if draft is None and self._gathered is None:
+            for message, ids in part.messages(self.limits):
+                self.put(Frame(OUTPUTS, [message], step.pending_ack, ids))
+            return
         if draft is not None:
-            wanted = step.rows.request_keys[slice(None) if rows is None else rows][self.table.wants_draft[slots]]
+            wanted = step.rows.request_keys[part.rows][self.table.wants_draft[slots]]
             places = np.flatnonzero(np.isin(draft.request_keys, wanted))
             draft = draft.select(places) if places.size else None
-        self.put_outputs(target, draft, step.pending_ack)
+        self.put_outputs(step.rows.select(part.rows), draft, step.pending_ack)
 
     def gather(self) -> None:
         """Keep what comes from now on, to send it one frame a step: many requests are taken up again at once."""
@@ -149,12 +152,12 @@ class Session(KnownPeer):
         if self._gathered is not None:
             self._gathered.errors.append(error)
             return
-        self.put(Frame(ServerFrame(error=error)))
+        self.put(Frame(write_frame(ServerFrame(error=error))))
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Say which worker took a request, and until when it may run."""
         admitted.deadline_unix_ms = request.deadline.unix_ms
-        self.put(Frame(ServerFrame(admitted=admitted)))
+        self.put(Frame(write_frame(ServerFrame(admitted=admitted))))
 
     def look_elsewhere(self, error: RequestError) -> None:
         """Say why other processors may have a part of a request; it keeps its place here."""

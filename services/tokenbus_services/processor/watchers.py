@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_services.items import public_hello
@@ -72,7 +73,7 @@ class Watchers:
                 continue
             if self._shown.get(session) is not worker.stream:
                 self._announce(session, worker.stream)
-            session.put(Frame(ServerFrame(watched_item=item), [entry.payload]))
+            session.put(Frame(write_frame(ServerFrame(watched_item=item)), [entry.payload]))
 
     def _watching(self, worker: Worker) -> list[Session]:
         return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
@@ -80,6 +81,6 @@ class Watchers:
     def _announce(self, session: Session, stream: Stream) -> None:
         if stream not in self._hellos:
             watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
-            self._hellos[stream] = Frame(ServerFrame(watched_stream=watched))
+            self._hellos[stream] = Frame(write_frame(ServerFrame(watched_stream=watched)))
         self._shown[session] = stream
         session.put(self._hellos[stream])

@@ -1,6 +1,6 @@
 """A client's session, and a processor that the test plays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.services.builders import client_hello, settings
@@ -23,11 +23,22 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 class Peer:
     """A session, and a processor that the test plays."""
 
-    def __init__(self, most: int = 100, *, requests: OpenRequests | None = None, has_several: bool = False) -> None:
+    def __init__(
+        self,
+        most: int = 100,
+        *,
+        requests: OpenRequests | None = None,
+        has_several: bool = False,
+        window: Mapping[str, int] | None = None,
+    ) -> None:
         """Let at most so many rows of a request wait; with requests of another peer, both belong to one client."""
         self.requests = OpenRequests(most, patience=30.0, has_several=has_several) if requests is None else requests
         self.session = ClientSession(
-            client_hello(proof=b""), self.requests, settings().limits, interval=INTERVAL, timeout=TIMEOUT
+            client_hello(proof=b"", **window or {}),
+            self.requests,
+            settings().limits,
+            interval=INTERVAL,
+            timeout=TIMEOUT,
         )
         self.now = FIRST
         self.number = 0
@@ -67,8 +78,8 @@ class Peer:
         return [frame.WhichOneof("body") for frame in self.says_all()]
 
 
-def opened(most: int = 100) -> Peer:
-    peer = Peer(most)
+def opened(most: int = 100, **window: int) -> Peer:
+    peer = Peer(most, window=window)
     assert peer.says() is not None
     peer.welcome()
     assert peer.bodies() == ["heartbeat"]

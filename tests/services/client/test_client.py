@@ -201,7 +201,7 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
 
 async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
     """Rows are yielded step by step as they come; while too many wait nothing is acked, and then it is (case 20)."""
-    processor, client, _ = await meeting()
+    processor, client, clock = await meeting()
     async with client, client.steps(most=1) as steps:
         await processor.welcome()
         for key in range(5, 14):
@@ -216,6 +216,8 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
         assert client.requests.is_paused
         assert [row_ids(await soon(anext(steps))) for _ in range(2)] == [[6], [7]]
         assert not client.requests.is_paused
+        await turns()
+        clock.advance(0.05)
         assert (await processor.body("confirm")).confirm.through_number == 4
 
 

@@ -144,6 +144,42 @@ def test_what_came_is_confirmed() -> None:
     assert peer.bodies() == []
 
 
+@pytest.mark.parametrize(
+    ("window", "count"),
+    [({"window_frames": 16}, 2), ({"window_frames": 17}, 3), ({"window_frames": 1}, 1), ({"window_bytes": 1}, 1)],
+)
+def test_frames_are_acked_together(window: dict[str, int], count: int) -> None:
+    """While requests are open, an ack is sent for an eighth of the window, in frames or in bytes."""
+    peer = opened(**window)
+    peer.requests.open(generate_of(5))
+    list(peer.says_all())
+    for position in range(2 * count):
+        peer.rows(RowShape(5, position, 1))
+        is_much = (position + 1) % count == 0
+        assert [frame.confirm.through_number for frame in peer.says_all()] == [position + 1] * is_much
+
+
+def test_few_frames_are_acked_after_a_while() -> None:
+    """What came waits for its ack no longer than said, and the link is told when to ask for it."""
+    peer = opened()
+    peer.requests.open(generate_of(5))
+    list(peer.says_all())
+    peer.rows(RowShape(5, 0, 1))
+    assert peer.bodies() == []
+    wait = peer.session.seconds_to_wait(peer.now)
+    assert wait == pytest.approx(0.05)
+    peer.now += wait / 2
+    peer.rows(RowShape(5, 1, 1))
+    assert peer.bodies() == []
+    peer.requests.is_paused = True
+    peer.now += wait
+    assert peer.session.seconds_to_wait(peer.now) > wait
+    assert peer.bodies() == []
+    peer.requests.is_paused = False
+    assert [frame.confirm.through_number for frame in peer.says_all()] == [2]
+    assert peer.session.seconds_to_wait(peer.now) > wait
+
+
 def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
     """A client that takes nothing for now acks nothing, so that the processor stops sending (case 20)."""
     peer = opened()

@@ -14,7 +14,7 @@ from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Source
-from tokenbus_services.processor.router import Rows
+from tokenbus_services.processor.step_parts import Part
 from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import ProcessorSettings
 
@@ -48,8 +48,8 @@ class Recorder:
         self.finished: dict[int, RowStatus] = {}
         self.failed: dict[int, RequestError] = {}
 
-    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        mine = step.rows if rows is None else step.rows.select(rows)
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        mine = step.rows.select(part.rows)
         assert slots.size == mine.row_count
         self.rows += [row_values(row) for row in mine.rows()]
         if step.draft_rows is not None:

@@ -14,6 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.processor.buffers import RequestBuffers
 from tokenbus_services.processor.requests import Deadline, Request, RequestTable, State
+from tokenbus_services.processor.step_parts import StepParts
 
 
 class Fixture:
@@ -35,9 +36,9 @@ class Fixture:
     def give(self, *wanted: RowShape, places: list[int] | None = None) -> int:
         """Give a step's rows, or some, and return how many hold it then."""
         step = step_of(batch(wanted))
-        mine = step.rows if places is None else step.rows.select(places)
-        slots = self.table.slots_of(mine.request_keys)
-        self.buffers.give(step, slots, None if places is None else np.array(places))
+        is_mine = np.isin(np.arange(len(wanted)), range(len(wanted)) if places is None else places)
+        *_, mine = StepParts(step.rows, is_mine.astype(np.int32))
+        self.buffers.give(step, self.table.slots_of(step.rows.request_keys[mine.rows]), mine)
         return step.pending_ack.count
 
 

@@ -1,5 +1,6 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -56,6 +57,33 @@ def test_workers_with_equally_many_take_turns() -> None:
         given.append(worker.worker_id)
         worker.publish([RowShape(key, 0, 1, RowStatus.FINISHED_STOP)])
     assert given == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_requests_of_one_client_go_to_few_workers() -> None:
+    """After some time each worker has mostly one client's requests, and never an eighth more than another."""
+    bench, random = Bench(), Random(1)  # noqa: S311 - it picks test data
+    workers = [bench.worker(name, max_requests=128) for name in "ab"]
+    clients = [bench.client(session, window_frames=4096) for session in (1, 2)]
+    owners: dict[int, int] = {}
+    running: list[list[int]] = [[], []]
+    for key in range(1, 801):
+        if key > 128:  # as many as it begins with run from then on
+            place = random.choices((0, 1), [len(each) for each in running])[0]
+            ended = running[place].pop(random.randrange(len(running[place])))
+            workers[place].publish([RowShape(ended, 0, 1, RowStatus.FINISHED_STOP)])
+        owners[key] = random.randrange(2)
+        clients[owners[key]].ask(generate_of(key))
+        for client in clients:
+            client.heard()
+            client.ack()
+        least = min(map(len, running))
+        for place, worker in enumerate(workers):
+            if keys(worker):
+                assert len(running[place]) <= least + least // 8
+                running[place].append(key)
+    assert sum(map(len, running)) == 128
+    shares = [sum(owners[key] for key in some) / len(some) for some in running]
+    assert max(shares) - min(shares) > 0.6
 
 
 def test_worker_that_leaves_is_given_nothing_more() -> None:

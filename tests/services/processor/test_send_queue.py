@@ -9,21 +9,22 @@ from tests.services.builders import settings
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import PendingAck
-from tokenbus_services.processor.client_frames import Frame, output_frames
+from tokenbus_services.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus_services.processor.send_queue import Budget, SendQueue
 
 LIMITS = settings().limits
 
 
 def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
-    return Frame(ServerFrame(outputs=Outputs()), [bytes(size)], pending_ack or PendingAck())
+    return Frame(OUTPUTS, [bytes(size)], pending_ack or PendingAck())
 
 
 def news(key: int = 1) -> Frame:
-    return Frame(ServerFrame(error=RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")))
+    error = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")
+    return Frame(write_frame(ServerFrame(error=error)))
 
 
 def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
