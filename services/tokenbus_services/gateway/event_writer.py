@@ -143,6 +143,8 @@ class EventWriter:
         """Take the text of tokens, and how many streams may be open; those beyond are for Python."""
         self.vocabulary = vocabulary
         self.out = np.zeros(native.FIRST_BYTES, np.uint8)
+        self.out_place = place_of(self.out)
+        self._characters = place_of(vocabulary.text_characters)
         self._slots = SlotMap()
         self._streams: dict[int, EventStream] = {}
         self.states = (_State * (min(most, _MOST_STREAMS) if vocabulary.size and native.available() else 0))()
@@ -188,8 +190,15 @@ class EventWriter:
         """Return the vocabulary as the library takes it."""
         vocabulary = self.vocabulary
         fragments = (vocabulary.text_fragments, vocabulary.key_fragments, vocabulary.entry_fragments)
-        characters = place_of(vocabulary.text_characters)
-        return _Vocabulary(*(ctypes.addressof(each.described) for each in fragments), characters)
+        return _Vocabulary(*(ctypes.addressof(each.described) for each in fragments), self._characters)
+
+    def grow(self) -> bool:
+        """Make room for more to be written at once; return False if that is enough for anything."""
+        if self.out.size >= native.MOST_BYTES:
+            return False
+        self.out = np.concatenate([self.out, np.zeros_like(self.out)])
+        self.out_place = place_of(self.out)
+        return True
 
 
 class Rows:
@@ -211,14 +220,17 @@ class Rows:
         self._learned: set[int] = set()
         """The forms for which all tokens of the steps have fragments."""
         size = keys.size
-        self._begins, self._ends, self._times = np.zeros((3, size), np.int64)
+        results = np.zeros((3, size), np.int64)
+        self._begins, self._ends, self._times = results
         self._states = np.zeros(size, np.uint8)
         self._found = _Found()
         self._steps: Any = None
         if len(writer.states):
             self._steps = (native.Step * len(views))(*(view.columns.step() for view in views))
             self._given = [place_of(each) for each in (numbers, places, slots)]
-            self._results = [place_of(each) for each in (self._begins, self._ends, self._states, self._times)]
+            places_of_results = place_of(results)
+            begins, ends, times = (places_of_results + line * self._begins.nbytes for line in range(3))
+            self._results = begins, ends, place_of(self._states), times
 
     def __len__(self) -> int:
         return self._keys.size
@@ -246,18 +258,16 @@ class Rows:
         writer, found = self._writer, self._found
         found.fault = found.rows = 0
         stopped: int = native.stream(
-            self._steps, *self._given, end, writer.states, ctypes.byref(writer.described()), place_of(writer.out),
+            self._steps, *self._given, end, writer.states, ctypes.byref(writer.described()), writer.out_place,
             writer.out.size, *self._results, begin, ctypes.byref(found),
         )  # fmt: skip
         if stopped == end or (found.fault == native.NO_ROOM and stopped > begin):
             return stopped
         form = writer.states[self._slots[stopped]].form
-        if found.fault == native.NO_ROOM and writer.out.size < native.MOST_BYTES:
-            writer.out = np.concatenate([writer.out, np.zeros_like(writer.out)])
-        elif found.fault == native.NO_FRAGMENT and form not in self._learned:
+        if found.fault == native.NO_FRAGMENT and form not in self._learned:
             self._learned.add(form)
             writer.learn(form, self._views)
-        else:
+        elif found.fault != native.NO_ROOM or not writer.grow():
             self._states[stopped] = _TO_PYTHON
         return stopped
 

@@ -50,17 +50,17 @@ class RenderedStep:
     @cached_property
     def begins(self) -> list[int]:
         """Each row's first token."""
-        return self._begins.tolist()  # type: ignore[no-any-return]
+        return self._all_begins[0].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def scored(self) -> list[int]:
         """How many of a row's tokens have logprobs: all or none."""
-        return np.diff(self._scored_begins).tolist()  # type: ignore[no-any-return]
+        return np.diff(self._all_begins[1]).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def scored_begins(self) -> list[int]:
         """Each row's first logprob and rank."""
-        return self._scored_begins.tolist()  # type: ignore[no-any-return]
+        return self._all_begins[1].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def top_ks(self) -> list[int]:
@@ -70,20 +70,18 @@ class RenderedStep:
     @cached_property
     def alternative_begins(self) -> list[int]:
         """Each row's first alternative."""
-        return self._alternative_begins.tolist()  # type: ignore[no-any-return]
+        return self._all_begins[2].tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def _begins(self) -> Begins:
-        return _begins(self.batch.token_counts)
-
-    @cached_property
-    def _scored_begins(self) -> Begins:
+    def _all_begins(self) -> Begins:
+        """Where each row's tokens, logprobs and alternatives begin, a line each; the last of each is where they end."""
         batch = self.batch
-        return _begins(np.where(batch.scorings != Scoring.NONE, batch.token_counts, 0))
-
-    @cached_property
-    def _alternative_begins(self) -> Begins:
-        return _begins(np.diff(self._scored_begins) * self.batch.top_ks)
+        begins = np.zeros((3, batch.row_count + 1), np.int64)
+        scored = batch.token_counts * (batch.scorings != Scoring.NONE)
+        np.add.accumulate(batch.token_counts, out=begins[0, 1:])
+        np.add.accumulate(scored, out=begins[1, 1:])
+        np.add.accumulate(np.multiply(scored, batch.top_ks, dtype=np.int64), out=begins[2, 1:])
+        return begins
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -162,7 +160,7 @@ class RenderedStep:
     @cached_property
     def columns(self) -> Columns:
         """The columns as the compiled renderer takes them."""
-        return Columns(self.batch, self._begins, self._scored_begins, self._alternative_begins)
+        return Columns(self.batch, self._all_begins)
 
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""
@@ -172,12 +170,6 @@ class RenderedStep:
         """Return a row's token ids."""
         begin = self.begins[place]
         return self.ids[begin : begin + self.counts[place]]
-
-
-def _begins(counts: npt.NDArray[np.integer]) -> Begins:
-    begins = np.zeros(counts.size + 1, np.int64)
-    np.cumsum(counts, out=begins[1:])
-    return begins
 
 
 def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
