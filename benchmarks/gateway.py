@@ -4,9 +4,11 @@ Worker, processor, gateway and clients are processes of their own on this machin
 """
 
 import re
+import socket
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from tests.integration.programs import Program
 
 CONNECTIONS = 256
 _DEFAULT_ROWS = 512
+_SENT_BYTES = 300
+_SENDS = 50
 _COMPLETION: dict[str, Any] = {
     "model": "tokenbus",
     "prompt": PROMPT,
@@ -84,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     modes = options.modes[: 2 if options.quick else None]
     load = Load(modes, rounds, seconds, options.streams, options.tokens, options.speculate)
     counts = [int(count) for count in options.processes.split(",")]
-    report.say(f"{rounds} rounds of {seconds:g} s each, medians.")
+    report.say(
+        f"{rounds} rounds of {seconds:g} s each, medians. Here a bare send of {_SENT_BYTES} bytes to each of "
+        f"{load.streams} sockets takes {sending_us(load.streams):.1f} us of processor time; each row is one at least."
+    )
     rows: list[Row] = []
     rates: dict[tuple[int, int, str], float] = {}
     for pace in paces:
@@ -116,6 +123,23 @@ def _measured(pace: int, processes: int, load: Load) -> dict[str, tuple[list[Sam
                 samples[mode].append(_round(gateway.pid, address, clients, load.seconds))
                 clients.ask(False)  # noqa: FBT003 - the task's own word for the end
     return {mode: (taken, samples[load.modes[0]]) for mode, taken in samples.items()}
+
+
+def sending_us(count: int) -> float:
+    """Return the processor time, in microseconds, of sending to many sockets over loopback, one after the other."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
+        clients = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(count)]
+        sockets = [stack.enter_context(server.accept()[0]) for _ in range(count)]
+        data, taken = bytes(_SENT_BYTES), []
+        for _ in range(_SENDS):
+            began = time.process_time()
+            for each in sockets:
+                each.send(data)
+            taken.append((time.process_time() - began) / count)
+            for each in clients:
+                each.recv(_SENT_BYTES)
+    return median(taken) * 1e6
 
 
 def start_gateway(deployment: Deployment, processes: int, **settings: object) -> tuple[Program, str]:
