@@ -26,7 +26,7 @@ _log = logger("gateway")
 _ENDS = frozenset(map(int, FINISHED))
 _SERVERS = range(500, 600)
 """The statuses of errors that are not the HTTP client's fault."""
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 64
 """After how many rows the time is checked."""
 _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
@@ -158,15 +158,10 @@ class Dispatcher:
         outbox, stream = one.answer.outbox, one.listener.stream
         if len(left) > 1:
             outbox.gather()
-        for view, place, events, is_rest in left:
+        for row in left:
             if one.request_id not in self._opened:  # it has ended
                 break
-            if events is None:
-                self._hand(one, view, place)
-            elif is_rest and outbox.direct is not None:
-                outbox.direct.send_rest(events)
-            else:
-                one.answer.put_events(events, view.produced_at_ns)
+            self._hand(one, row)
         if len(left) > 1:
             outbox.flush()
         if stream is not None:
@@ -283,9 +278,16 @@ class Dispatcher:
         self.opened += 1
         return request_id
 
-    def _hand(self, one: OpenRequest, view: RenderedStep, place: int) -> None:
+    def _hand(self, one: OpenRequest, row: Left) -> None:
+        view, place, events, is_rest = row
+        outbox, wants_more = one.answer.outbox, True
         try:
-            wants_more = one.listener.take(view, place)
+            if events is None:
+                wants_more = one.listener.take(view, place)
+            elif is_rest and outbox.direct is not None:
+                outbox.direct.send_rest(events)
+            else:
+                one.answer.put_events(events, view.produced_at_ns)
         except Exception:  # noqa: BLE001 - a defect in one answer must not end all others
             self._repeated_log.begin("row", _log.exception, "a row could not be written")
             one.listener.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))

@@ -20,6 +20,7 @@ from tokenbus_services.gateway.vocabulary import Vocabulary
 _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
 """What became of a row, as the library says."""
+_DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
 """The state of a row before, if Python shall take its stream's rows."""
 
@@ -272,18 +273,15 @@ class Rows:
         return stopped
 
     def _left(self, begin: int, end: int) -> Iterator[tuple[int, list[Left]]]:
-        states = self._states[begin:end]
-        places = begin + np.flatnonzero((states != _SENT) & (states != _QUIET))
-        if not places.size:
-            return
-        out = self._writer.out
         found: dict[int, list[Left]] = {}
-        for key, number, place, state, first, last in zip(
-            *(
-                column[places].tolist()
-                for column in (self._keys, self._numbers, self._places, self._states, self._begins, self._ends)
-            ), strict=True,
-        ):  # fmt: skip
-            events = None if state == _LEFT else out[first:last].tobytes()
-            found.setdefault(key, []).append(Left(self._views[number], place, events, state == _REST))
+        for row, state in enumerate(self._states[begin:end].tolist(), begin):
+            if state in _DONE:
+                continue
+            events = None
+            if state != _LEFT:
+                events = self._writer.out[self._begins.item(row) : self._ends.item(row)].tobytes()
+            view = self._views[self._numbers.item(row)]
+            found.setdefault(self._keys.item(row), []).append(
+                Left(view, self._places.item(row), events, state == _REST)
+            )
         yield from found.items()

@@ -15,6 +15,10 @@
 
 typedef unsigned __int128 u128;
 
+#ifndef MSG_NOSIGNAL /* Python ignores the signal */
+#define MSG_NOSIGNAL 0
+#endif
+
 /* Columns lie in the message wherever the fields before them end. */
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef float f32 __attribute__((aligned(1), may_alias));
