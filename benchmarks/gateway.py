@@ -1,22 +1,27 @@
 """Measure the gateway end to end: `python -m benchmarks.gateway`.
 
-Worker, processor, gateway and clients are processes of their own on this machine; 256 streams at once.
+Worker, processor, gateway and clients are processes of their own on this machine.
 """
 
 import re
+import socket
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.http_clients import keep_asking
-from benchmarks.processes import PATIENCE, PROMPT, Child, deployed
+from benchmarks.processes import PATIENCE, PROMPT, Child, below, deployed, processor_times
 from benchmarks.report import Report, Row
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 
 CONNECTIONS = 256
+_DEFAULT_ROWS = 512
+_SENT_BYTES = 300
+_SENDS = 50
 _COMPLETION: dict[str, Any] = {
     "model": "tokenbus",
     "prompt": PROMPT,
@@ -46,10 +51,24 @@ class Sample(NamedTuple):
 
     tokens_per_second: float
     megabytes_per_second: float
-    cpu: float
-    """Cores that all processes of the gateway took together."""
+    user: float
+    """Cores that all processes of the gateway took together outside the kernel."""
+    system: float
+    """The same inside it: most of it is what sending costs."""
     waits: dict[float, float]
     """By a bucket's bound in seconds: how many rows took at most that, of all."""
+
+
+class Load(NamedTuple):
+    """What the gateway is measured under."""
+
+    modes: Sequence[str]
+    rounds: int
+    seconds: float
+    streams: int
+    tokens: int
+    """Of each answer."""
+    speculate: int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,17 +78,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--rounds", type=int, default=5, metavar="N", help="how many rounds of each (5)")
     add("--paces", default="40,80,0", help="steps a second; 0: as fast as it can (40,80,0)")
     add("--processes", default="1", help="how many the gateway has; several are compared: 1,4 (1)")
+    add("--streams", type=int, default=CONNECTIONS, metavar="N", help=f"at once ({CONNECTIONS})")
+    add("--speculate", type=int, default=3, metavar="N", help="tokens that the engine drafts a step; 0: one a step (3)")
+    add("--tokens", type=int, default=_COMPLETION["max_tokens"], metavar="N", help="of each answer (256)")
+    add("--modes", nargs="+", choices=list(MODES), default=list(MODES), metavar="MODE", help="which logprobs (all)")
     options = report.parse(arguments)
     paces = [20] if options.quick else [int(pace) for pace in options.paces.split(",")]
     rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
-    modes = list(MODES)[: 2 if options.quick else None]
+    modes = options.modes[: 2 if options.quick else None]
+    load = Load(modes, rounds, seconds, options.streams, options.tokens, options.speculate)
     counts = [int(count) for count in options.processes.split(",")]
-    report.say(f"{rounds} rounds of {seconds:g} s each, medians.")
+    report.say(
+        f"{rounds} rounds of {seconds:g} s each, medians. Here a bare send of {_SENT_BYTES} bytes to each of "
+        f"{load.streams} sockets takes {sending_us(load.streams):.1f} us of processor time; each row is one at least."
+    )
     rows: list[Row] = []
     rates: dict[tuple[int, int, str], float] = {}
     for pace in paces:
         for count in counts:
-            for mode, samples in _measured(pace, count, modes, rounds, seconds).items():
+            for mode, samples in _measured(pace, count, load).items():
                 rows.append(_row(pace, count, mode, *samples))
                 rate = rates[pace, count, mode] = median(each.tokens_per_second for each in samples[0])
                 if (one := rates.get((pace, 1, mode))) and count > 1:
@@ -78,24 +105,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.write()
 
 
-def _measured(
-    pace: int, processes: int, modes: Sequence[str], rounds: int, seconds: float
-) -> dict[str, tuple[list[Sample], list[Sample]]]:
-    """Return the rounds of each mode at a pace beside those without logprobs; the modes are taken in turn."""
-    samples: dict[str, list[Sample]] = {mode: [] for mode in modes}
-    with deployed(gateway__address="127.0.0.1:0") as deployment, Child() as clients:
+def _measured(pace: int, processes: int, load: Load) -> dict[str, tuple[list[Sample], list[Sample]]]:
+    """Return the rounds of each mode at a pace beside those of the first one; the modes are taken in turn."""
+    samples: dict[str, list[Sample]] = {mode: [] for mode in load.modes}
+    rows = max(_DEFAULT_ROWS, load.streams)
+    with deployed(gateway__address="127.0.0.1:0", limits__max_rows=rows) as deployment, Child() as clients:
         deployment.start_processor()
-        pacing = ("--steps-per-second", str(pace))
-        deployment.start_worker("w0", "--engine", "ngram", "--max-running", str(CONNECTIONS), *pacing)
-        _, address = start_gateway(deployment, processes)
-        for _ in range(rounds):
-            for mode in modes:
+        engine = ("--engine", "ngram", "--max-running", str(load.streams), "--speculate", str(load.speculate))
+        deployment.start_worker("w0", *engine, "--steps-per-second", str(pace))
+        gateway, address = start_gateway(deployment, processes)
+        for _ in range(load.rounds):
+            for mode in load.modes:
                 path = "/v1/chat/completions" if "messages" in MODES[mode] else "/v1/completions"
-                clients.begin(keep_asking, address, path, MODES[mode], CONNECTIONS)
-                time.sleep(min(1.0, seconds))  # until all have begun
-                samples[mode].append(_round(address, clients, seconds))
+                body = MODES[mode] | {"max_tokens": load.tokens}
+                clients.begin(keep_asking, address, path, body, load.streams)
+                time.sleep(min(1.0, load.seconds))  # until all have begun
+                samples[mode].append(_round(gateway.pid, address, clients, load.seconds))
                 clients.ask(False)  # noqa: FBT003 - the task's own word for the end
-    return {mode: (taken, samples[BASE]) for mode, taken in samples.items()}
+    return {mode: (taken, samples[load.modes[0]]) for mode, taken in samples.items()}
+
+
+def sending_us(count: int) -> float:
+    """Return the processor time, in microseconds, of sending to many sockets over loopback, one after the other."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
+        clients = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(count)]
+        sockets = [stack.enter_context(server.accept()[0]) for _ in range(count)]
+        data, taken = bytes(_SENT_BYTES), []
+        for _ in range(_SENDS):
+            began = time.process_time()
+            for each in sockets:
+                each.send(data)
+            taken.append((time.process_time() - began) / count)
+            for each in clients:
+                each.recv(_SENT_BYTES)
+    return median(taken) * 1e6
 
 
 def start_gateway(deployment: Deployment, processes: int, **settings: object) -> tuple[Program, str]:
@@ -115,25 +159,29 @@ def start_gateway(deployment: Deployment, processes: int, **settings: object) ->
     raise RuntimeError(f"the gateway finds no worker within {PATIENCE:g} s")
 
 
-def _round(address: str, clients: Child, seconds: float) -> Sample:
+def _round(gateway: int, address: str, clients: Child, seconds: float) -> Sample:
+    user, system = _times(gateway)
     before, began = metrics_of(address), clients.ask(True)  # noqa: FBT003 - asks for the bytes so far
     end = time.monotonic() + PATIENCE
     time.sleep(seconds)
     while (after := metrics_of(address))[_TOKENS] <= before[_TOKENS] and time.monotonic() < end:
         time.sleep(seconds)  # on a busy machine all may stand still for a while
+    user, system = (now - then for now, then in zip(_times(gateway), (user, system), strict=True))
     ended = clients.ask(True)  # noqa: FBT003
     took = after["at"] - before["at"]
-
-    def a_second(name: str) -> float:
-        return (after[name] - before[name]) / took
-
     waits = {
         float(bound[1]): after[key] - before.get(key, 0)
         for key in after
         if key.startswith(_WAITS) and (bound := re.search(r'le="([\d.]+)"', key))
     }
     megabytes = (ended - began) / 1e6 / took
-    return Sample(a_second(_TOKENS), megabytes, a_second("process_cpu_seconds_total"), waits)
+    return Sample((after[_TOKENS] - before[_TOKENS]) / took, megabytes, user / took, system / took, waits)
+
+
+def _times(gateway: int) -> tuple[float, float]:
+    """Return the processor seconds of all of the gateway's processes, outside and inside the kernel."""
+    user, system = zip(*map(processor_times, below(gateway)), strict=True)
+    return sum(user), sum(system)
 
 
 def metrics_of(address: str) -> dict[str, float]:
@@ -146,7 +194,9 @@ def metrics_of(address: str) -> dict[str, float]:
 
 def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Row:
     of_none = median(a.tokens_per_second / b.tokens_per_second for a, b in zip(samples, base, strict=True))
-    token_us = median(each.cpu / each.tokens_per_second for each in samples) * 1e6
+    user_us, system_us = (
+        median(getattr(each, of) / each.tokens_per_second for each in samples) * 1e6 for of in ("user", "system")
+    )
     waits = {bound: sum(each.waits.get(bound, 0) for each in samples) for each in samples for bound in each.waits}
     return {
         "steps/s": pace or "as fast as it can",
@@ -155,8 +205,10 @@ def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: 
         "tokens/s": median(each.tokens_per_second for each in samples),
         "of none": of_none,
         "MB/s": median(each.megabytes_per_second for each in samples),
-        "CPU": median(each.cpu for each in samples),
-        "a token, us": token_us,
+        "CPU": median(each.user + each.system for each in samples),
+        "user, us a token": user_us,
+        "system": system_us,
+        "both": median((each.user + each.system) / each.tokens_per_second for each in samples) * 1e6,
         "to the socket, p50 ms": _quantile(waits, 0.5) * 1e3,
         "p99 ms": _quantile(waits, 0.99) * 1e3,
     }

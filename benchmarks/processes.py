@@ -170,5 +170,10 @@ def children(pid: int) -> Iterator[int]:
 
 def processor_seconds(pid: int) -> float:
     """Return the processor seconds of one process so far; raises OSError if there is none."""
+    return sum(processor_times(pid))
+
+
+def processor_times(pid: int) -> tuple[float, float]:
+    """Return the processor seconds of one process so far, outside and inside the kernel; raises OSError as above."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_A_SECOND
+    return int(fields[_USER]) / _TICKS_A_SECOND, int(fields[_SYSTEM]) / _TICKS_A_SECOND

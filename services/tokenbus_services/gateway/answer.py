@@ -11,7 +11,8 @@ from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.logprob_writers import Part, Piece
+from tokenbus_services.gateway.event_writer import EventStream
+from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.settings import GatewaySettings
@@ -23,8 +24,6 @@ _BROKEN = {
     int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
 }
-_ACTIVE = int(RowStatus.ACTIVE)
-_EMPTY = len('""')
 _ENDS = _REASONS.keys() | _BROKEN.keys()
 _ROW_BYTES = 150
 """What Python's objects for a row's text and pieces take: more than the contents of short ones."""
@@ -32,6 +31,9 @@ _ROW_BYTES = 150
 
 class Listener(Protocol):
     """Takes one request's rows."""
+
+    stream: EventStream | None
+    """How far it has come, where its events may be written without it; None: it takes all rows."""
 
     @property
     def tokens(self) -> int:
@@ -90,6 +92,10 @@ class Answer:
         code = "overloaded" if self.content_type == JSON else "slow_client"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
+    def put_events(self, data: bytes, produced_at_ns: int) -> None:
+        """Send a row's events that were written without its listener."""
+        self.outbox.put(data, produced_at_ns)
+
     def end(self, error: ApiError) -> None:
         """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""
         if self.outbox.is_closed:
@@ -119,16 +125,13 @@ class Answer:
 class ChoicesAnswer(Answer, ABC):
     """An answer with choices in OpenAI's form."""
 
-    emit_json: Callable[["Choice", bytes, RenderedStep, int], None] | None = None
-    """Adds a row that does not end its choice, by its text as a JSON string; None: `emit` adds all."""
-
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
         self._envelope = envelope
         stopping = request.stopping
-        self._choices = [Choice(index, stopping, envelope.parts(), self) for index in range(request.choices)]
+        self._choices = [Choice(index, stopping, envelope, self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
         self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
@@ -151,10 +154,10 @@ class ChoicesAnswer(Answer, ABC):
 class Choice:
     """One choice of an answer."""
 
-    def __init__(self, index: int, stopping: Stopping, parts: Sequence[Part], answer: "ChoicesAnswer") -> None:
+    def __init__(self, index: int, stopping: Stopping, envelope: Envelope, answer: "ChoicesAnswer") -> None:
         self.index = index
-        self.parts = parts
-        self.tokens = 0
+        self.stream = envelope.stream(index)
+        self.parts = parts = envelope.parts(self.stream)
         self.reason: str | None = None
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
@@ -165,20 +168,16 @@ class Choice:
         """The stop that ended it, as its worker says."""
         self._text = RunningText(stopping)
         self._answer = answer
-        # Without stops and special tokens a row's text is that of its tokens, unless bytes of a character wait.
-        self._emit_json = None if self._stops or self._shows_special else answer.emit_json
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
         self._is_silent = all(part.is_empty for part in parts)
 
+    @property
+    def tokens(self) -> int:
+        """How many of its tokens have come."""
+        return self.stream.tokens
+
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""
-        emit_json = self._emit_json
-        if emit_json is not None and view.statuses[place] == _ACTIVE and not self._text.is_split:
-            text_json = view.said[place]
-            if len(text_json) > _EMPTY:
-                self.tokens += view.counts[place]
-                emit_json(self, text_json, view, place)
-                return True
         count = view.counts[place]
         stop = view.stops.get(place, 0) if view.stops else 0
         text = ""
@@ -186,7 +185,9 @@ class Choice:
             text, count = self._add_until_stop(view, place, stop)
         elif count:
             text = self._text.add(view.data(place))
-        self.tokens += count
+        self.stream.tokens += count
+        # Bytes of a character that wait belong to the next row's text.
+        self.stream.hold(self._text.is_split)
         if view.statuses[place] in _ENDS:
             error = broken(view, place, self.tokens)
             if error is not None:

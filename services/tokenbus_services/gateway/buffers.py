@@ -13,6 +13,18 @@ from tokenbus_services.client import RequestEnd, StepRows
 
 Write = Callable[..., bool]
 """Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
+
+
+class Direct(Protocol):
+    """A connection whose socket may be written to beside it, while nothing waits there."""
+
+    def descriptor(self) -> int:
+        """Return the socket's file descriptor; below zero: not now."""
+
+    def send_rest(self, rest: bytes) -> None:
+        """Send what the socket had no room for, before anything else."""
+
+
 _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
@@ -125,6 +137,8 @@ class Outbox:
         """Whether nothing more is added."""
         self.write: Write | None = None
         """Writes a chunk to the socket at once, if it has room."""
+        self.direct: Direct | None = None
+        """The connection, where chunks are written as they are."""
         self.unsent: Callable[[], int] = lambda: 0
         """Returns how many bytes the socket holds that its client has not read."""
         self.is_sent = False
@@ -154,6 +168,11 @@ class Outbox:
         if may_pass and self.write is not None and self.write(chunk, produced_at_ns):
             return
         self._queue(chunk, produced_at_ns)
+
+    def descriptor(self) -> int:
+        """Return the file descriptor that the next chunk may be written to without coming here; below zero: none."""
+        is_idle = self._waiter is not None and not self._chunks and not self.is_closed
+        return self.direct.descriptor() if self.direct is not None and is_idle else -1
 
     def gather(self) -> None:
         """Write what is put from now on at once, when `flush` is called, which no await may precede."""

@@ -17,8 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from tokenbus_services.gateway.buffers import Write
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.gateway import Counts
 from tokenbus_services.settings import GatewaySettings
 
@@ -53,6 +53,8 @@ class Connection(HttpToolsProtocol):
         """Bytes received that are no body: headers, and what is between and after chunks."""
         self._is_in_headers = True
         self._timer: asyncio.TimerHandle | None = None
+        self.stream: EventStream | None = None
+        """The stream whose events may be sent to the socket without this connection; it ends before the socket does."""
         self._answered: RequestResponseCycle | None = None
         """The request that is answered now, or was last."""
 
@@ -81,28 +83,15 @@ class Connection(HttpToolsProtocol):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + waiting[0]
 
-    def writer(self, scope: Scope) -> Write | None:
-        """Return a function that writes chunks of an answer that has begun, without waiting; None if none may.
+    def writer(self, scope: Scope) -> "ChunkWriter | None":
+        """Return what writes chunks of an answer that has begun, without waiting; None if nothing may.
 
         ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
         """
-        cycle, flow, transport, observe = self.cycle, self.flow, self.transport, self.counts.to_socket.observe
         # Pipelined requests are answered in order, through ASGI.
-        if cycle.scope is not scope or not cycle.chunked_encoding:
+        if self.cycle.scope is not scope or not self.cycle.chunked_encoding:
             return None
-
-        def write(chunk: bytes, *produced_at_ns: int) -> bool:
-            """Write a chunk; return False if the client reads too slowly or is gone."""
-            if flow.write_paused or cycle.disconnected or transport.is_closing():
-                return False
-            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            now = time_ns()
-            for each in produced_at_ns:
-                if each:
-                    observe((now - each) / _NS)
-            return True
-
-        return write
+        return ChunkWriter(self)
 
     async def has_room(self, seconds: float) -> bool:
         """Wait until the client has read enough or is gone; return False if it reads nothing for `seconds`."""
@@ -135,6 +124,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, and tell the request in flight."""
+        if self.stream is not None:  # the socket is closed next, and another one gets its number
+            self.stream.socket = -1
         self._stop_timer()
         super().connection_lost(exc)
         # Of pipelined requests uvicorn notifies the last only; the one in flight must know.
@@ -321,6 +312,40 @@ class Connection(HttpToolsProtocol):
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self._close()
+
+
+class ChunkWriter:
+    """Writes chunks of one answer to its connection at once; it is a `Write`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cycle, self._flow, self._transport = connection.cycle, connection.flow, connection.transport
+        self._observe = connection.counts.to_socket.observe
+        is_plain = connection.transport.get_extra_info("sslcontext") is None
+        self._socket = connection.transport.get_extra_info("socket") if is_plain else None
+
+    def __call__(self, chunk: bytes, *produced_at_ns: int) -> bool:
+        """Write a chunk; return False if the client reads too slowly or is gone."""
+        if not self._is_open():
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        now = time_ns()
+        for each in produced_at_ns:
+            if each:
+                self._observe((now - each) / _NS)
+        return True
+
+    def descriptor(self) -> int:
+        """Return the socket's file descriptor, while nothing waits here before what is written to it; else -1."""
+        if self._socket is None or not self._is_open() or self._transport.get_write_buffer_size():
+            return -1
+        return self._socket.fileno()  # type: ignore[no-any-return]
+
+    def send_rest(self, rest: bytes) -> None:
+        """Send what the socket had no room for."""
+        self._transport.write(rest)
+
+    def _is_open(self) -> bool:
+        return not (self._flow.write_paused or self._cycle.disconnected or self._transport.is_closing())
 
 
 def host_of(authority: str) -> str | None:

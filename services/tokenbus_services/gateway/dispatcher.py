@@ -14,17 +14,19 @@ from tokenbus_services.gateway.answer import Answer, Listener
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
+from tokenbus_services.gateway.event_writer import EventWriter, Left
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.settings import GatewaySettings
 
 _log = logger("gateway")
 _ENDS = frozenset(map(int, FINISHED))
 _SERVERS = range(500, 600)
 """The statuses of errors that are not the HTTP client's fault."""
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 64
 """After how many rows the time is checked."""
 _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
@@ -60,16 +62,20 @@ class Dispatcher:
         buffers: Buffers,
         total: Tally | None = None,
         repeated_log: DeduplicatedLog | None = None,
+        to_socket: Histogram | None = None,
     ) -> None:
         """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients.
 
-        `total` counts the open requests of all processes of the gateway.
+        `total` counts the open requests of all processes of the gateway, `to_socket` the seconds from a row's
+        publication until it is sent.
         """
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
         self._buffers = buffers
         self._total = total or Tally()
+        self._to_socket = to_socket or Histogram()
+        self._writer = EventWriter(vocabulary, settings.max_requests)
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
         """By request id, until the bus has ended it, which for an aborted one is later than here."""
@@ -132,38 +138,34 @@ class Dispatcher:
                 await self._came.wait()
                 self._turn_began = time.monotonic()
             steps = self._steps()
-            if len(steps) == 1:
-                await self._hand_step(steps[0])
-            elif steps:
+            if steps:
                 await self._hand_steps(steps)
             self._total.publish(len(self))  # requests count until their last rows have been handed out
 
-    async def _hand_step(self, view: RenderedStep) -> None:
-        """Hand out a step's rows."""
-        opened = self._opened
-        for place, key in enumerate(view.batch.request_keys.tolist()):
-            one = opened.get(key)
-            if one is not None:
-                self._hand(one, view, place)
-            if place % _ROWS_AT_ONCE == 0:
-                await self._end_long_turn()
-
     async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
-        """Hand out the rows of several steps, those of one request together, so that they are one write."""
-        rows: dict[int, list[tuple[RenderedStep, int]]] = {}
-        for view in views:
-            for place, key in enumerate(view.batch.request_keys.tolist()):
-                rows.setdefault(key, []).append((view, place))
-        for number, (key, taken) in enumerate(rows.items()):
-            one = self._opened.get(key)
-            if one is not None:
-                one.answer.outbox.gather()
-                for view, place in taken:
-                    if key in self._opened:  # else it has ended
-                        self._hand(one, view, place)
-                one.answer.outbox.flush()
-            if number % _ROWS_AT_ONCE == 0:
-                await self._end_long_turn()
+        """Hand out the rows of some steps, those of one request together, so that they are one write."""
+        rows = self._writer.rows_of(views)
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            for key, left in rows.write(begin, min(begin + _ROWS_AT_ONCE, len(rows))):
+                one = self._opened.get(key)
+                if one is not None:
+                    self._hand_left(one, left)
+            await self._end_long_turn()
+        self._to_socket.observe_all(rows.seconds())
+
+    def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
+        """Hand out the rows of a request that could not be sent directly."""
+        outbox, stream = one.answer.outbox, one.listener.stream
+        if len(left) > 1:
+            outbox.gather()
+        for row in left:
+            if one.request_id not in self._opened:  # it has ended
+                break
+            self._hand(one, row)
+        if len(left) > 1:
+            outbox.flush()
+        if stream is not None:
+            stream.socket = outbox.descriptor()
 
     def _steps(self) -> list[RenderedStep]:
         """Take the steps that wait, up to a request's error, which is handed out alone.
@@ -246,7 +248,7 @@ class Dispatcher:
     def close(self, keys: Sequence[int]) -> None:
         """Forget requests, and abort those that have not ended."""
         for key in keys:
-            if self._opened.pop(key, None) is not None:
+            if self._forget(key) is not None:
                 self.aborted += 1
                 self._client.abort(key)
 
@@ -259,7 +261,7 @@ class Dispatcher:
     def give_up(self) -> None:
         """End what is still open: the gateway leaves."""
         for one in list(self._opened.values()):
-            self._opened.pop(one.request_id, None)
+            self._forget(one.request_id)
             self._client.abort(one.request_id)
             one.listener.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
 
@@ -272,24 +274,37 @@ class Dispatcher:
         request_id = self._client.submit(generate)
         self._callers[request_id] = caller
         self._opened[request_id] = OpenRequest(request_id, answer, listener, caller)
+        self._writer.open(request_id, listener.stream)
         self.opened += 1
         return request_id
 
-    def _hand(self, one: OpenRequest, view: RenderedStep, place: int) -> None:
+    def _hand(self, one: OpenRequest, row: Left) -> None:
+        view, place, events, is_rest = row
+        outbox, wants_more = one.answer.outbox, True
         try:
-            wants_more = one.listener.take(view, place)
+            if events is None:
+                wants_more = one.listener.take(view, place)
+            elif is_rest and outbox.direct is not None:
+                outbox.direct.send_rest(events)
+            else:
+                one.answer.put_events(events, view.produced_at_ns)
         except Exception:  # noqa: BLE001 - a defect in one answer must not end all others
             self._repeated_log.begin("row", _log.exception, "a row could not be written")
             one.listener.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
             wants_more = False
         if view.statuses[place] in _ENDS:
-            self._opened.pop(one.request_id, None)
+            self._forget(one.request_id)
         elif not wants_more:  # a stop that only the gateway saw: the worker goes on until the request is aborted
-            self._opened.pop(one.request_id, None)
+            self._forget(one.request_id)
             self._client.abort(one.request_id)
 
+    def _forget(self, request_id: int) -> OpenRequest | None:
+        """Hand out no more rows of a request, and return it; None: it has ended before."""
+        self._writer.close(request_id)
+        return self._opened.pop(request_id, None)
+
     def _fail(self, request_id: int, error: RequestFailedError) -> None:
-        one = self._opened.pop(request_id, None)
+        one = self._forget(request_id)
         if one is None:
             return
         # Rows that were not handed out were not emitted: a client that resumes must not leave them out.

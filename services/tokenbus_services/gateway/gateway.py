@@ -70,7 +70,15 @@ class Gateway:
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.repeated_log = repeated_log
-        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL), repeated_log)
+        self.feed = Dispatcher(
+            client,
+            vocabulary,
+            settings.gateway,
+            self.buffers,
+            tally_of(TOTAL),
+            repeated_log,
+            self.counts.to_socket,
+        )
         self.callers = Callers(settings.gateway, tally_of=tally_of, repeated_log=repeated_log)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None

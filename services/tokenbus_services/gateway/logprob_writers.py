@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 Piece = bytes | tuple[bytes, ...] | None
@@ -92,20 +93,26 @@ class Lists:
     is_empty = False
 
     def __init__(
-        self, name: bytes = b'"logprobs":', *, has_alternatives: bool = True, shows_special: bool = False
+        self,
+        progress: EventStream,
+        name: bytes = b'"logprobs":',
+        *,
+        has_alternatives: bool = True,
+        shows_special: bool = False,
     ) -> None:
+        """Take what counts the characters of the text so far."""
         self.name = name
         self._shows_special = shows_special
         self._has_alternatives = has_alternatives
-        self._offset = 0
+        self._progress = progress
 
     def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
         """Return the four lists' elements."""
         begin = view.begins[place]
         end = begin + count
         characters = view.special_character_begins if self._shows_special else view.character_begins
-        before = self._offset - characters[begin]
-        self._offset = before + characters[end]
+        before = self._progress.characters - characters[begin]
+        self._progress.characters = before + characters[end]
         offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
         if self._has_alternatives and count == view.counts[place]:
             lists = view.lists(place)

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
+from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
-from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.tool_calls import CallWriter
 
 _DONE = b"data: [DONE]\n\n"
@@ -29,33 +30,45 @@ class Envelope:
         self._usage_later = b',"usage":null' if request.wants_usage else b""
         self._said = b'"delta":{"content":%b},' if request.is_chat else b'"text":%b,'
         # Without logprobs and ids the members beside the text are the same for every row.
-        parts = self.parts()
+        parts = self.parts(EventStream())
         is_same = all(isinstance(part, Nothing) for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
-        before, behind = self._said.split(b"%b")
-        if self._always:
-            behind += self._always + self._going_on
-        self._around = [(opening + before, behind) for opening in self._openings]
-        """What stands before and behind a row's text, up to what is not the same for every row."""
         forced = request.forced
         self._calls = [] if forced is None else [CallWriter(forced) for _ in range(request.choices)]
 
-    def parts(self) -> tuple[Part, ...]:
+    def stream(self, index: int) -> EventStream:
+        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+        request = self._request
+        stopping = request.stopping
+        is_plain = request.is_streamed and not (request.forced or stopping.texts or stopping.shows_special)
+        if not is_plain or request.wants_columns or request.wants_drafts:
+            return EventStream()
+        before, behind = self._said.split(b"%b")
+        form = Form.NONE
+        if request.top_logprobs is None:
+            behind += b'"logprobs":null'
+        else:
+            form = Form.CONTENT if request.is_chat else Form.LISTS if request.top_logprobs else Form.OWN
+        return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
+
+    def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
         request = self._request
         logprobs = request.top_logprobs is not None and not request.wants_columns
         has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
         lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special)
-        form = Entries if request.is_chat else lists
-        parts: list[Part] = [form() if logprobs else Nothing(b'"logprobs":')]
+        parts: list[Part] = (
+            [Entries() if request.is_chat else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
+        )
         if request.wants_ids:
             parts.append(TokenIds())
         if request.wants_columns:
             parts.append(Columns())
         if request.wants_drafts:
-            drafted = Columns(b'"draft_columns":') if request.wants_columns else form(b'"draft_logprobs":')
-            parts.append(Drafted(drafted))
+            name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
+            others = Entries(name) if request.is_chat else lists(EventStream(), name)
+            parts.append(Drafted(Columns(name) if request.wants_columns else others))
         return tuple(parts)
 
     # Streamed.
@@ -87,15 +100,6 @@ class Envelope:
         if end is not None:
             ending = b",%b}]%b}\n\n" % (self._ending(end), self._usage_later)
         return b"".join((self._openings[index], said, beside, ending))
-
-    def chunk_of_row(self, index: int, text: bytes, parts: Sequence[Part], view: RenderedStep, place: int) -> bytes:
-        """Return the chunk of a whole row that does not end its choice, by its text as a JSON string."""
-        before, behind = self._around[index]
-        if self._always:
-            return before + text + behind
-        count = view.counts[place]
-        beside = b",".join([part.name + part.joined((part.take(view, place, count),)) for part in parts])
-        return b"".join((before, text, behind, beside, self._going_on))
 
     def last(self, tokens: int) -> bytes:
         """Return the end of the stream, after all rows."""

@@ -1,4 +1,4 @@
-"""RenderedStep: a step's columns as lists and JSON, made once for all requests that have a row in it."""
+"""RenderedStep: a step's columns as lists and JSON, made once, and when they are read, for all of its requests."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import orjson
 
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
-from tokenbus_services.gateway.native import Columns, Fragments
+from tokenbus_services.gateway.native import Begins, Columns, Fragments
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
 _BLOCK_ROWS = 32
@@ -26,25 +26,62 @@ class RenderedStep:
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
-        self.statuses: list[int] = batch.statuses.tolist()
-        stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
-        self.stops: dict[int, int] = dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
-        """By row number, which of its request's own stops ended it, as the column has it."""
-        counts = batch.token_counts.astype(np.intp)
-        scored = np.where(batch.scorings != Scoring.NONE, counts, 0)
-        self.counts: list[int] = counts.tolist()
-        self.begins = _begins(self.counts)
-        """Each row's first token."""
-        self.scored: list[int] = scored.tolist()
-        """How many of a row's tokens have logprobs: all or none."""
-        self.scored_begins = _begins(self.scored)
-        """Each row's first logprob and rank."""
-        self.top_ks: list[int] = batch.top_ks.tolist()
-        self.alternative_begins = _begins((scored * batch.top_ks).tolist())
-        """Each row's first alternative."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
+
+    @cached_property
+    def statuses(self) -> list[int]:
+        """Each row's status."""
+        return self.batch.statuses.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def stops(self) -> dict[int, int]:
+        """By row number, which of its request's own stops ended it, as the column has it."""
+        batch = self.batch
+        stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
+        return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many tokens each row has."""
+        return self.batch.token_counts.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Each row's first token."""
+        return self._all_begins[0].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def scored(self) -> list[int]:
+        """How many of a row's tokens have logprobs: all or none."""
+        return np.diff(self._all_begins[1]).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def scored_begins(self) -> list[int]:
+        """Each row's first logprob and rank."""
+        return self._all_begins[1].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def top_ks(self) -> list[int]:
+        """How many alternatives each of a row's tokens has."""
+        return self.batch.top_ks.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def alternative_begins(self) -> list[int]:
+        """Each row's first alternative."""
+        return self._all_begins[2].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _all_begins(self) -> Begins:
+        """Where each row's tokens, logprobs and alternatives begin, a line each; the last of each is where they end."""
+        batch = self.batch
+        begins = np.zeros((3, batch.row_count + 1), np.int64)
+        scored = batch.token_counts * (batch.scorings != Scoring.NONE)
+        np.add.accumulate(batch.token_counts, out=begins[0, 1:])
+        np.add.accumulate(scored, out=begins[1, 1:])
+        np.add.accumulate(np.multiply(scored, batch.top_ks, dtype=np.int64), out=begins[2, 1:])
+        return begins
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -69,20 +106,14 @@ class RenderedStep:
         return list(map(self.vocabulary.texts.__getitem__, self.ids))
 
     @cached_property
-    def said(self) -> list[bytes]:
-        """Each row's text as a JSON string, where it is the same whatever came before it; else nothing."""
-        rendered = self.vocabulary.text_fragments.render(self._columns, 0, len(self.counts))
-        return [b""] * len(self.counts) if rendered is None else [text for (text,) in rendered]
-
-    @cached_property
     def character_begins(self) -> list[int]:
         """How many characters begin before each token, and in total."""
-        return _begins(list(map(self.vocabulary.characters.__getitem__, self.ids)))
+        return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
 
     @cached_property
     def special_character_begins(self) -> list[int]:
         """The same in a text that has special tokens' names, too."""
-        return _begins(list(map(self.vocabulary.special_characters.__getitem__, self.ids)))
+        return [0, *accumulate(map(self.vocabulary.special_characters.__getitem__, self.ids))]
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -122,13 +153,14 @@ class RenderedStep:
         block, row = divmod(place, _BLOCK_ROWS)
         if block not in blocks:
             begin = block * _BLOCK_ROWS
-            blocks[block] = fragments.render(self._columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
+            blocks[block] = fragments.render(self.columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
         rendered = blocks[block]
         return None if rendered is None else rendered[row]
 
     @cached_property
-    def _columns(self) -> Columns:
-        return Columns(self.batch, self.scored_begins[-1], self.begins, self.alternative_begins)
+    def columns(self) -> Columns:
+        """The columns as the compiled renderer takes them."""
+        return Columns(self.batch, self._all_begins)
 
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""
@@ -138,10 +170,6 @@ class RenderedStep:
         """Return a row's token ids."""
         begin = self.begins[place]
         return self.ids[begin : begin + self.counts[place]]
-
-
-def _begins(counts: list[int]) -> list[int]:
-    return [0, *accumulate(counts)]
 
 
 def _written(values: npt.NDArray[np.float32]) -> list[bytes]:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import JSON, Answer
 from tokenbus_services.gateway.buffers import Sending, Write
-from tokenbus_services.gateway.connection import Connection, connection_of
+from tokenbus_services.gateway.connection import ChunkWriter, Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.gateway import Gateway
@@ -124,8 +124,7 @@ class AnswerResponse(Response):
             outbox.unsent = connection.unsent
         await self._send(send, first)
         if connection is not None and not first.is_last:
-            write = connection.writer(scope)
-            outbox.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
+            self._connect(connection, connection.writer(scope))
         while not first.is_last:
             await outbox.ready()
             # What waits for room stays in the outbox, where it is counted and can be dropped.
@@ -138,6 +137,13 @@ class AnswerResponse(Response):
                 return
             first = outbox.take()
             await self._send(send, first)
+
+    def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
+        """Let what comes from now on go to the connection at once."""
+        outbox, listeners = self._answer.outbox, self._answer.listeners
+        outbox.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
+        if self._gzip is None and len(listeners) == 1:  # events of several would come into the middle of one's rest
+            outbox.direct, connection.stream = write, listeners[0].stream
 
     async def _send(self, send: Send, sending: Sending) -> None:
         self._answer.outbox.is_sent = sending.is_last

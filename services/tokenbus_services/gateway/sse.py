@@ -12,8 +12,8 @@ from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, brok
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
-from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.settings import GatewaySettings
 
@@ -31,12 +31,6 @@ class StreamedAnswer(ChoicesAnswer):
 
     content_type = EVENTS
 
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        self.emit_json = self._emit_json if request.forced is None else None
-        super().__init__(request, envelope, settings, buffers)
-
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
@@ -53,11 +47,11 @@ class StreamedAnswer(ChoicesAnswer):
         if not self._open:
             self.outbox.close()
 
-    def _emit_json(self, choice: Choice, text: bytes, view: RenderedStep, place: int) -> None:
-        """Add the chunk of a row that does not end its choice, without a detour over its text."""
+    def put_events(self, data: bytes, produced_at_ns: int) -> None:
+        """Send a row's events that were written without its choice."""
         if not self.has_begun:
             self._begin_stream()
-        self.outbox.put(self._envelope.chunk_of_row(choice.index, text, choice.parts, view, place), view.produced_at_ns)
+        super().put_events(data, produced_at_ns)
 
     def _begin_stream(self) -> None:
         self.has_begun = True
@@ -72,6 +66,7 @@ class InspectedAnswer(Answer):
 
     content_type = EVENTS
     has_begun = True
+    stream: EventStream | None = None
 
     def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from tokenbus_services.delivery.stop_strings import REPLACEMENT
@@ -75,7 +77,8 @@ class Vocabulary:
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
         self.digest = digest_of(tokenizer)
         """What a worker's tokenizer has to have in common with this one; 0: nothing."""
-        size = tokenizer.vocabulary_size
+        self.size = size = tokenizer.vocabulary_size
+        """How many token ids have a text of their own."""
         unknown = _number if self._of_model is None else _nothing
         self.pieces = _Table(
             lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else unknown(token_id), size
@@ -98,12 +101,19 @@ class Vocabulary:
         )
         """The keys and the entries again, for the compiled renderer."""
         self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
-        self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.TEXT)
+        self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.NONE)
         """What a token adds to the JSON of a text."""
+        self.text_characters = np.zeros(size, np.int32)
+        """How many characters begin in each token whose text fragment was made."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
         """How many characters begin in the token."""
         self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
         """The same, where special tokens have their names."""
+
+    def learn(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Make what the compiled renderer needs to write the texts of some tokens."""
+        for token_id in self.text_fragments.add(ids):
+            self.text_characters[token_id] = self.characters.made(token_id)
 
     def _special(self, token_id: int) -> str:
         """Return what a model's vocabulary calls a token that has no text; empty for any other."""

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -37,6 +39,13 @@ class Histogram:
         """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+    def observe_all(self, values: npt.NDArray[np.float64]) -> None:
+        """Count many values."""
+        if values.size:
+            found = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
+            self._counts = [count + more for count, more in zip(self._counts, found.tolist(), strict=True)]
+            self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return each bucket's bound, as text, and how many values are at most that; the last has them all."""

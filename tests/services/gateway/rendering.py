@@ -13,6 +13,7 @@ from tokenbus_contracts import LogprobBatch
 from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.event_writer import EventWriter
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.sse import StreamedAnswer
@@ -27,10 +28,20 @@ async def said(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
     answer = maker(asked, Envelope(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
-    wanting = dict(enumerate(answer.listeners))
+    writer = EventWriter(vocabulary, len(answer.listeners))
+    keys = steps[0][0].request_keys.tolist()
+    wanting = dict(zip(keys, answer.listeners, strict=False))
+    for key, listener in wanting.items():
+        writer.open(key, listener.stream)
     for target, draft in steps:
-        view = RenderedStep(target, vocabulary, draft)
-        wanting = {place: listener for place, listener in wanting.items() if listener.take(view, place)}
+        rows = writer.rows_of([RenderedStep(target, vocabulary, draft)])
+        for key, left in rows.write(0, len(rows)):
+            for view, place, events, _ in left if key in wanting else ():
+                if events is not None:
+                    answer.put_events(events, view.produced_at_ns)
+                elif not wanting[key].take(view, place):
+                    del wanting[key]
+                    writer.close(key)
     assert answer.error is None
     sending = answer.outbox.take(2**30)
     assert sending.is_last

@@ -20,6 +20,7 @@ from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import vocabulary_of
@@ -27,6 +28,8 @@ from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 class _Listener:
     """Counts the tokens that it takes, at most so many of them."""
+
+    stream: EventStream | None = None
 
     def __init__(self, most: int = 1000) -> None:
         self.tokens = 0

@@ -1,6 +1,7 @@
 """The compiled renderer writes the bytes that its twin in Python writes, and leaves to it what it cannot write."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_services.gateway import native
 from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Entries, Lists
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
@@ -31,10 +33,6 @@ class _Words:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._PIECES[token_id] if token_id < len(self._PIECES) else b" word%d" % token_id
-
-
-_BROKEN = {2, 5}
-"""The ids of tokens that are no text by themselves: a part of a character, and one that stands for such parts."""
 
 
 def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring = Scoring.FULL) -> LogprobBatch:
@@ -72,7 +70,7 @@ def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int],
 
 def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool) -> list[bytes]:
     view = RenderedStep(step, vocabulary)
-    part = Entries() if is_chat else Lists()
+    part = Entries() if is_chat else Lists(EventStream())
     return [part.joined([part.take(view, place, view.counts[place])]) for place in range(step.row_count)]  # type: ignore[list-item]
 
 
@@ -103,30 +101,33 @@ def test_what_it_cannot_write_python_writes(vocabulary: str, most: int, scoring:
         assert all(map(json.loads, written))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
-    step = _drawn(np.random.default_rng(seed), 50, 64)
-    view = RenderedStep(step, Vocabulary(_Words()))
-    for place, found in enumerate(view.said):
-        tokens = view.ids[view.begins[place] : view.begins[place + 1]]
-        assert found == (b"" if set(tokens) & _BROKEN else orjson.dumps(view.data(place).decode()))
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"top_logprobs": 20}, {"top_logprobs": 2, "is_chat": True}, {"sampling": {"stop": ["d1"]}}]
-)
-async def test_streams_are_the_same_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(3)
-    steps = [(_drawn(random, 2, 6 if number < 40 else 64), None) for number in range(60)]
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("fields", [
+    {}, {"wants_ids": True, "wants_usage": True}, {"top_logprobs": 0}, {"top_logprobs": 20},
+    {"top_logprobs": 0, "wants_ids": True}, {"top_logprobs": 1, "wants_columns": True}, {"sampling": {"stop": ["d1"]}},
+])  # fmt: skip
+async def test_streams_are_the_same_without_it(
+    fields: dict[str, Any],
+    is_chat: bool,  # noqa: FBT001 - a parameter of the test
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Streams of every form are the same bytes, their characters split over rows or not, scored or not."""
+    monkeypatch.setattr(time, "time", lambda: 1000.5)
+    random = np.random.default_rng(seed)
+    steps = [
+        (_drawn(random, 2, 6 if number < 20 else 70, Scoring.NONE if number % 7 == 6 else Scoring.FULL), None)
+        for number in range(40)
+    ]
     last = batch([RowShape(key, tokens=1, status=RowStatus.FINISHED_LENGTH, top_k=1) for key in (1, 2)])
-    asked = CompletionRequest(model="m", prompts=[[1]], n=2, is_streamed=True, **fields)
+    asked = CompletionRequest(model="m", prompts=[[1]], n=2, is_streamed=True, is_chat=is_chat, **fields)
     found = []
     for render in (native._render, None):
         monkeypatch.setattr(native, "_render", render)
-        data = await said(asked, [*steps, (last, None)], Vocabulary(_Words()))
-        found.append([chunk["choices"] for chunk in chunks(data)])
+        found.append(await said(asked, [*steps, (last, None)], Vocabulary(_Words())))
     assert found[0] == found[1]
-    assert len(found[0]) > len(fields)
+    assert len(list(chunks(found[0]))) > len(steps) // 2
 
 
 def test_numbers_are_those_of_orjson() -> None:

@@ -1,8 +1,8 @@
-"""The compiled renderer: the JSON of rows' texts and alternatives, in one pass over their columns.
+"""The compiled renderer: the JSON of rows, in one pass over their columns, and where it is sent to sockets.
 
 It is optional, as the compiled check of the contract is: where no C compiler was at hand when Tokenbus was installed,
-or TOKENBUS_PURE_PYTHON is 1, `answer` and `logprob_writers` write the same bytes, as they do of what this one leaves
-to them.
+or TOKENBUS_PURE_PYTHON is 1, `answer`, `sse` and `logprob_writers` write the same bytes, as they do of what this one
+leaves to them.
 """
 
 import ctypes
@@ -22,8 +22,10 @@ from tokenbus_contracts.native.library import LibraryError, open_library
 
 LIBRARY = Path(__file__).with_name("render.so")
 SOURCE = Path(__file__).with_name("render.c")
-_NO_FRAGMENT, _NO_ROOM = -1, -2
-_FIRST_BYTES, _MOST_BYTES = 2**16, 2**26
+NO_FRAGMENT, NO_ROOM = -1, -2
+"""Why nothing was written."""
+FIRST_BYTES, MOST_BYTES = 2**16, 2**26
+"""What is written into grows from the first to the second."""
 _POINTERS = (
     "token_ids",
     "ranks",
@@ -37,14 +39,19 @@ _WIDTHS = (4, 4, 4, 4, 4, 1, 1)
 
 
 class Form(IntEnum):
-    """What is written of a row."""
+    """What is written of a row's logprobs."""
 
     LISTS = 0
     """Of completions: the tokens' names, logprobs and objects of alternatives, three lists."""
     CONTENT = 1
     """Of chats: one list of objects."""
-    TEXT = 2
-    """A JSON string; empty for a row with a token that is no text by itself."""
+    NONE = 2
+    """Nothing; of streams alone, as the next one."""
+    OWN = 3
+    """As LISTS, and each token is its own only alternative."""
+
+
+Begins = npt.NDArray[np.int64]
 
 
 class _Columns(ctypes.Structure):
@@ -57,6 +64,16 @@ class _Fragments(ctypes.Structure):
         ("begins", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
         ("count", ctypes.c_int64),
+    )
+
+
+class Step(ctypes.Structure):
+    """A batch as the library takes it to write streams."""
+
+    _fields_ = (
+        ("columns", _Columns),
+        *((name, ctypes.c_void_p) for name in ("keys", "statuses", "scorings")),
+        *((name, ctypes.c_void_p) for name in ("begins", "scored_begins", "alternative_begins")),
     )
 
 
@@ -77,37 +94,38 @@ class Fragments:
         self._form = form
         self._begins = np.full(size, -1, np.int64)
         self._sizes = np.zeros(size, np.int32)
-        self._bytes = np.zeros(_FIRST_BYTES, np.uint8)
+        self._bytes = np.zeros(FIRST_BYTES, np.uint8)
         self._used = 0
-        self._out = np.zeros(_FIRST_BYTES, np.uint8)
-        self._fragments = self._described()
+        self._out = np.zeros(FIRST_BYTES, np.uint8)
+        self.described = self._described()
+        """Where they are, as the library takes it."""
 
     def render(self, columns: "Columns", begin: int, end: int) -> list[tuple[bytes, ...]] | None:
         """Return some rows as JSON, lists without brackets; None: they are for Python to write."""
-        if _render is None or not self._begins.size or not (columns.are_scored or self._form is Form.TEXT):
+        if _render is None or not self._begins.size or not columns.are_scored:
             return None
         rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
         ends = np.empty(rows * lists, np.int64)
         given = columns.at(begin)
         while (written := self._written(given, rows, ends)) < 0:
-            if written == _NO_ROOM and self._out.size < _MOST_BYTES:
+            if written == NO_ROOM and self._out.size < MOST_BYTES:
                 self._out = np.zeros(2 * self._out.size, np.uint8)
-            elif written != _NO_FRAGMENT or not self._add(columns.ids(begin, end)):
+            elif written != NO_FRAGMENT or not self.add(columns.ids(begin, end)):
                 return None
         text, places = self._out[:written].tobytes(), ends.tolist()
         pieces = [text[first:last] for first, last in zip([0, *places], places, strict=False)]
         return list(zip(*(pieces[place::lists] for place in range(lists)), strict=True))
 
     def _written(self, given: _Columns, rows: int, ends: npt.NDArray[np.int64]) -> int:
-        out, fragments = self._out, self._fragments
-        count: int = _render(given, fragments, rows, self._form, _place(out), out.size, _place(ends))
+        out, fragments = self._out, self.described
+        count: int = _render(given, fragments, rows, self._form, place_of(out), out.size, place_of(ends))
         return count
 
-    def _add(self, ids: npt.NDArray[np.uint32]) -> bool:
-        """Make the fragments of some tokens that have none yet; return False if some are none of the vocabulary's."""
-        if ids.max() >= self._begins.size:
-            return False
-        missing = np.unique(ids[self._begins[ids] < 0]).tolist()
+    def add(self, ids: npt.NDArray[np.uint32]) -> list[int]:
+        """Make the fragments of some tokens that have none yet; return their ids, none if some are not known."""
+        if ids.max(initial=0) >= self._begins.size:
+            return []
+        missing: list[int] = np.unique(ids[self._begins[ids] < 0]).tolist()
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
@@ -116,29 +134,35 @@ class Fragments:
             self._begins[token_id] = self._used
             self._sizes[token_id] = -len(fragment) if is_empty else len(fragment)
             self._used += len(fragment)
-        self._fragments = self._described()
-        return bool(missing)
+        self.described = self._described()
+        return missing
 
     def _described(self) -> _Fragments:
         arrays: tuple[npt.NDArray[Any], ...] = (self._bytes, self._begins, self._sizes)
-        return _Fragments(*map(_place, arrays), self._begins.size)
+        return _Fragments(*map(place_of, arrays), self._begins.size)
 
 
 class Columns:
     """A batch's columns, by where they lie in memory."""
 
-    def __init__(self, batch: LogprobBatch, scored: int, begins: list[int], alternative_begins: list[int]) -> None:
-        """Take the batch, how many of its tokens are scored, and where each row's tokens and alternatives begin."""
+    def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
+        """Take the batch, and where each row's tokens, logprobs and alternatives begin; the last is where they end."""
         self._arrays = [np.ascontiguousarray(getattr(batch, name)) for name in _POINTERS]
-        self._places = list(map(_place, self._arrays))
-        self._begins = begins
-        self._alternative_begins = alternative_begins
-        self.are_scored = scored == begins[-1]
+        self._places = list(map(place_of, self._arrays))
+        self._all_begins = begins
+        self._begins, scored_begins, self._alternative_begins = begins
+        self.are_scored = bool(scored_begins[-1] == self._begins[-1])
         """Whether all rows are: then a token's rank is at its own place."""
+        self._rows = [np.ascontiguousarray(each) for each in (batch.request_keys, batch.statuses, batch.scorings)]
+
+    def step(self) -> Step:
+        """Return all of it."""
+        begins, size = place_of(self._all_begins), self._begins.nbytes
+        return Step(_Columns(*self._places), *map(place_of, self._rows), begins, begins + size, begins + 2 * size)
 
     def at(self, row: int) -> _Columns:
         """Return them from a row on."""
-        token, alternative = self._begins[row], self._alternative_begins[row]
+        token, alternative = int(self._begins[row]), int(self._alternative_begins[row])
         begins = (token, token, alternative, token, alternative, row, row)
         return _Columns(*(
             place + width * begin for place, width, begin in zip(self._places, _WIDTHS, begins, strict=True)
@@ -152,8 +176,8 @@ class Columns:
         )
 
 
-def _place(array: npt.NDArray[Any]) -> int:
-    """Return where an array lies in memory; numpy's own way, `ctypes.data`, takes several times as long."""
+def place_of(array: npt.NDArray[Any]) -> int:
+    """Return where an array lies in memory, which takes 3 us."""
     place: int = array.__array_interface__["data"][0]
     return place
 
@@ -172,13 +196,18 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
         return None
     try:
         library = open_library(LIBRARY, SOURCE)
-        render = library.tokenbus_render
+        render, stream = library.tokenbus_render, library.tokenbus_stream
     except (LibraryError, AttributeError) as error:
         return _unusable(str(error))
-    render.restype = ctypes.c_int64
+    pointer = ctypes.c_void_p
+    render.restype = stream.restype = ctypes.c_int64
     render.argtypes = [
         ctypes.POINTER(_Columns), ctypes.POINTER(_Fragments), ctypes.c_int64, ctypes.c_int32,
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+        pointer, ctypes.c_int64, pointer,
+    ]  # fmt: skip
+    stream.argtypes = [
+        *(pointer, pointer, pointer, pointer, ctypes.c_int64), *(pointer, pointer, pointer, ctypes.c_int64),
+        *(pointer, pointer, pointer, pointer, ctypes.c_int64, pointer),
     ]  # fmt: skip
     return library
 
@@ -190,3 +219,5 @@ def _unusable(reason: str) -> None:
 
 _library = _load()
 _render: Any = None if _library is None else _library.tokenbus_render
+stream: Any = None if _library is None else _library.tokenbus_stream
+"""The library's function that writes streams, for `event_writer`; None: there is none."""

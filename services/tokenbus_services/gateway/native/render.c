@@ -1,15 +1,23 @@
 /*
- * The JSON of rows' texts and alternatives, in one pass over the columns of some rows.
+ * The JSON of rows, in one pass over their columns: of whole answers the lists of logprobs, of streams the whole events,
+ * which are sent to their sockets too.
  *
- * This is an optimisation of choice and logprob_writers, which write the same bytes in Python: what this one does not
- * write, for want of room, of a token's fragment or of a number in its range, is written there. What stands before a
+ * This is an optimisation of answer, sse and logprob_writers, which write the same bytes in Python: what this one does
+ * not write, for want of room, of a token's fragment or of a number in its range, is written there. What stands before a
  * logprob, the token's name as JSON and what is around it, is a fragment that Python made once for each token id; so is
  * the token's text.
  */
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
 
 typedef unsigned __int128 u128;
+
+#ifndef MSG_NOSIGNAL /* Python ignores the signal */
+#define MSG_NOSIGNAL 0
+#endif
 
 /* Columns lie in the message wherever the fields before them end. */
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
@@ -20,8 +28,8 @@ typedef float f32 __attribute__((aligned(1), may_alias));
 #define MOST_POWER 30
 #define NARROW 11 /* the powers of ten that 64 bits have room for, beside a mantissa and two bits */
 
-/* Why nothing was written. */
-enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3 };
+/* Why nothing was written; a row is left to Python if its text is not simply that of its tokens. */
+enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3, IS_LEFT = -4 };
 
 struct fragments {
     const uint8_t *bytes;
@@ -201,35 +209,21 @@ static int entries(struct writer *writer, const struct columns *next, int token,
     return fault ? fault : text(writer, "]}", is_last ? 2 : 1);
 }
 
-/* Of any answer: a row's text as a JSON string; nothing for a row with a token that is no text by itself. */
-static int string(struct writer *writer, const struct columns *next, int count) {
-    const struct fragments *fragments = writer->fragments;
-    uint8_t *begin = writer->at;
-    int fault = text(writer, "\"", 1);
-    for (int token = 0; token < count && !fault; token++) {
-        uint32_t id = next->ids[token];
-        if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
-        if (fragments->sizes[id] < 0) {
-            writer->at = begin;
-            return 0;
-        }
-        fault = text(writer, (const char *)fragments->bytes + fragments->begins[id], fragments->sizes[id]);
-    }
-    return fault ? fault : text(writer, "\"", 1);
-}
-
 /* The source that this was compiled from, so that a stale library is noticed. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
 #endif
 const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
 
-/* What is written of a row: of completions three lists, of chats one, both of scored rows alone; or its text. */
-enum { LISTS, CONTENT, TEXT };
+/*
+ * What is written of a row's logprobs: of completions three lists, of chats one, both of scored rows alone. Of streams
+ * also none, or lists in which each token is its own only alternative.
+ */
+enum { LISTS, CONTENT, NONE, OWN };
 
 /*
  * Writes some rows; the columns begin with the first row's. Lists have no brackets: names, logprobs and alternatives.
- * `ends` has where each list or text ends. Returns how many bytes were written, or why none were.
+ * `ends` has where each list ends. Returns how many bytes were written, or why none were.
  */
 int64_t tokenbus_render(const struct columns *columns, const struct fragments *fragments, int64_t rows, int32_t form,
                         uint8_t *out, int64_t room, int64_t *ends) {
@@ -244,8 +238,7 @@ int64_t tokenbus_render(const struct columns *columns, const struct fragments *f
             if ((fault = logprobs(&writer, &next, count))) return fault;
             *ends++ = writer.at - out;
         }
-        if (form == TEXT) fault = string(&writer, &next, count);
-        else for (int token = 0; token < count && !fault; token++)
+        for (int token = 0; token < count && !fault; token++)
             fault = form == CONTENT ? entries(&writer, &next, token, top_k, token == count - 1)
                                     : members(&writer, &next, token, top_k);
         if (fault) return fault;
@@ -257,6 +250,246 @@ int64_t tokenbus_render(const struct columns *columns, const struct fragments *f
         next.alternative_logprobs += count * top_k;
     }
     return writer.at - out;
+}
+
+/* A batch: its columns, and where each row's tokens, logprobs and alternatives begin in them. */
+struct step {
+    struct columns columns;
+    const uint64_t *keys;
+    const uint8_t *statuses, *scorings;
+    const int64_t *begins, *scored_begins, *alternative_begins;
+};
+
+/* One request's stream of events. */
+struct stream {
+    uint64_t key;
+    const uint8_t *around;          /* what stands before a row's text, behind it, and at the event's end */
+    int64_t tokens, characters;     /* how many were written */
+    int32_t before, behind, ending; /* how many bytes of `around` are which */
+    int32_t socket;                 /* where events are sent; below 0: Python writes them */
+    uint8_t form, has_ids, is_silent, is_held;
+    /* is_silent: a row without text has no event; is_held: all rows are for Python */
+};
+
+/* By token id: fragments of texts, of keys and of entries, and how many characters begin in a token. */
+struct vocabulary {
+    const struct fragments *texts, *keys, *entries;
+    const int32_t *characters;
+};
+
+/* What became of a row. Python takes what is left; writes what is rendered; sends the rest of what was sent in part. */
+enum { LEFT, SENT, RENDERED, REST, QUIET };
+enum { ACTIVE = 1, UNSCORED = 1, MOST_HEAD_BYTES = 10, MOST_INTEGER_BYTES = 20 };
+
+struct found { int32_t fault, rows; };
+
+static int integer(struct writer *writer, uint64_t value) {
+    uint8_t digits[MOST_INTEGER_BYTES];
+    int first = MOST_INTEGER_BYTES;
+    do {
+        digits[--first] = (uint8_t)('0' + value % 10);
+        value /= 10;
+    } while (value);
+    return text(writer, (const char *)digits + first, MOST_INTEGER_BYTES - first);
+}
+
+/* Writes a row's text without quotes; of a token that is no text by itself Python knows what it means. */
+static int string(struct writer *writer, const struct fragments *texts, const struct columns *row, int count) {
+    int fault = 0;
+    for (int token = 0; token < count && !fault; token++) {
+        uint32_t id = row->ids[token];
+        if (id >= texts->count || texts->begins[id] < 0) return NO_FRAGMENT;
+        if (texts->sizes[id] < 0) return IS_LEFT;
+        fault = text(writer, (const char *)texts->bytes + texts->begins[id], texts->sizes[id]);
+    }
+    return fault;
+}
+
+/* As `members` without alternatives: each token is its own. */
+static int own(struct writer *writer, const struct columns *row, int count) {
+    int fault = 0;
+    for (int token = 0; token < count && !fault; token++) {
+        fault = text(writer, token ? ",{" : "{", token ? 2 : 1);
+        if (!fault) fault = pair(writer, row->ids[token], row->logprobs[token], 1, 1);
+        if (!fault) fault = text(writer, "}", 1);
+    }
+    return fault;
+}
+
+#define PUT(literal) if (!fault) fault = text(writer, literal, sizeof(literal) - 1)
+
+/* Writes the logprobs of a stream's row as their member; counts in `characters` those of its tokens. */
+static int logprobs_of(struct writer *writer, const struct vocabulary *vocabulary, int form, const struct columns *row,
+                       int count, int top_k, int64_t *characters) {
+    int fault = 0;
+    if (form == CONTENT) {
+        writer->fragments = vocabulary->entries;
+        PUT("\"logprobs\":{\"content\":[");
+        for (int token = 0; token < count && !fault; token++)
+            fault = entries(writer, row, token, top_k, token == count - 1);
+        PUT("],\"refusal\":null}");
+        return fault;
+    }
+    writer->fragments = vocabulary->keys;
+    PUT("\"logprobs\":{\"tokens\":[");
+    if (!fault) fault = names(writer, row, count);
+    PUT("],\"token_logprobs\":[");
+    if (!fault) fault = logprobs(writer, row, count);
+    PUT("],\"top_logprobs\":[");
+    if (!fault && form == OWN) fault = own(writer, row, count);
+    if (form == LISTS)
+        for (int token = 0; token < count && !fault; token++) fault = members(writer, row, token, top_k);
+    PUT("],\"text_offset\":[");
+    for (int token = 0; token < count && !fault; token++) {
+        if (token) PUT(",");
+        if (!fault) fault = integer(writer, (uint64_t)*characters);
+        *characters += vocabulary->characters[row->ids[token]];
+    }
+    PUT("]}");
+    return fault;
+}
+
+/* Writes the event of a row that does not end its stream; counts it in `stream`, which a fault leaves to be restored. */
+static int event(struct writer *writer, const struct vocabulary *vocabulary, struct stream *stream,
+                 const struct step *step, int32_t place) {
+    int count = step->columns.counts[place], top_k = step->columns.top_ks[place], fault;
+    if (step->statuses[place] != ACTIVE || !count) return IS_LEFT;
+    if (stream->form != NONE && step->scorings[place] == UNSCORED) return IS_LEFT;
+    int64_t begin = step->begins[place], scored = step->scored_begins[place], other = step->alternative_begins[place];
+    struct columns row = {
+        .ids = step->columns.ids + begin,
+        .ranks = step->columns.ranks + scored,
+        .logprobs = step->columns.logprobs + scored,
+        .alternative_ids = step->columns.alternative_ids + other,
+        .alternative_logprobs = step->columns.alternative_logprobs + other,
+    };
+    stream->tokens += count;
+    uint8_t *from = writer->at;
+    const char *around = (const char *)stream->around;
+    fault = text(writer, around, stream->before);
+    PUT("\"");
+    uint8_t *said = writer->at;
+    if (!fault) fault = string(writer, vocabulary->texts, &row, count);
+    if (!fault && writer->at == said && stream->is_silent) {
+        writer->at = from;
+        return 0;
+    }
+    PUT("\"");
+    if (!fault) fault = text(writer, around + stream->before, stream->behind);
+    if (!fault && stream->form != NONE)
+        fault = logprobs_of(writer, vocabulary, stream->form, &row, count, top_k, &stream->characters);
+    if (stream->has_ids) {
+        PUT(",\"token_ids\":[");
+        for (int token = 0; token < count && !fault; token++) {
+            if (token) PUT(",");
+            if (!fault) fault = integer(writer, row.ids[token]);
+        }
+        PUT("]");
+    }
+    return fault ? fault : text(writer, around + stream->before + stream->behind, stream->ending);
+}
+
+/* Sends events from `begin` on as one chunk of HTTP; before them there is room. Returns where the rest begins, or 0. */
+static uint8_t *sent(struct writer *writer, int socket, uint8_t *begin) {
+    uint64_t size = (uint64_t)(writer->at - begin);
+    memcpy(writer->at, "\r\n", 2);
+    uint8_t *head = begin, *end = writer->at + 2;
+    *--head = '\n';
+    *--head = '\r';
+    do *--head = (uint8_t)"0123456789abcdef"[size & 15];
+    while (size >>= 4);
+    ssize_t done = send(socket, head, (size_t)(end - head), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return done <= 0 ? 0 : head + done;
+}
+
+/*
+ * Writes the events of some rows, and sends those of streams that have a socket. Rows of one stream that follow each other
+ * are one write. `steps_of` and `places` say which row of which batch, `streams_of` whose it is: below 0 nobody's. A
+ * state that is set to 1 before leaves its stream's rows to Python. Of what is rendered, and of a rest, `begins` and
+ * `ends` have the places in `out`; of what was sent `times` has the time. Returns the row before which it stopped, and
+ * says in `found` why, and how many rows Python has to do something with.
+ */
+int64_t tokenbus_stream(const struct step *steps, const int32_t *steps_of, const int32_t *places,
+                        const int64_t *streams_of, int64_t rows, struct stream *streams,
+                        const struct vocabulary *vocabulary, uint8_t *out, int64_t room, int64_t *begins, int64_t *ends,
+                        uint8_t *states, int64_t *times, int64_t row, struct found *found) {
+    struct writer writer = {out, out + room, 0, {1}};
+    for (int i = 1; i <= MOST_POWER; i++) writer.powers[i] = 10 * writer.powers[i - 1];
+    for (int64_t end; row < rows; row = end) {
+        struct stream *stream = streams_of[row] < 0 ? 0 : streams + streams_of[row];
+        for (end = row + 1; stream && end < rows && streams_of[end] == streams_of[row];) end++;
+        int is_left = !stream || stream->is_held || states[row] || stream->key != steps[steps_of[row]].keys[places[row]];
+        struct stream before = {0};
+        if (stream) before = *stream;
+        uint8_t *from = writer.at;
+        if (writer.end - writer.at < MOST_HEAD_BYTES + 2) found->fault = NO_ROOM;
+        else writer.at += MOST_HEAD_BYTES;
+        uint8_t *begin = writer.at;
+        writer.end -= 2;
+        for (int64_t each = row; each < end && !found->fault; each++) {
+            states[each] = LEFT;
+            if (is_left) continue;
+            struct stream so_far = *stream;
+            uint8_t *at = writer.at;
+            int why = event(&writer, vocabulary, stream, steps + steps_of[each], places[each]);
+            if (why == IS_LEFT) {
+                *stream = so_far;
+                writer.at = at;
+                is_left = 1;
+            } else if (why) {
+                found->fault = why;
+            } else {
+                states[each] = writer.at == at ? QUIET : RENDERED;
+                begins[each] = at - out;
+                ends[each] = writer.at - out;
+            }
+        }
+        writer.end += 2;
+        if (found->fault) {
+            if (stream) *stream = before;
+            for (int64_t each = row; each < end; each++) states[each] = LEFT;
+            return row;
+        }
+        int64_t rendered = 0;
+        for (int64_t each = row; each < end; each++) {
+            found->rows += states[each] == LEFT;
+            rendered += states[each] == RENDERED;
+        }
+        if (!rendered) {
+            writer.at = from;
+            continue;
+        }
+        if (stream->socket < 0) {
+            found->rows += (int32_t)rendered;
+            continue;
+        }
+        uint8_t *rest = sent(&writer, stream->socket, begin);
+        if (!rest) {
+            stream->socket = -1;
+            found->rows += (int32_t)rendered;
+            continue;
+        }
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        int64_t last = row;
+        for (int64_t each = row; each < end; each++) {
+            if (states[each] != RENDERED) continue;
+            states[each] = SENT;
+            times[each] = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+            last = each;
+        }
+        if (rest == writer.at + 2) {
+            writer.at = from;
+            continue;
+        }
+        stream->socket = -1;
+        states[last] = REST;
+        found->rows++;
+        begins[last] = rest - out;
+        ends[last] = writer.at + 2 - out;
+        writer.at += 2;
+    }
+    return row;
 }
 
 /* Writes one number, for the tests. Returns how many bytes it has, or 0: it is not in range. */
