@@ -148,8 +148,9 @@ class Published:
             return made
 
         def updated(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
+            logprobs, computed.logprobs = computed.logprobs, self._for_front_ends(computed.logprobs)
             outputs = update(scheduled, computed)
-            self._isolated(self._publish, scheduled, computed, outputs)
+            self._isolated(self._publish, scheduled, computed, logprobs, outputs)
             return outputs
 
         def shut_down() -> None:
@@ -216,16 +217,21 @@ class Published:
 
     # What it computed.
 
-    def _publish(self, scheduled: Any, computed: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401 - vLLM's
-        """Publish a step's rows, and leave to each front end what it asked for."""
+    def _for_front_ends(self, logprobs: Any) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists, or None
+        """Return a step's logprobs with as many alternatives as any request of a front end's wants."""
+        wanted = self._asked.values()
+        return logprobs if logprobs is None or not wanted or min(wanted) < 0 else cut(logprobs, max(wanted))
+
+    def _publish(self, scheduled: Any, computed: Any, logprobs: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401
+        """Publish a step's rows with all of its logprobs, and leave to each front end what it asked for."""
         unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)
         if rows := last_rows + rows:
-            self._emit(rows, scheduled, computed.logprobs)
-        if self._asked:
+            self._emit(rows, scheduled, logprobs)
+        if len(set(self._asked.values())) > 1:
             for output in outputs:
                 if output.new_logprobs is not None:
                     output.new_logprobs = cut(output.new_logprobs, self._asked.get(output.request_id, _EVERY_TOKEN))
