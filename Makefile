@@ -187,6 +187,8 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
 	@echo "==> soak: the processor killed $(KILLS) times, over each bus"
 	@for bus in ipc nats found; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --bus $$bus || exit 1; done
+	@echo "==> soak: a worker's publisher and its engine killed $(KILLS) times"
+	@for each in publisher engine; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --kill $$each || exit 1; done
 	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, over each bus, SEED=$(SEED)"
 	@for bus in keys found; do \
 		$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --bus $$bus --seed $(SEED) || exit 1; done

@@ -85,6 +85,16 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
             lambda of: of.waiting_requests,
         ),
         (
+            "tokenbus_worker_handed_over_items{worker}",
+            "Steps and events that an engine in another process handed over, and that are not published.",
+            lambda of: of.handed_over,
+        ),
+        (
+            "tokenbus_worker_publisher_processes_total{worker}",
+            "Publishers that this worker's stream has had, one after the other.",
+            lambda of: of.starts,
+        ),
+        (
             "tokenbus_worker_failed_steps_total{worker}",
             "Steps of the engine that raised: requests ended with an error.",
             lambda of: of.counts.failed_steps,

@@ -145,6 +145,8 @@ class Publisher:
         """Batches and events that were not this rank's to publish."""
         self.shed = 0
         """Batches that lost their alternatives because retention was full."""
+        self.starts = 1
+        """How many publishers this stream has had, where each has a process of its own."""
         self.failed = 0
         """Rows whose requests ended because retention was full."""
         self.blocked = 0
@@ -234,6 +236,11 @@ class Publisher:
     def waiting_requests(self) -> int:
         """How many requests and aborts wait for the engine."""
         return len(self._requests)
+
+    @property
+    def handed_over(self) -> int:
+        """How many steps and events of an engine in another process wait to be published."""
+        return 0
 
     # Outgoing: batches and events.
 

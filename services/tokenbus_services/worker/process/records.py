@@ -25,6 +25,8 @@ class Word(IntEnum):
     FAILED_STEPS = 3
     ENGINE_ERRORS = 4
     """As `WorkerCounts` has both; the engine's process writes them."""
+    STARTS = 5
+    """How many publishers there were."""
 
 
 class HandedOver(IntEnum):

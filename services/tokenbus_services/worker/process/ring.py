@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-_HEAD, _TAIL, _TAKEN, _FREED = range(4)
+_HEAD, _TAIL, _TAKEN, _FREED, _WRITTEN = range(5)
 PAGE_BYTES = 4096
-"""Before the records: the writer's place, the reader's, how many records were taken, and up to where memory is free."""
+"""The records come behind a page of words: the writer's place, the reader's, and how many were taken; up to where the
+memory is free, and how many records were written."""
 _RECORD = struct.Struct("<QII")
 """Before each record's bytes: its number, from 1 on, its length, and its kind."""
 RECORD_BYTES = _RECORD.size
@@ -45,7 +46,7 @@ class Ring:
 
         `free` is called by the reader's side with the beginning and the length of memory that holds nothing any more.
         """
-        self._words = memory[: 4 * 8].cast("Q")
+        self._words = memory[: 5 * 8].cast("Q")
         self._data = memory[PAGE_BYTES:]
         self._capacity = len(self._data)
         self._most = most
@@ -88,7 +89,7 @@ class Ring:
         _RECORD.pack_into(self._data, begin, number, size, kind)
         place += RECORD_BYTES + _padded(size)
         self._order()
-        self._words[_HEAD] = place
+        self._words[_HEAD], self._words[_WRITTEN] = place, number
         self._place, self._written = place, number
         return number
 
@@ -127,6 +128,11 @@ class Ring:
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
         return self._words[_HEAD] == self._words[_TAIL]
+
+    @property
+    def waiting_count(self) -> int:
+        """How many records there are to take."""
+        return self._words[_WRITTEN] - self._words[_TAKEN]
 
     def next(self) -> Record | None:
         """Return the oldest record that was not taken, or None."""

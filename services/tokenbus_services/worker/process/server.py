@@ -87,7 +87,7 @@ class _Publisher(Publisher):
         worker = given.settings.worker
         self.made_room = asyncio.Event()
         self.engine_is_gone = False
-        self._ring, self._bell, self._every_rank = memory.requests, bell, given.every_rank
+        self._steps, self._ring, self._bell, self._every_rank = memory.steps, memory.requests, bell, given.every_rank
         self.journal = JournaledRetention(
             worker.retention_items,
             worker.retention_bytes,
@@ -104,6 +104,8 @@ class _Publisher(Publisher):
             retention=self.journal,
             **others,
         )
+        memory.words[Word.STARTS] += 1
+        self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
         self.last_step = memory.words[Word.LAST_STEP]
         for key, owner in given.requests:
@@ -116,6 +118,11 @@ class _Publisher(Publisher):
 
     def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
         return super().publish(batch, every_rank=every_rank or self._every_rank)
+
+    @property
+    def handed_over(self) -> int:
+        """How many records of the engine's wait."""
+        return self._steps.waiting_count
 
     @property
     def waiting_requests(self) -> int:
