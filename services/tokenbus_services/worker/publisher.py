@@ -354,6 +354,14 @@ class Publisher:
             self.failed += len(keys)
             self.link.wake()
 
+    def lose_all(self) -> None:
+        """Leave a gap in the stream that ends all of its requests: which lost rows is not known."""
+        with self._room:
+            self.retention.drop(())
+            self.session.requests.clear()
+            self._last_keys = b""
+            self.link.wake()
+
     def _wait_for_room(self, size: int) -> bool:
         if self.settings.worker.policy == "fail":
             return False

@@ -36,6 +36,15 @@ _ARRAY = struct.Struct("<BBB5xQQQ")
 """Of each array that there is: which it is, its type, how many dimensions it has, and its shape."""
 _SHAPES = ((1, 1, 1), (1, 1), (1,), ())
 _given = attrgetter(*ARRAYS)
+_ENUMERATIONS = [
+    (name, kinds.__name__, frozenset(map(int, kinds)))
+    for name, kinds in (
+        ("kind", BatchKind),
+        ("phase", StepPhase),
+        ("method", SpeculativeMethod),
+        ("value_kind", ValueKind),
+    )
+]
 
 
 class Hosted(NamedTuple):
@@ -55,6 +64,11 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
     """Return a step's arrays on the host; a ContractError says which is none, or that they are too large."""
     found = []
     size = _HEAD.size
+    for name, kinds, known in _ENUMERATIONS:
+        if getattr(arrays, name) not in known:
+            raise ContractError(name, f"one of {kinds}", getattr(arrays, name), rule=Rule.TYPE)
+    if arrays.request_keys is None:
+        raise ContractError("request_keys", "an array", "none", rule=Rule.TYPE)
     for place, given in enumerate(_given(arrays)):
         if given is None:
             continue

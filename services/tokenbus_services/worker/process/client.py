@@ -25,6 +25,9 @@ from tokenbus_services.worker.process.records import READY, WAKE
 
 _log = logger("worker")
 _START_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+_ERROR_SECONDS = 1.0
+"""How long a publisher has to leave when the engine's owner fails."""
 _STEADY_SECONDS = 10.0
 """After how long a publisher's end says nothing about the next one's."""
 _MOST_PAUSE_SECONDS = 5.0
@@ -58,7 +61,10 @@ class PublisherProcess(Handover):
             "proof": secrets.token_hex(PROOF_BYTES),
             "every_rank": every_rank,
         }
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
+        self._next_bell: socket.socket | None = None
+        """The socket to a publisher that starts."""
         self._given_up = threading.Event()
         """Set when no other is started any more where this one dies."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
@@ -77,12 +83,20 @@ class PublisherProcess(Handover):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = 0.0 if error else self.settings.worker.drain_timeout_ms / 1000
-        self.leave(seconds)
-        self._watching.join(seconds + _MOST_PAUSE_SECONDS if seconds else 0)
+        if os.getpid() != self._owner:
+            return  # a child of a fork, which has let go of it
+        seconds = _ERROR_SECONDS
+        if error is None:
+            seconds = self.settings.worker.drain_timeout_ms / 1000
+            self.leave(seconds)
+            seconds += _MOST_PAUSE_SECONDS
+        else:
+            self.is_running = False
+            self._given_up.set()
+            self._close(self.bell)  # as if the engine's process had died
+        self._watching.join(seconds)
         self._given_up.set()
-        if self._process is not None:
-            self._process.kill()
+        self._kill()
         self._watching.join()
         self.let_go()
 
@@ -94,13 +108,24 @@ class PublisherProcess(Handover):
     def let_go(self) -> None:
         """Close what says to the publisher that the engine's process lives, as a child of a fork must."""
         _started.discard(self)
-        if self.bell is not None:
-            self.bell.close()
+        self.is_running = False
+        self._close(self.bell)
+        self._close(self._next_bell)
         os.close(self._file)
+
+    @staticmethod
+    def _close(bell: socket.socket | None) -> None:
+        if bell is not None:
+            bell.close()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     def _start(self) -> None:
         """Start a publisher, and wait until it publishes; raise what it says is wrong."""
         mine, its = socket.socketpair()
+        self._next_bell = mine
         with its:
             process = subprocess.Popen(  # noqa: S603 - this very package
                 [sys.executable, "-m", "tokenbus_services.worker.process", str(self._file), str(its.fileno())],
@@ -112,16 +137,34 @@ class PublisherProcess(Handover):
         with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
             stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
         try:
-            _wait_until_ready(mine)
+            self._wait_until_ready(mine)
         except BaseException:
             process.kill()
             process.wait()
             mine.close()
             raise
         before, self.bell, self._process = self.bell, mine, process
-        if before is not None:
-            before.close()
+        self._close(before)
         self.has_publisher.set()
+
+    def _wait_until_ready(self, bell: socket.socket) -> None:
+        """Wait until a publisher has started; raise what it says in the place of that."""
+        deadline = time.monotonic() + _START_SECONDS
+        bell.settimeout(_LOOK_SECONDS)
+        said = b""
+        while not said.endswith(READY):
+            try:
+                more = bell.recv(4096)
+            except TimeoutError:
+                if self._given_up.is_set() or time.monotonic() > deadline:
+                    raise
+                continue
+            if not more and said.startswith(b"["):
+                raise AddressError(*json.loads(said))
+            if not more:
+                raise RuntimeError("the publisher's process ended before it published; its log says why")
+            said += more.strip(WAKE)
+        bell.settimeout(0)
 
     def _watch(self) -> None:
         """Wait for the publisher's end, and start another in its place, until this one has left."""
@@ -139,26 +182,14 @@ class PublisherProcess(Handover):
                 pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
                 try:
                     self._start()
+                    if self._given_up.is_set():
+                        self._kill()
                 except (AddressError, RuntimeError, OSError) as error:
                     _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
 
     @property
     def _worker(self) -> str:
         return self.settings.worker.id
-
-
-def _wait_until_ready(bell: socket.socket) -> None:
-    """Wait until a publisher has started; raise what it says in the place of that."""
-    bell.settimeout(_START_SECONDS)
-    said = b""
-    while not said.endswith(READY):
-        more = bell.recv(4096)
-        if not more and said.startswith(b"["):
-            raise AddressError(*json.loads(said))
-        if not more:
-            raise RuntimeError("the publisher's process ended before it published; its log says why")
-        said += more.strip(WAKE)
-    bell.settimeout(0)
 
 
 def _described(model: DescribesModel) -> dict[str, object]:

@@ -22,11 +22,14 @@ from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.process import arrays
 from tokenbus_services.worker.process.memory import SharedMemory
 from tokenbus_services.worker.process.records import ADMITTED, FAILED, IDS, WAKE, Brought, HandedOver, SharedCounts
+from tokenbus_services.worker.process.ring import RECORD_BYTES
 from tokenbus_services.worker.publisher import ReceivedHandoff
 from tokenbus_services.worker.step import StepArrays
 
 _NO_KEYS = np.zeros(0, np.uint64)
 _ANOTHER = (b"", b"")
+_MOST_LOST = 65_536
+"""As many requests as a gap may name."""
 _POLL_SECONDS = 0.05
 """After how long it looks again for room: whoever would wake it may have died."""
 
@@ -61,6 +64,8 @@ class Handover:
         self._aborts: deque[int] = deque()
         self._lost: set[int] = set()
         """The requests of what found no room, which the bus has not heard of yet."""
+        self._has_lost_all = False
+        """Whether they were too many to name: all of them end."""
         self._takes_no_more = self._leaves = False
 
     def state(self) -> dict[str, object]:
@@ -94,7 +99,7 @@ class Handover:
             self._refuse(step, error)
             return
         keys = keys_of(found.arrays[0][1])
-        if not self._has_room(found.size):
+        if not self._has_room(found.size + RECORD_BYTES):  # and for a word that another thread may put between
             self._lose(keys.tolist())
             return
         with self._lock:
@@ -156,36 +161,45 @@ class Handover:
 
     def _has_room(self, size: int) -> bool:
         """Tell whether there is room for a record, if need be after a wait for it, as the policy says."""
-        if not self._lost and self._steps.has_room(size):
+        if self._has_said_all and self._steps.has_room(size):
             return True
         worker = self.settings.worker
         deadline = time.monotonic() + (0 if worker.policy == "fail" else worker.block_timeout_ms / 1000)
         while True:
             self._say_lost()
-            if not self._lost and self._steps.has_room(size):
+            if self._has_said_all and self._steps.has_room(size):
                 return True
             if time.monotonic() >= deadline:
                 return False
             self._check_running()
             self._wait(_POLL_SECONDS)
 
+    @property
+    def _has_said_all(self) -> bool:
+        return not (self._lost or self._has_lost_all)
+
     def _lose(self, keys: Iterable[int]) -> None:
         """End the requests of what found no room: the next that does names them."""
         lost = list(keys)
-        self._lost.update(lost)
+        with self._lock:
+            self._lost.update(lost)
+            if len(self._lost) > _MOST_LOST:
+                self._has_lost_all = True
+                self._lost.clear()
         self.active.end(lost)
         self._aborts.extend(lost)
 
     def _say_lost(self) -> None:
         """Hand over which requests lost rows, if there is room for it."""
-        if not self._lost:
+        if self._has_said_all:
             return
-        keys = np.array(sorted(self._lost), np.uint64)
         with self._lock:
-            if self._steps.has_room(keys.nbytes):
-                number = self._steps.put(HandedOver.LOST, keys.tobytes())
-                self._note_ended(number, self._lost)
+            lost = () if self._has_lost_all else sorted(self._lost)
+            if self._steps.has_room(8 * len(lost)):
+                number = self._steps.put(HandedOver.LOST, np.array(lost, np.uint64).tobytes())
+                self._note_ended(number, lost or list(self._open))
                 self._lost.clear()
+                self._has_lost_all = False
 
     def _check_running(self) -> None:
         if not self.is_running:
@@ -284,6 +298,8 @@ class Handover:
             if not bell.recv(4096):
                 self.has_publisher.wait(seconds)  # it died
         except BlockingIOError:
-            select.select([bell], [], [], seconds)
+            poll = select.poll()  # and not select, which knows no file above 1,024
+            poll.register(bell, select.POLLIN)
+            poll.poll(1000 * seconds)
         except OSError:
             self.has_publisher.wait(seconds)

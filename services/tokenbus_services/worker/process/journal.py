@@ -14,7 +14,8 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 _ENTRY = struct.Struct("<QQQQQ")
 """Its first and last sequence, of which handed-over record it was made, as which of that, and how many ids follow."""
 JOURNAL_BYTES = _ENTRY.size
-MOST_DROPPED_KEYS = 2**16
+DROPPED_BYTES = 2**20
+"""The room for what found none, with the ids of its requests; beyond it they are not named."""
 _DROPPED = 255
 """The kind of a run of items that found no room; the others' is their PayloadKind."""
 _LAST = slice(8, 16)
@@ -37,6 +38,8 @@ class JournaledRetention(Retention):
         """The record that items are made of now, how many were made of it, and how many of these are kept already."""
         self._run: Record | None = None
         """The journal's entry of a run that may grow: the last one."""
+        self._dropped_bytes = 0
+        """How much of their room such entries take."""
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():
@@ -50,8 +53,13 @@ class JournaledRetention(Retention):
         rest = entry.data[JOURNAL_BYTES:]
         if entry.kind == _DROPPED:
             keys = frozenset(np.frombuffer(rest, np.uint64, ids).tolist())
-            self._kept.append(Dropped(first, last, keys))
+            self._dropped_bytes += len(entry.data)
             self._run = entry
+            before = self._kept[-1] if self._kept else None
+            if isinstance(before, Dropped):
+                first, keys = before.sequence, keys | before.keys if keys and before.keys else frozenset()
+                self._kept.pop()
+            self._kept.append(Dropped(first, last, keys))
             return
         self._run = None
         self._kept.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
@@ -82,13 +90,16 @@ class JournaledRetention(Retention):
         return kept
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Use the next sequence for an item that is not kept; of a longer run, a new publisher knows no ids."""
+        """Use the next sequence for an item that is not kept; a new publisher knows its ids as far as there is room."""
         self._made += 1
         if self._made <= self._known:
             return
         lost = list(keys)
-        if self._run is None:
-            ids = np.array(lost if len(lost) <= MOST_DROPPED_KEYS else (), np.uint64)
+        ids = np.array(lost, np.uint64)
+        has_room = self._dropped_bytes + JOURNAL_BYTES + ids.nbytes <= DROPPED_BYTES
+        if self._run is None or has_room:
+            ids = ids if has_room else ids[:0]
+            self._dropped_bytes += JOURNAL_BYTES + ids.nbytes
             entry = _ENTRY.pack(self.next_sequence, self.next_sequence, self._record, self._made, ids.size)
             self._journal.put(_DROPPED, entry, ids.tobytes())
             *_, self._run = self._journal.waiting()
@@ -100,16 +111,18 @@ class JournaledRetention(Retention):
 
     def acknowledge(self, through: int) -> bool:
         """Remove all entries up to a sequence; tell whether that made room."""
+        has_room = super().acknowledge(through)
         gone = None
         for entry in self._journal.waiting():
-            if _ENTRY.unpack_from(entry.data)[1] > through:
+            if _ENTRY.unpack_from(entry.data)[1] >= self.first_sequence:
                 break
             gone = entry
+            self._dropped_bytes -= len(entry.data) if entry.kind == _DROPPED else 0
         if gone is not None:
             self._journal.take(gone)
             if self._run is not None and self._run.number <= gone.number:
                 self._run = None
-        return super().acknowledge(through)
+        return has_room
 
     @property
     def _is_known(self) -> bool:

@@ -6,12 +6,12 @@ import os
 from functools import partial
 
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.process.journal import JOURNAL_BYTES
+from tokenbus_services.worker.process.journal import DROPPED_BYTES, JOURNAL_BYTES
 from tokenbus_services.worker.process.records import Word
 from tokenbus_services.worker.process.ring import PAGE_BYTES, Ring, ring_bytes
 
-_DROPPED_BYTES = 2**20
-"""The room of the journal for the ids of what found none."""
+_JOURNAL = 2
+"""The place of the journal's ring."""
 
 
 class SharedMemory:
@@ -25,8 +25,9 @@ class SharedMemory:
         self.words = memory[: 8 * len(Word)].cast("Q")
         rings: list[Ring] = []
         for size, items in _rings(settings):
-            # Steps go through pages that stay: a page that is new costs the engine's thread as much as many arrays.
-            free = partial(self._free, begin) if rings else None
+            # Steps go through pages that stay: a page that is new costs the engine's thread as much as many arrays. And
+            # a new publisher reads requests that the engine has taken already.
+            free = partial(_free, self._mapped, begin) if len(rings) == _JOURNAL else None
             rings.append(Ring(memory[begin : begin + size], items, free))
             begin += size
         self.steps, self.requests, self.journal = rings
@@ -37,10 +38,11 @@ class SharedMemory:
         (size, _), *_ = _rings(self._settings)
         self._mapped[PAGE_BYTES : PAGE_BYTES + size] = bytes(size)
 
-    def _free(self, ring: int, begin: int, size: int) -> None:
-        """Give back pages of a ring that hold nothing any more; they are there again, as zeros, once written to."""
-        with contextlib.suppress(OSError):  # a kernel that cannot: they stay
-            self._mapped.madvise(mmap.MADV_REMOVE, ring + begin, size)
+
+def _free(mapped: mmap.mmap, ring: int, begin: int, size: int) -> None:
+    """Give back pages of a ring that hold nothing any more; they are there again, as zeros, once written to."""
+    with contextlib.suppress(OSError):  # a kernel that cannot: they stay
+        mapped.madvise(mmap.MADV_REMOVE, ring + begin, size)
 
 
 def shared_file(settings: Settings) -> int:
@@ -53,14 +55,14 @@ def shared_file(settings: Settings) -> int:
 def _rings(settings: Settings) -> list[tuple[int, int]]:
     worker, most = settings.worker, settings.limits.max_message_bytes
     items = worker.retention_items
-    kept = worker.retention_bytes + items * JOURNAL_BYTES + _DROPPED_BYTES
+    kept = worker.retention_bytes + items * JOURNAL_BYTES + DROPPED_BYTES
     requests = max(1, 2 * worker.max_requests) + worker.handover_items
     return [
         (ring_bytes(size, most_items, largest), most_items)
         for size, most_items, largest in (
             (worker.handover_bytes, worker.handover_items, worker.handover_bytes),
             (worker.handover_bytes, requests, most),
-            (kept, items + 1, most + JOURNAL_BYTES + _DROPPED_BYTES),
+            (kept, items + 1, most + JOURNAL_BYTES + DROPPED_BYTES),
         )
     ]
 

@@ -56,7 +56,8 @@ class Ring:
         self._begin = 0
         """Where the record begins that is being filled."""
         self._place = self._words[_HEAD]
-        self._written = max([self.taken, *(record.number for record in self.waiting())])
+        # In this order: the other side may take some meanwhile.
+        self._written = max([*(record.number for record in self.waiting()), self.taken])
 
     # The writer's side.
 
@@ -88,9 +89,10 @@ class Ring:
         number = self._written + 1
         _RECORD.pack_into(self._data, begin, number, size, kind)
         place += RECORD_BYTES + _padded(size)
-        self._order()
-        self._words[_HEAD], self._words[_WRITTEN] = place, number
         self._place, self._written = place, number
+        self._order()
+        self._words[_WRITTEN] = number
+        self._words[_HEAD] = place
         return number
 
     def put(self, kind: int, *parts: bytes | memoryview) -> int:
@@ -127,7 +129,7 @@ class Ring:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return self._words[_HEAD] == self._words[_TAIL]
+        return self._words[_HEAD] == self._words[_TAIL] or self.next() is None
 
     @property
     def waiting_count(self) -> int:

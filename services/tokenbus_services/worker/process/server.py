@@ -17,7 +17,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import SECTIONS, Settings
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.errors import RetentionFullError
+from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.process import arrays
 from tokenbus_services.worker.process.journal import JournaledRetention
 from tokenbus_services.worker.process.memory import SharedMemory
@@ -206,6 +206,8 @@ class PublisherServer:
         wake = self.publisher.made_room
         while True:
             wake.clear()
+            if not self.publisher.is_running:
+                return  # its connection failed, which is raised next
             seconds = self._publish_some()
             if self._steps.is_empty:
                 if self._leaves:
@@ -242,11 +244,18 @@ class PublisherServer:
                 seconds = wait
                 break
             self.publisher.journal.begin(record.number)
-            self._publish(record)
+            try:
+                self._publish(record)
+            except NotRunningError:
+                raise
+            except Exception:  # noqa: BLE001 - or each new publisher would fail at the same record
+                _log.exception("a step was not published")
+                self.publisher.lose_all()
             self.publisher.journal.begin(0)
             self._words[Word.LAST_STEP] = self.publisher.last_step
+            self._ended.extend(self._emitter.take_aborts())
+            self.publisher.bring_ended(self._ended)
             self._steps.take(record)
-        self._ended.extend(self._emitter.take_aborts())
         self.publisher.bring_ended(self._ended)
         if self._steps.taken > number:
             self.publisher.ring_bell()
@@ -285,7 +294,10 @@ class PublisherServer:
                 keys, message = data[begin : begin + 8 * count], bytes(data[begin + 8 * count :]).decode()
                 self._emitter.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
             case HandedOver.LOST:
-                self.publisher.lose(np.frombuffer(data, np.uint64).tolist())
+                if lost := np.frombuffer(data, np.uint64).tolist():
+                    self.publisher.lose(lost)
+                else:
+                    self.publisher.lose_all()
             case HandedOver.NO_MORE:
                 self.publisher.take_no_more()
             case HandedOver.LEAVE:

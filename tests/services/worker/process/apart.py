@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,13 +37,14 @@ class Apart:
     def _memory(self) -> SharedMemory:
         return SharedMemory(self._file, self.settings)
 
-    async def start_publisher(self) -> None:
-        """Start a publisher as the engine's process would: it takes over what another left."""
+    async def start_publisher(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Start a publisher as the engine's process would, which does something meanwhile."""
         mine, self._bell = socket.socketpair()
         for each in (mine, self._bell):
             each.settimeout(0)
         self.line = Line(self.bus._transport)
         state: dict[str, Any] = self.handover.state()
+        meanwhile()
         given = Introduction(
             settings=self.settings,
             vocabulary_size=self.engine.vocabulary_size,

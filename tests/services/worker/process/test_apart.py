@@ -13,6 +13,8 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.worker import NotRunningError, StepArrays
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.process import handover
 
 TOKENS = 40
 
@@ -85,6 +87,16 @@ async def test_new_publisher_takes_over_what_waits_for_the_engine() -> None:
         await worker.bus.settle()
         await worker.lose_publisher()
         await worker.start_publisher()
+        await worker.turn(TOKENS + 3)
+        assert all_exact(requests)
+
+
+async def test_new_publisher_knows_what_the_engine_took_while_it_started() -> None:
+    async with apart() as worker:
+        requests = [Asked(worker.bus.client) for _ in range(5)]
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        await worker.start_publisher(worker.loop.turn)
         await worker.turn(TOKENS + 3)
         assert all_exact(requests)
 
@@ -201,6 +213,38 @@ async def test_what_finds_no_room_is_named() -> None:
         late = await asked(worker, 1)
         await worker.turn(TOKENS)
         assert all_exact(late)
+
+
+async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_MOST_LOST", 2)
+    async with apart({"worker.policy": "fail"}) as worker:
+        requests = await asked(worker, tokens=10_000)
+        await worker.lose_publisher()
+        for _ in range(worker.settings.worker.handover_items + 2):
+            worker.loop.turn()
+        await worker.start_publisher()
+        await worker.bus.advance(2)
+        await worker.turn()
+        await worker.bus.advance(5)
+        assert [each.error is not None and each.error.code for each in requests] == [ErrorCode.ERROR_CODE_GAP] * 3
+        assert all(each.is_exact for each in requests)
+
+
+async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A defect of ours is no loop of publishers that each die of the same record."""
+    async with apart() as worker:
+        requests = await asked(worker)
+        with monkeypatch.context() as broken:
+            broken.setattr(Emitter, "emit", lambda *_: 1 / 0)
+            await worker.turn()
+        for each in requests:
+            assert each.error is not None
+            assert each.error.code == ErrorCode.ERROR_CODE_GAP
+        (late,) = await asked(worker, 1)
+        await worker.turn(TOKENS)
+        assert all_exact([late])
 
 
 async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> None:

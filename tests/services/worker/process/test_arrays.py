@@ -81,6 +81,8 @@ def test_lists_are_arrays_and_ids_on_both_sides_of_2_63_stay_exact() -> None:
         ({"token_ids": [[1], [2, 3]]}, "token_ids: an array, got "),
         ({"token_ids": ["a"]}, "token_ids: numbers, got str"),
         ({"token_ids": np.zeros((1, 1, 1, 1))}, "token_ids: at most 3 dimensions, got 4"),
+        ({"kind": 9}, "kind: one of BatchKind, got 9"),
+        ({"request_keys": None}, "request_keys: an array, got none"),
         ({"token_ids": np.zeros(MOST)}, f"step: at most {MOST} bytes of arrays, got "),
     ],
 )

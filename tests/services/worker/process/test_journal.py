@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.services.builders import BATCH, EVENT
-from tokenbus_services.worker.process.journal import JOURNAL_BYTES, JournaledRetention
+from tokenbus_services.worker.process.journal import DROPPED_BYTES, JOURNAL_BYTES, JournaledRetention
 from tokenbus_services.worker.process.records import Word
 from tokenbus_services.worker.process.ring import Ring, ring_bytes
 from tokenbus_services.worker.retention import Dropped, Retained
@@ -22,7 +22,9 @@ class Shared:
     """The memory that outlives publishers."""
 
     def __init__(self) -> None:
-        self.memory = memoryview(bytearray(ring_bytes(BYTES + ITEMS * JOURNAL_BYTES, ITEMS + 1, 1000)))
+        self.memory = memoryview(
+            bytearray(ring_bytes(BYTES + ITEMS * JOURNAL_BYTES + DROPPED_BYTES, ITEMS + 1, DROPPED_BYTES))
+        )
         self.words = memoryview(bytearray(8 * len(Word))).cast("Q")
 
     def publisher(self) -> JournaledRetention:
@@ -62,19 +64,30 @@ def test_next_publisher_has_the_same(seed: int) -> None:
             retention = after
 
 
-def test_dropped_requests_are_named_and_of_a_longer_run_none() -> None:
-    """A gap without names ends all requests of the stream: nothing is lost silently."""
+def test_dropped_requests_are_named() -> None:
     shared = Shared()
     retention = shared.publisher()
     retention.begin(1)
-    retention.drop([5, 6])
-    (run,) = shared.publisher()
-    assert run == Dropped(1, 1, frozenset({5, 6}))
-    retention.drop([7])
-    (run,) = retention
-    assert run == Dropped(1, 2, frozenset({5, 6, 7}))
-    (run,) = shared.publisher()
-    assert run == Dropped(1, 2, frozenset())
+    for keys in ([5, 6], [7]):
+        retention.drop(keys)
+    assert list(retention) == list(shared.publisher()) == [Dropped(1, 2, frozenset({5, 6, 7}))]
+
+
+def test_dropped_requests_that_are_too_many_for_their_room_end_all() -> None:
+    """A gap without names ends all requests of the stream: nothing is lost silently, and what is kept has its room."""
+    shared = Shared()
+    retention = shared.publisher()
+    retention.begin(1)
+    many = DROPPED_BYTES // 8 // 4
+    for first in range(0, 6 * many, many):
+        retention.drop(range(first, first + many))
+        retention.keep(EVENT, b"between")
+    runs = [each for each in shared.publisher() if isinstance(each, Dropped)]
+    assert [len(run.keys) for run in runs] == [many, many, many, 0, 0, 0]
+    assert facts(shared.publisher())[1:] == facts(retention)[1:]
+    retention.acknowledge(retention.next_sequence - 1)
+    retention.drop([5])
+    assert list(shared.publisher()) == [Dropped(13, 13, frozenset({5}))]
 
 
 @pytest.mark.parametrize("done", range(4))
