@@ -28,8 +28,6 @@ _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 _ERROR_SECONDS = 1.0
 """How long a publisher has to leave when the engine's owner fails."""
-_STEADY_SECONDS = 10.0
-"""After how long a publisher's end says nothing about the next one's."""
 _MOST_PAUSE_SECONDS = 5.0
 
 
@@ -170,14 +168,14 @@ class PublisherProcess(Handover):
         """Wait for the publisher's end, and start another in its place, until this one has left."""
         pause = 0.0
         while (process := self._process) is not None:
-            began = time.monotonic()
+            taken = self._steps.taken
             status = process.wait()
             self.has_publisher.clear()
             if self._given_up.is_set() or (status == 0 and not self.is_running):
                 return
             _log.error("the publisher's process died; a new one takes over", status=status, worker=self._worker)
-            if time.monotonic() - began > _STEADY_SECONDS:
-                pause = 0.0
+            if self._steps.taken > taken:
+                pause = 0.0  # it published: the next is there within a heartbeat's timeout
             while not self.has_publisher.is_set() and not self._given_up.wait(pause):
                 pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
                 try:

@@ -240,7 +240,7 @@ class PublisherServer:
             if place == _AT_ONCE:
                 seconds = 0
                 break
-            if record.kind == HandedOver.STEP and (wait := self._seconds_for_room(record.data)):
+            if wait := self._seconds_for_room(record):
                 seconds = wait
                 break
             self.publisher.journal.begin(record.number)
@@ -261,12 +261,12 @@ class PublisherServer:
             self.publisher.ring_bell()
         return seconds
 
-    def _seconds_for_room(self, data: memoryview) -> float:
-        """Return for how long a step waits for room in retention, at most: 0 where there is some, or it must not."""
-        retention, limits, worker = self.publisher.retention, self._settings.limits, self._settings.worker
-        step = arrays.read(data)
-        by_size, by_rows = len(data) // limits.max_message_bytes, step.request_keys.size // limits.max_rows
-        messages = max(step.parts, 1 + by_size, 1 + by_rows)
+    def _seconds_for_room(self, record: Record) -> float:
+        """Return for how long a record waits for room in retention, at most: 0 where there is some, or it must not."""
+        retention, worker, data = self.publisher.retention, self._settings.worker, record.data
+        messages = self._messages_of(record)
+        if not messages:
+            return 0
         has_room = retention.has_room(2 * len(data) + _HEADER_BYTES, messages) or not len(retention)
         now = self._clock.now()
         if has_room or worker.policy == "fail":
@@ -278,6 +278,22 @@ class PublisherServer:
             self._waits_since = now
             self.publisher.blocked += 1
         return max(0.0, self._waits_since + worker.block_timeout_ms / 1000 - now)
+
+    def _messages_of(self, record: Record) -> int:
+        """Return how many messages are made of a record, as far as can be said before it is published."""
+        match record.kind:
+            case HandedOver.STEP:
+                step, limits = arrays.read(record.data), self._settings.limits
+                by_size, by_rows = (
+                    len(record.data) // limits.max_message_bytes,
+                    step.request_keys.size // limits.max_rows,
+                )
+                return max(step.parts, 1 + by_size, 1 + int(by_rows))
+            case HandedOver.ADMITTED | HandedOver.FAILED:
+                return 1
+            case HandedOver.REFUSED:
+                return int(IDS.unpack_from(record.data)[0])
+        return 0
 
     def _publish(self, record: Record) -> None:
         data = record.data

@@ -287,6 +287,25 @@ async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
         assert all_exact(requests)
 
 
+async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
+    """A request that comes while retention is full is admitted when there is room, and does not end."""
+    async with apart({"worker.retention_items": 8}) as worker:
+        early = await asked(worker)
+        late = [Asked(worker.bus.client) for _ in range(3)]
+        await worker.bus.settle()
+        worker.line.hold()
+        await worker.turn(10)
+        worker.handover.failed(2**40, ErrorCode.ERROR_CODE_ENGINE, "no")
+        await worker.turn(10)
+        assert worker.handover._steps.taken < worker.handover._steps.written
+        worker.line.release()
+        await worker.bus.advance(5)
+        await worker.turn(TOKENS)
+        await worker.bus.advance(5)
+        assert all_exact([*early, *late])
+        assert worker.server.publisher.failed == 0
+
+
 async def test_requests_end_when_retention_stays_full() -> None:
     async with apart({"worker.retention_items": 8, "worker.block_timeout_ms": 500}) as worker:
         requests = await asked(worker)
