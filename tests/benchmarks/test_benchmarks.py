@@ -81,7 +81,9 @@ def test_ngram(run: Run) -> None:
 def test_worker(run: Run) -> None:
     for row in run("worker")["figures"]:
         assert 0 < row["assemble, us"] < row["both, us"]
-        assert row["handed over, us"] > 0 < row["publish, us"]
+        assert 0 < row["to a thread, us"] < row["its process, us"]
+        assert 0 < row["to a process, us"] < row["its process then, us"]
+        assert row["publish, us"] > 0
 
 
 def test_affinity(run: Run) -> None:

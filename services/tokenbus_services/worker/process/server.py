@@ -284,11 +284,8 @@ class PublisherServer:
         match record.kind:
             case HandedOver.STEP:
                 step, limits = arrays.read(record.data), self._settings.limits
-                by_size, by_rows = (
-                    len(record.data) // limits.max_message_bytes,
-                    step.request_keys.size // limits.max_rows,
-                )
-                return max(step.parts, 1 + by_size, 1 + int(by_rows))
+                by_rows: int = step.request_keys.size // limits.max_rows
+                return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
             case HandedOver.ADMITTED | HandedOver.FAILED:
                 return 1
             case HandedOver.REFUSED:
