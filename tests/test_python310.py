@@ -31,6 +31,7 @@ ELSEWHERE = tuple(
     for name in (
         "bus/test_nats_login",
         *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "overlap", "states")),
+        "worker/process/test_apart",
     )
 )
 """Tests of the bus and of workers that need a processor, or an engine or a package that is not there on 3.10."""
