@@ -31,7 +31,7 @@ _ANOTHER = (b"", b"")
 _MOST_LOST = 65_536
 """As many requests as a gap may name."""
 _POLL_SECONDS = 0.05
-"""After how long it looks again for room: whoever would wake it may have died."""
+"""After how long it looks again for room: the publisher, which would wake it, may have died."""
 
 
 class Handover:
@@ -54,7 +54,7 @@ class Handover:
         """Whether it takes what is handed over."""
         self._steps, self._requests = memory.steps, memory.requests
         self._lock = threading.Lock()
-        """Guards what is handed over, and which requests the next publisher is told of."""
+        """Guards what is handed over, and which requests the next publisher must know."""
         self._open: dict[int, list[int]] = {}
         """The owners of the requests that the bus has a row of, or will: those that ended, until that is published."""
         self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
@@ -147,7 +147,7 @@ class Handover:
         self._ring_bell()
 
     def _hand_over_word(self, kind: HandedOver, seconds: float) -> None:
-        """Hand over a word without a request; one that finds no room is in what the next publisher is told."""
+        """Hand over a word without a request; one that finds no room is in the next publisher's state."""
         deadline = time.monotonic() + seconds
         while True:
             self._say_lost()
@@ -250,7 +250,7 @@ class Handover:
     def forget(self, key: int) -> None:
         """Drop a hand-off that the engine refused: there are none."""
 
-    # Which requests a new publisher is told of.
+    # Which requests a new publisher must know.
 
     def _note_rows(self, number: int, keys: npt.NDArray[np.uint64], statuses: Host | None) -> None:
         """Note the requests of a batch, and those that it ends, as the publisher does when it publishes it."""

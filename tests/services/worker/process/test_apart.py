@@ -147,7 +147,7 @@ async def test_worker_leaves_when_all_is_acknowledged() -> None:
 
 
 async def test_new_publisher_leaves_too() -> None:
-    """The engine's last word is heard by whoever is there."""
+    """A new publisher hears the engine's last word."""
     async with apart({"worker.drain_timeout_ms": 10_000}) as worker:
         requests = await asked(worker, tokens=10)
         await worker.lose_publisher()
