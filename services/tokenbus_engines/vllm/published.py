@@ -7,10 +7,10 @@ front end gets is what it asked for. Nothing that is wrong here, and no processo
 import atexit
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import configure, logger
 from tokenbus_services.settings import ENTRIES, Settings
+from tokenbus_services.worker.engine import Model
 from tokenbus_services.worker.publishing import publishing
 
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
@@ -94,16 +95,6 @@ def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmC
     return own
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What clients learn of the model."""
-
-    max_model_tokens: int
-    tokenizer_digest: int
-    lora_adapters: Sequence[str] = ()
-    """None: it takes no requests over the bus, which could ask for one."""
-
-
 class Published:
     """Publishes a scheduler's steps, in threads of its own; what waits for a processor is bounded as a worker's is."""
 
@@ -124,7 +115,8 @@ class Published:
         self._last_rows = NO_ROWS
         """Of requests that ended since the last step."""
         self._is_on = True
-        described = _Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
+        # It has no adapters: it takes no requests over the bus, which could ask for one.
+        described = Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()

@@ -88,6 +88,15 @@ class DescribesModel(Protocol):
         """The LoRA adapters that requests may name; a request for another one is not sent to it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that describes itself, apart from its engine."""
+
+    max_model_tokens: int
+    tokenizer_digest: int
+    lora_adapters: Sequence[str] = ()
+
+
 @runtime_checkable
 class DataParallelRank(Protocol):
     """An engine that says which data-parallel rank it is, in the place of the setting `worker.dp_rank`."""

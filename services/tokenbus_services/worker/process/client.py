@@ -44,9 +44,8 @@ class PublisherProcess(Handover):
         *,
         vocabulary_size: int = 0,
         model: DescribesModel | None = None,
-        every_rank: bool = False,
     ) -> None:
-        """Take what a Publisher takes; `every_rank` publishes the batches of each tensor-parallel rank."""
+        """Take what a Publisher takes."""
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
         memory.warm()
@@ -57,7 +56,6 @@ class PublisherProcess(Handover):
             "model": None if model is None else _described(model),
             "epoch": self.epoch,
             "proof": secrets.token_hex(PROOF_BYTES),
-            "every_rank": every_rank,
         }
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenbus_contracts import ContractError, LogprobBatch
+from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.bus import Transport
 from tokenbus_services.clock import Clock
@@ -17,6 +17,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import SECTIONS, Settings
 from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.engine import Model
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.process import arrays
 from tokenbus_services.worker.process.journal import JournaledRetention
@@ -43,15 +44,6 @@ _ENGINE_DIED = "the engine's process died"
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What clients learn of the model."""
-
-    max_model_tokens: int
-    tokenizer_digest: int
-    lora_adapters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Introduction:
     """What the engine's process says to a publisher that it starts."""
 
@@ -60,7 +52,6 @@ class Introduction:
     model: Model | None
     epoch: int
     proof: bytes
-    every_rank: bool
     requests: list[tuple[int, int]]
     """The ids and owners of the requests that the worker has, but for those that wait in the ring."""
     requests_tail: int
@@ -87,7 +78,7 @@ class _Publisher(Publisher):
         worker = given.settings.worker
         self.made_room = asyncio.Event()
         self.engine_is_gone = False
-        self._steps, self._ring, self._bell, self._every_rank = memory.steps, memory.requests, bell, given.every_rank
+        self._steps, self._ring, self._bell = memory.steps, memory.requests, bell
         self.journal = JournaledRetention(
             worker.retention_items,
             worker.retention_bytes,
@@ -115,9 +106,6 @@ class _Publisher(Publisher):
                 self.session.add_request(Generate.FromString(bytes(record.data)))
         if given.takes_no_more:
             self.take_no_more()
-
-    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
-        return super().publish(batch, every_rank=every_rank or self._every_rank)
 
     @property
     def handed_over(self) -> int:

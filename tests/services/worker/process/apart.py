@@ -51,7 +51,6 @@ class Apart:
             model=None,
             epoch=EPOCH,
             proof=PROOF,
-            every_rank=False,
             **state,
         )
         self.server = PublisherServer(self._memory(), self._bell, given, transport=self.line, clock=self.bus.clock)
