@@ -53,6 +53,8 @@ _UNWATCHED_SECONDS = 0.05
 _OTHER = "other"
 _DECODER = msgspec.msgpack.Decoder(CompletionRequest)
 _KEYS = 2**64
+_OF_MODEL_BYTES = 2_048
+"""What a model's tokenizer reads within a millisecond or two, whichever it is."""
 _ADMITTED_AT_ONCE = 4
 """Requests a loop tick: beginning one costs as much as writing about 30 rows."""
 
@@ -68,6 +70,8 @@ class Routes:
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
+        self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
+        """So short a body is read here: its time is at most about linear, and no longer than a step's rows take."""
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -124,14 +128,20 @@ class Routes:
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
         reader, encoders = self._gateway.reader, self._gateway.encoders
-        if len(data) <= SHORT_BYTES and not self._gateway.vocabulary.is_of_model:  # its time is linear, and short
+        if len(data) <= self._quick_bytes:
             await self._limiter.next()
-            result: T = getattr(reader, kind)(parse_json(data))
-            return result
+            value = parse_json(data)
+            if not self._may_take_long(value):
+                result: T = getattr(reader, kind)(value)
+                return result
         job = Job(kind, reader.models, reader.parents)
         reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
         await self._limiter.next()
         return decode(reply)
+
+    def _may_take_long(self, value: object) -> bool:
+        """Return whether a short body may: a model's template counts as far as its variables say."""
+        return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Return what some work returns; it is cancelled when the client leaves."""
