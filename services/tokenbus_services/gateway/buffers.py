@@ -269,7 +269,7 @@ class Backlog:
     def append(self, output: StepRows | RequestEnd) -> None:
         """Add a step's rows, or a request's end."""
         batches = () if isinstance(output, RequestEnd) else output
-        size = sum(int(_sizes(batch).sum()) for batch in batches if batch is not None)
+        size = sum(map(_size, filter(None, batches)))
         self._entries.append(_Entry(output, size))
         self.size += size
 
@@ -307,6 +307,14 @@ def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None
     if len(places) == batch.row_count:
         return batch
     return batch.select(places) if places else None
+
+
+def _size(batch: LogprobBatch) -> int:
+    return (
+        _ROW_BYTES * batch.row_count
+        + _TOKEN_BYTES * batch.token_ids.size
+        + _ALTERNATIVE_BYTES * batch.alternative_token_ids.size
+    )
 
 
 def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

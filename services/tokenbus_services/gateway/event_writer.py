@@ -168,12 +168,15 @@ class EventWriter:
     def rows_of(self, views: Sequence[RenderedStep]) -> "Rows":
         """Return the rows of some steps, those of one request together and in order."""
         counts = [view.batch.row_count for view in views]
-        numbers = np.repeat(np.arange(len(views), dtype=np.int32), counts)
-        places = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-        keys = np.concatenate([view.batch.request_keys for view in views])
-        if len(views) > 1:
+        if len(views) == 1:
+            keys = views[0].batch.request_keys
+            numbers, places = np.zeros(counts[0], np.int32), np.arange(counts[0], dtype=np.int32)
+        else:
+            keys = np.concatenate([view.batch.request_keys for view in views])
             order = np.argsort(keys, kind="stable")
-            numbers, places, keys = numbers[order], places[order], keys[order]
+            numbers = np.repeat(np.arange(len(views), dtype=np.int32), counts)[order]
+            places = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])[order]
+            keys = keys[order]
         slots = self._slots.find(keys) if self._streams else np.full(keys.size, -1, np.intp)
         return Rows(self, views, keys, numbers, places, slots)
 

@@ -33,6 +33,9 @@ class Histogram:
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
+        self._counts_of_many = np.zeros(len(bounds) + 1, np.int64)
+        """The values that came in arrays, which are counted in one, too."""
+        self._array_of_bounds = np.array(self._bounds)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -43,19 +46,22 @@ class Histogram:
     def observe_all(self, values: npt.NDArray[np.float64]) -> None:
         """Count many values."""
         if values.size:
-            found = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
-            self._counts = [count + more for count, more in zip(self._counts, found.tolist(), strict=True)]
+            places = self._array_of_bounds.searchsorted(values)
+            self._counts_of_many += np.bincount(places, minlength=len(self._counts))
             self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return each bucket's bound, as text, and how many values are at most that; the last has them all."""
         names = [*map(str, self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(list(self._counts))), strict=True))
+        return list(zip(names, map(float, accumulate(self._all_counts())), strict=True))
 
     @property
     def count(self) -> int:
         """How many values were counted."""
-        return sum(self._counts)
+        return sum(self._all_counts())
+
+    def _all_counts(self) -> list[int]:
+        return [one + many for one, many in zip(self._counts, self._counts_of_many.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
