@@ -132,11 +132,12 @@ def test_durable_log(run: Run) -> None:
 
 def test_fastdeploy(run: Run) -> None:
     try:
-        rows, shares = run("fastdeploy").values()
+        rows, shares, shown = run("fastdeploy").values()
     except SystemExit:
         skip(NotRunError("no System V queue of this size, or no C compiler"))
     assert all(row["p50"] > 0 < row["steps"] for row in rows)
     assert shares[0]["p50"] > 0
+    assert all(row["its process, us"] > 0 < row["to a process: of its own, us"] for row in shown)
 
 
 def test_vllm_rows(run: Run) -> None:

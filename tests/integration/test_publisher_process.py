@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 
 import pytest
 
@@ -80,6 +81,21 @@ async def test_it_is_heard_though_many_files_are_open(deployment: Deployment) ->
         for each in files:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_in_the_background_it_is_not_waited_for(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps wait for a publisher that cannot start, and that starts when it can."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = deployment.settings(worker__metrics_address=address, worker__drain_timeout_ms=0)
+        with PublisherProcess(settings, in_background=True) as publisher:
+            publisher.emit(step(7))
+            await until(lambda: "cannot start" in caplog.text)
+            assert publisher.pid == 0
+            taken.close()
+            publisher.flush(MOST)
+            assert is_there(publisher.pid)
+            assert publisher.take_aborts() == []
 
 
 def test_address_that_is_taken_is_said(deployment: Deployment) -> None:

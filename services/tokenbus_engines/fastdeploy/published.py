@@ -1,11 +1,13 @@
 """Published: saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
 
-A thread of its own makes steps of messages and publishes them. The order of the calls says which target a draft belongs
-to: the last one, where drafts follow their targets, else the next one. A draft without a target is not published.
+A thread of its own makes steps of messages, and hands them to a publisher. The order of the calls says which target a
+draft belongs to: the last one, where drafts follow their targets, else the next one. A draft without one is not
+published.
 """
 
 import threading
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -19,9 +21,8 @@ from tokenbus_engines.fastdeploy.slots import SlotRegistry
 from tokenbus_engines.fastdeploy.step_arrays import arrays_of
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.errors import RetentionFullError
-from tokenbus_services.worker.publisher import Publisher
+from tokenbus_services.worker.client import PublisherClient
+from tokenbus_services.worker.publishing import publisher_client
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
@@ -42,6 +43,8 @@ class PublishedCounts:
     unpaired_drafts: int = 0
     dropped: int = 0
     """Messages that were not published."""
+    ended_requests: int = 0
+    """Requests that the bus ended, because rows of theirs could not be published."""
 
 
 class _Step(NamedTuple):
@@ -108,6 +111,9 @@ class Steps:
         self._missed = 0
         while self._open.popleft() is not target:
             pass  # its draft did not come
+        if not target.arrays.draft_follows:
+            self._drop("its target was not published")
+            return []
         return [self._drafted(target, step)]
 
     def _expects_draft(self, message: Message) -> bool:
@@ -156,20 +162,35 @@ class Steps:
         self._open.clear()
         self._held = None
 
+    def end(self, keys: list[int]) -> None:
+        """Handle requests that the bus has ended, because rows of theirs were not published."""
+        self.counts.ended_requests += len(keys)
+        self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=len(keys))
+        self.registry.lose(keys)
+        lost = np.array(keys, np.uint64)
+        for target in self._open:
+            if np.isin(target.arrays.request_keys, lost).all():
+                target.arrays.draft_follows = False  # it was not published, so its draft is not
+
 
 _Assigned = tuple[int, int]
 """A slot, and the request that the engine named for it, between the messages before and after."""
 
 
 class Published:
-    """Publishes a rank's messages in a thread of its own; as many wait for it as the settings say."""
+    """Makes steps of a rank's messages in a thread of its own, and has them published, as a rule in another process.
+
+    As many messages wait for the thread as the settings say.
+    """
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
         """Begin; a processor may come later."""
-        worker = settings.worker
-        name = f"{worker.id}-rank-{rank}" if rank else worker.id
-        # Its stream must never make the engine wait: what finds no room ends its requests there, with an error.
-        self.settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
+        # Its stream must never make the engine wait: what finds no room ends its requests there, with an error. And
+        # each rank that saves has a stream of its own, whatever rank this process is.
+        worker = replace(settings.worker, policy="fail", tp_rank=0)
+        if rank:
+            worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
+        self.settings = replace(settings, worker=worker)
         self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
@@ -204,29 +225,27 @@ class Published:
     def _run(self) -> None:
         reported = 0
         try:
-            with Publisher(self.settings) as publisher:
-                assembler = StepAssembler(self.settings.limits)
+            with ExitStack() as stack:
+                client = publisher_client(stack, self.settings, in_background=True)
                 while (item := self._waiting.get()) is not None:
                     overflowed = self._overflowed
                     if overflowed > reported:
                         self.steps.lose(f"{overflowed - reported} found no room")
                         reported = overflowed
-                    self._publish(publisher, assembler, item)
+                    if ended := client.take_aborts():
+                        self.steps.end(ended)
+                    self._publish(client, item)
         except Exception:  # noqa: BLE001 - it must not end the queue
             _log.exception("publishing failed")
             self._most = 0
 
-    def _publish(self, publisher: Publisher, assembler: StepAssembler, item: Message | _Assigned) -> None:
+    def _publish(self, client: PublisherClient, item: Message | _Assigned) -> None:
         try:
             if isinstance(item, tuple):
                 self.steps.registry.assign(*item)
                 return
             for arrays in self.steps.of(item):
-                for batch in assembler.assemble(arrays):
-                    publisher.publish(batch, every_rank=True)
-        except RetentionFullError as full:
-            self.steps.lose("no processor takes them")
-            self.steps.registry.forget(full.request_keys)
+                client.emit(arrays)
         except ContractError as error:
             self.steps.lose(str(error))
 

@@ -7,7 +7,7 @@ is a sign that it has another one; then the former ends with a row that says so.
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -141,19 +141,20 @@ class SlotRegistry:
             _add_rows(arrays, ended)
         self._requests, self._replaced = requests, []
 
-    def lose(self) -> None:
-        """Handle steps that were not published: every open request ends with an error, and its slot has a new one."""
+    def lose(self, keys: list[int] | None = None) -> None:
+        """End open requests with an error, by default all, as steps of theirs were not published.
+
+        Their slots have new ones.
+        """
         requests = self._requests
-        is_open = np.flatnonzero(np.isfinite(requests["known_since"]) & ~requests["is_over"])
-        for slot in is_open.tolist():
+        is_lost = np.isfinite(requests["known_since"]) & ~requests["is_over"]
+        if keys is not None:
+            is_lost &= np.isin(requests["key"], np.array(keys, np.uint64))
+        slots = np.flatnonzero(is_lost)
+        for slot in slots.tolist():
             key, position = int(requests["key"][slot]), int(requests["position"][slot])
             self._replaced.append((key, position, RowStatus.UNRECOVERABLE))
-        self._begin(requests, is_open)
-
-    def forget(self, keys: Iterable[int]) -> None:
-        """Drop the last rows of requests that the bus has ended itself."""
-        gone = frozenset(keys)
-        self._replaced = [ended for ended in self._replaced if ended[0] not in gone]
+        self._begin(requests, slots)
 
 
 def _is_replaced(slots: SlotRequests, message: Message, has_tokens: Flags, now: float) -> Flags:

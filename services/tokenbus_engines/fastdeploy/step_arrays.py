@@ -82,7 +82,7 @@ def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
 def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
     """Add the scores of a step's tokens, mended, to its arrays; return how many values are not those saved."""
     counts = arrays.token_counts
-    ids, width = table[:, 1:].astype(np.int64), table.shape[1] - 1
+    ids, width = table[:, 1:], table.shape[1] - 1
     given = values
     with np.errstate(invalid="ignore"):
         is_sound = np.isfinite(values) | np.isneginf(values)
@@ -110,7 +110,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
 
 
 def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
-    sampled: Ints, own: Floats, places: Integers, ids: Integers, others: Floats, is_good: Flags
+    sampled: Ints, own: Floats, places: Integers, ids: Ints, others: Floats, is_good: Flags
 ) -> int:
     """Have tokens agree with their alternatives, in place; return how many values were changed."""
     every = np.arange(sampled.size)

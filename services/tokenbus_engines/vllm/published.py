@@ -5,7 +5,6 @@ front end gets is what it asked for. Nothing that is wrong here, and no processo
 """
 
 import atexit
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -82,8 +81,7 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     if top_k > most:
         raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
     # Requests come to vLLM as they always did, and a stream must never make it wait.
-    publisher = "process" if found.worker.publisher == "auto" and sys.platform == "linux" else found.worker.publisher
-    worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank, publisher=publisher)
+    worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank)
     return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
 
 

@@ -1,8 +1,8 @@
 """What an engine that takes no requests of the bus publishes through: in threads of its process, or in a process."""
 
+import sys
 from contextlib import ExitStack
 
-from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.emitter import Emitter
@@ -17,13 +17,33 @@ def publishing(
 ) -> tuple[PublisherClient, Outbox | PublisherProcess]:
     """Publish until the stack ends: return what the engine asks, and what it hands its steps and errors to.
 
-    Where `worker.publisher` is auto, it publishes in threads. Raises an AddressError where metrics cannot be served.
+    Raises an AddressError where metrics cannot be served.
     """
-    if settings.worker.publisher == "process":
-        process = stack.enter_context(PublisherProcess(settings, vocabulary_size=vocabulary_size, model=model))
-        return process, process
+    client = publisher_client(stack, settings, vocabulary_size, model)
+    if isinstance(client, PublisherProcess):
+        return client, client
+    return client, stack.enter_context(Outbox(client, settings.worker.outbox))
+
+
+def publisher_client(
+    stack: ExitStack,
+    settings: Settings,
+    vocabulary_size: int = 0,
+    model: DescribesModel | None = None,
+    *,
+    in_background: bool = False,
+) -> Emitter | PublisherProcess:
+    """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
+
+    Where `worker.publisher` is auto, it publishes in a process on Linux. Raises an AddressError as above.
+    """
+    chosen = settings.worker.publisher
+    if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):
+        process = PublisherProcess(settings, vocabulary_size=vocabulary_size, model=model, in_background=in_background)
+        return stack.enter_context(process)
+    from tokenbus_services.metrics.publisher import serve_publisher  # noqa: PLC0415 - slow, and only threads need it
+
     publisher = Publisher(settings, vocabulary_size=vocabulary_size, model=model)
     stack.enter_context(serve_publisher(publisher))
     stack.enter_context(publisher)
-    emitter = Emitter(publisher, vocabulary_size)
-    return emitter, stack.enter_context(Outbox(emitter, settings.worker.outbox))
+    return Emitter(publisher, vocabulary_size)

@@ -34,6 +34,7 @@ def settings_in(folder: Path, **overrides: object) -> Settings:
         "bus.reconnect_ms": 10,
         "bus.reconnect_max_ms": 50,
         "worker.id": "fastdeploy-1",
+        "worker.publisher": "thread",
         "worker.max_requests": 0,
         "worker.drain_timeout_ms": 0,
         "limits.max_rows": 1024,

@@ -1,14 +1,16 @@
 """A process of the engine that saves steps and ends, as the engine does, without a word to the queue.
 
 Its environment says where; its arguments are the seed, how many steps, and how it goes on: `forks` has another process
-forked off for them, `stays` leaves it there until it is killed, `gets` has it get so many instead of saving them.
+forked off for them, `stays` leaves it there until it is killed, `gets` has it get so many instead of saving them, and
+`shows` has request 77 go on in each step, and then another process forked off that stays until its input ends.
 """
 
 import os
 import sys
 
 from tests.engines.fastdeploy.bus import Getter, save
-from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.engine import TOPK, Steps, whole
+from tokenbus_engines import fastdeploy
 
 
 def _main(seed: int, count: int, how: str) -> None:
@@ -23,11 +25,20 @@ def _main(seed: int, count: int, how: str) -> None:
         getter = Getter("speculate_get_output_topk")
         for _ in range(count):
             getter.get()
+    elif how == "shows":
+        fastdeploy.assign(0, 77)
+        given = whole(TOPK, 3)
+        for _ in range(count):
+            given["seq_lens_decoder"] += 3
+            save(TOPK, given)
+        if not os.fork():
+            sys.stdin.read()
+            os._exit(0)
     else:
         steps = Steps(seed)
         for _ in range(count):
             save("speculate_save_output_topk", steps.speculated(16, 6))
-    if how in {"stays", "gets"}:
+    if how in {"stays", "gets", "shows"}:
         sys.stdout.write("done\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -1,7 +1,13 @@
 """What a processor is shown of the queue: targets and drafts paired by step, and scores that keep the contract."""
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +17,18 @@ from tests.engines.fastdeploy.engine import Steps as Drawn
 from tests.engines.fastdeploy.engine import whole
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
-from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
+from tests.support.waiting import soon, until
+from tokenbus_contracts import (
+    BatchKind,
+    Limits,
+    LogprobBatch,
+    Row,
+    RowStatus,
+    Scoring,
+    SpeculativeMethod,
+    ValueKind,
+    encode,
+)
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
@@ -20,9 +37,14 @@ from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
+from tokenbus_services.worker.process.client import PublisherProcess
+from tokenbus_services.worker.publishing import publisher_client
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4
+FORMS = pytest.mark.parametrize(
+    "publisher", ["thread", pytest.param("process", marks=pytest.mark.process)], ids=["a thread", "a process"]
+)
 
 
 def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
@@ -302,9 +324,11 @@ def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
         np.testing.assert_array_equal(found[at], mine)
 
 
-async def test_processor_sees_paired_steps(folder: Path) -> None:
+@FORMS
+async def test_processor_sees_paired_steps(folder: Path, publisher: str) -> None:
+    """On each rank that saves, whichever tensor-parallel rank its settings say."""
     order = (TARGET, DRAFT, DRAFT, TARGET)
-    with speaking("develop", folder, worker__drain_timeout_ms=5000):
+    with speaking("develop", folder, worker__drain_timeout_ms=5000, worker__publisher=publisher, worker__tp_rank=1):
         async with Processor(settings_in(folder)) as processor:
             steps = processor.steps()
             given = whole("speculate_save_output_topk", 2, 1, 3)
@@ -325,6 +349,40 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
             assert int(getter.arrays()[0][1, 0]) & 0xFF == flag
 
 
+@FORMS
+async def test_columns_come_as_they_were_made(folder: Path, publisher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is saved: with scores and without, first tokens with proposals, magic counts, drafts."""
+    drawn, steps, assembler = Drawn(7), Steps(Options()), StepAssembler(Limits.schema())
+    taken: list[Message] = []
+    with speaking("develop", folder, worker__drain_timeout_ms=5000, worker__publisher=publisher, worker__outbox=100):
+        async with Processor(settings_in(folder)) as processor:
+            seen = processor.steps()
+            shown = PROCESS.sender().published_of(0)
+            offer = shown.offer
+
+            def noted(given: Message) -> None:
+                taken.append(given)
+                offer(given)
+
+            monkeypatch.setattr(shown, "offer", noted)
+            for op in list(GETS) * 4:
+                save(op, drawn.any(op, int(drawn._random.integers(1, 9)), int(drawn._random.integers(1, 6))))
+            batches = [batch for given in taken for each in steps.of(given) for batch in assembler.assemble(each)]
+            made = {(batch.header.step, batch.header.kind): batch for batch in batches}
+            found = [await asyncio.wait_for(anext(seen), SECONDS) for _ in range(steps.counts.steps)]
+            await seen.aclose()
+            await asyncio.to_thread(PROCESS.sender().close)
+    came = [batch for step in found for batch in (step.target, step.draft) if batch is not None]
+    assert len(came) > len(found)  # a draft of arrays as random as these need not be its target's
+    for theirs in came:
+        mine = made[theirs.header.step, theirs.header.kind]
+        for name, column in mine.columns.items():
+            if name != "request_keys":  # each side draws its own
+                np.testing.assert_array_equal(getattr(theirs, name), column, name)
+        for name in ("phase", "method", "value_kind", "draft_follows"):
+            assert getattr(theirs.header, name) == getattr(mine.header, name)
+
+
 def test_what_is_lost_ends_its_requests() -> None:
     steps = Steps(Options())
     before = set(steps.of(message(TARGET, 1, 1))[0].request_keys.tolist())
@@ -336,8 +394,77 @@ def test_what_is_lost_ends_its_requests() -> None:
     assert len(statuses) == 4
 
 
-def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
-    settings = settings_in(folder, worker__outbox=2, worker__retention_items=2, worker__block_timeout_ms=1)
+def test_draft_of_a_target_that_was_not_published_is_none() -> None:
+    shown = Shown()
+    (target,) = shown.steps.of(message(TARGET, 2, 1))
+    shown.steps.end(target.request_keys.tolist())
+    assert shown.all(message(DRAFT, 2, 1)) == [""]
+    assert (shown.steps.counts.ended_requests, shown.steps.counts.dropped) == (2, 1)
+    assert shown.round("TD") == ["T2!", "D2"]
+
+
+@FORMS
+async def test_requests_whose_rows_find_no_room_end(folder: Path, publisher: str) -> None:
+    """Nothing is acknowledged for a while: a request ends with what is there, and its slot goes on with another one."""
+    settings = settings_in(folder, worker__publisher=publisher, worker__outbox=65_536, worker__retention_items=8)
+    computed, rows = count(9), list[Row]()
+    with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:
+        shown.assign(0, 77)
+
+        def after_step(condition: Callable[[], object]) -> Callable[[], object]:
+            def is_met() -> object:
+                shown.offer(message(TARGET, 1, computed=next(computed)))
+                return condition()
+
+            return is_met
+
+        await until(after_step(lambda: shown.steps.counts.ended_requests))
+        async with Processor(settings) as processor:
+            steps = processor.steps()
+
+            async def read() -> None:
+                async for each in steps:
+                    rows.extend(each.target.rows())
+
+            reading = asyncio.create_task(read())
+            await until(lambda: processor.registry.counts.failed)
+            await until(after_step(lambda: any(row.key != 77 and row.position == 2 for row in rows)), every=0.05)
+        await reading
+    assert [row.position for row in rows if row.key == 77 and row.token_ids.size] == list(range(7))
+
+
+@pytest.mark.process
+async def test_publisher_that_dies_costs_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[PublisherProcess] = []
+
+    def made(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - what it wraps says which
+        client = publisher_client(*given, **named)
+        assert isinstance(client, PublisherProcess)
+        clients.append(client)
+        return client
+
+    monkeypatch.setattr("tokenbus_engines.fastdeploy.published.publisher_client", made)
+    settings = settings_in(folder, worker__publisher="process")
+    async with Processor(settings) as processor:
+        with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:
+            shown.assign(0, 77)
+            shown.offer(message(TARGET, 1, computed=9))
+            await until(lambda: processor.registry.table.get(77))
+            tokens = processor.request(77)
+            read = [await soon(anext(tokens))]
+            (client,) = clients
+            os.kill(client.pid, signal.SIGKILL)
+            for computed in range(10, 14):
+                shown.offer(message(TARGET, 1, computed=computed))
+                read.append(await soon(anext(tokens)))
+    assert [token.position for token in read] == list(range(5))
+    assert shown.steps.counts.ended_requests == 0
+
+
+@FORMS
+def test_bus_that_takes_nothing_holds_nothing_up(folder: Path, publisher: str) -> None:
+    bounds = {"worker__outbox": 2, "worker__retention_items": 2, "worker__block_timeout_ms": 1}
+    settings = settings_in(folder, worker__publisher=publisher, **bounds)
     shown = Published(settings, Options(), 0)
     for computed in range(9, 40):
         given = message(TARGET, 1, 1, computed=computed)

@@ -167,13 +167,14 @@ def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
     assert sorted(told.open.values()) == [1, 2, 3]
 
 
-def test_lives_that_the_bus_has_ended_need_no_row() -> None:
+def test_lives_that_the_bus_has_ended_end_alone() -> None:
     told = Told()
-    before = told.step(1, 1).request_keys.tolist()
-    told.registry.lose()
-    told.registry.forget(before[:1])
-    told.open.pop(before[0])
-    assert told.step(1, 1).request_keys[2:].tolist() == before[1:]
+    before = told.step(1, 1, 1).request_keys.tolist()
+    told.registry.lose([before[1], 7])
+    rows = told.step(1, 1, 1)
+    assert rows.request_keys[3:].tolist() == before[1:2]
+    assert statuses(rows) == [ACTIVE, ACTIVE, ACTIVE, RowStatus.UNRECOVERABLE]
+    assert [key in before for key in rows.request_keys.tolist()] == [True, False, True, True]
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:

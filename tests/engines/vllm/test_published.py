@@ -148,6 +148,7 @@ class Bus:
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 50,
             "worker.max_requests": 0,
+            "worker.publisher": "thread",
             "worker.drain_timeout_ms": 0,
             "worker.policy": "fail",
             "worker.top_logprobs": TOP_K,

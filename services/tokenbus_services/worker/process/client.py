@@ -44,8 +44,13 @@ class PublisherProcess(Handover):
         *,
         vocabulary_size: int = 0,
         model: DescribesModel | None = None,
+        in_background: bool = False,
     ) -> None:
-        """Take what a Publisher takes."""
+        """Take what a Publisher takes.
+
+        In the background, `with` does not wait for the publisher's start: what is handed over meanwhile waits for it,
+        and one that cannot start is tried again.
+        """
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
         memory.warm()
@@ -57,6 +62,7 @@ class PublisherProcess(Handover):
             "epoch": self.epoch,
             "proof": secrets.token_hex(PROOF_BYTES),
         }
+        self._in_background = in_background
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
@@ -66,14 +72,15 @@ class PublisherProcess(Handover):
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherProcess":
+        _started.add(self)
         try:
-            self._start()
+            if not self._in_background:
+                self._start()
         except BaseException:
-            os.close(self._file)
+            self.let_go()
             raise
         self.is_running = True
         self._watching.start()
-        _started.add(self)
         return self
 
     def __exit__(
@@ -120,18 +127,19 @@ class PublisherProcess(Handover):
 
     def _start(self) -> None:
         """Start a publisher, and wait until it publishes; raise what it says is wrong."""
-        mine, its = socket.socketpair()
-        self._next_bell = mine
-        with its:
-            process = subprocess.Popen(  # noqa: S603 - this very package
-                [sys.executable, "-m", "tokenbus_services.worker.process", str(self._file), str(its.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=(self._file, its.fileno()),
-                start_new_session=True,  # a signal to the engine's group is for the engine to heed
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
-            )
-        with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
-            stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
+        with _forking:
+            mine, its = socket.socketpair()
+            self._next_bell = mine
+            with its:
+                process = subprocess.Popen(  # noqa: S603 - this very package
+                    [sys.executable, "-m", "tokenbus_services.worker.process", str(self._file), str(its.fileno())],
+                    stdin=subprocess.PIPE,
+                    pass_fds=(self._file, its.fileno()),
+                    start_new_session=True,  # a signal to the engine's group is for the engine to heed
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+                )
+            with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
+                stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
         try:
             self._wait_until_ready(mine)
         except BaseException:
@@ -164,7 +172,7 @@ class PublisherProcess(Handover):
 
     def _watch(self) -> None:
         """Wait for the publisher's end, and start another in its place, until this one has left."""
-        pause = 0.0
+        pause = self._start_if_none(0.0)
         while (process := self._process) is not None:
             taken = self._steps.taken
             status = process.wait()
@@ -174,14 +182,19 @@ class PublisherProcess(Handover):
             _log.error("the publisher's process died; a new one takes over", status=status, worker=self._worker)
             if self._steps.taken > taken:
                 pause = 0.0  # it published: the next is there within a heartbeat's timeout
-            while not self.has_publisher.is_set() and not self._given_up.wait(pause):
-                pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
-                try:
-                    self._start()
-                    if self._given_up.is_set():
-                        self._kill()
-                except (AddressError, RuntimeError, OSError) as error:
-                    _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
+            pause = self._start_if_none(pause)
+
+    def _start_if_none(self, pause: float) -> float:
+        """Start a publisher where there is none, after a pause, until one starts; return the pause before another."""
+        while not self.has_publisher.is_set() and not self._given_up.wait(pause):
+            pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
+            try:
+                self._start()
+                if self._given_up.is_set():
+                    self._kill()
+            except (AddressError, RuntimeError, OSError) as error:
+                _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
+        return pause
 
     @property
     def _worker(self) -> str:
@@ -197,11 +210,14 @@ def _described(model: DescribesModel) -> dict[str, object]:
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
+_forking = threading.Lock()
+"""Held while a publisher is started, whose pipes' ends a fork at that time would keep open."""
 
 
 def _let_go() -> None:
+    _forking.release()
     for each in list(_started):
         each.let_go()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_let_go)

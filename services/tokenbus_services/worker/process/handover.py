@@ -61,6 +61,8 @@ class Handover:
         """The requests that ended, with the record after which they are published."""
         self._last_rows = _ANOTHER
         """The ids and statuses of the last step, if all of its requests go on: most steps are as the one before."""
+        self._arrived: list[Generate | Abort] = []
+        """The requests and aborts that were read from the memory, and not taken."""
         self._aborts: deque[int] = deque()
         self._lost: set[int] = set()
         """The requests of what found no room, which the bus has not heard of yet."""
@@ -210,27 +212,31 @@ class Handover:
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
         self._say_lost()
-        if self._requests.is_empty:
-            if not seconds:
-                return []
+        if seconds and self._requests.is_empty and not self._arrived:
             self._wait(seconds)
-        found: list[Generate | Abort] = []
+        self._take_brought()
+        found, self._arrived = self._arrived, []
+        return found
+
+    def _take_brought(self) -> None:
+        """Take what the publisher has brought out of the memory."""
+        if self._requests.is_empty:
+            return
         with self._lock:
             last = None
             for last in self._requests.waiting():
-                self._take(last.kind, bytes(last.data), found)
+                self._take(last.kind, bytes(last.data))
             if last is not None:
                 self._requests.take(last)
-        return found
 
-    def _take(self, kind: int, data: bytes, found: list[Generate | Abort]) -> None:
+    def _take(self, kind: int, data: bytes) -> None:
         match kind:
             case Brought.GENERATE:
                 generate = Generate.FromString(data)
                 self._open[generate.request_key] = [generate.owner]
-                found.append(generate)
+                self._arrived.append(generate)
             case Brought.ABORT:
-                found.append(Abort.FromString(data))
+                self._arrived.append(Abort.FromString(data))
             case Brought.ENDED:
                 keys = np.frombuffer(data, np.uint64).tolist()
                 self.active.end(keys)
@@ -238,6 +244,7 @@ class Handover:
 
     def take_aborts(self) -> list[int]:
         """Return the requests that ended because their rows could not be published: the engine is to end them too."""
+        self._take_brought()
         aborts = []
         while self._aborts:
             aborts.append(self._aborts.popleft())

@@ -306,6 +306,16 @@ async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
         assert worker.server.publisher.failed == 0
 
 
+async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
+    async with apart({"worker.retention_items": 2, "worker.policy": "fail", "worker.max_requests": 0}) as worker:
+        worker.line.hold()
+        for key in (1, 2):
+            worker.handover.emit(StepArrays(request_keys=[key], positions=[0], token_counts=[1], token_ids=[5]))
+            await worker.bus.settle()
+        assert worker.handover.take_aborts() == [2]
+        assert worker.handover.take_aborts() == []
+
+
 async def test_requests_end_when_retention_stays_full() -> None:
     async with apart({"worker.retention_items": 8, "worker.block_timeout_ms": 500}) as worker:
         requests = await asked(worker)
