@@ -107,11 +107,11 @@ def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
     count = _deals(data, _PLACES.pack(*places), *asked, where, laid_at, laid_at + 8 * rows, _MOST_SHARES)
     if count < 0:
         return None
-    shares, begin, at = [], 0, 0
-    numbers = iter(laid[rows : rows + 4 * count].tolist())
-    for number, end, size, ids_at in zip(numbers, numbers, numbers, numbers, strict=True):
-        message = written[at : at + size].tobytes()
-        shares.append(Share(number, begin, end, message, message[ids_at : ids_at + 8 * (end - begin)]))
+    numbers = laid[rows : rows + 4 * count].reshape(count, 4).tolist()
+    messages, shares, begin, at = written[: sum(each[2] for each in numbers)].tobytes(), [], 0, 0
+    for number, end, size, ids_at in numbers:
+        ids = messages[at + ids_at : at + ids_at + 8 * (end - begin)] if size else b""
+        shares.append(Share(number, begin, end, messages[at : at + size], ids))
         begin, at = end, at + size
     return laid[:rows], shares
 
