@@ -1,5 +1,6 @@
 """Where a batch's columns come from: arrays that are there, or the message they lie in until they are read."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from struct import Struct, unpack_from
 from typing import Any, NamedTuple
@@ -23,6 +24,46 @@ Index = npt.NDArray[np.intp]
 Selected = tuple[bytes, Sequence[int]]
 
 
+class Share(NamedTuple):
+    """The rows of a message that one of those takes that it is dealt out to."""
+
+    number: int
+    begin: int
+    """Its first row, among all of them in their new order."""
+    end: int
+    message: bytes
+    """The rows as a message of their own; empty where none was asked for."""
+    request_ids: bytes
+    """Their request keys, as the message has them."""
+
+
+class Requests(ctypes.Structure):
+    """What is known of requests, as columns by slot: accept.c reads them, and moves the positions on."""
+
+    _fields_ = (
+        ("streams", ctypes.c_void_p),
+        ("shares", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("running", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        streams: npt.NDArray[np.int32],  # that have each request
+        shares: npt.NDArray[np.int32],  # that take its rows
+        states: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64],
+        running: int,
+    ) -> "Requests":
+        """Return columns, which must live as long; rows are taken of a request whose state is `running` alone."""
+        columns = (streams, shares, states, positions)
+        return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
+
+
 class Taking(NamedTuple):
     """What takes rows out of a plain message, as they are named. None: one is not there, or is named twice."""
 
@@ -30,6 +71,8 @@ class Taking(NamedTuple):
     """Returns some rows as the fields of their columns, and the places of those."""
     cut: Callable[[bytes, Sequence[int], Index, Index, bytes], list[bytes] | None]
     """Returns several messages of rows, each up to its end among them, and each behind the same header's field."""
+    deal: Callable[[bytes, Sequence[int], Index, Requests, int, int, bytes], tuple[Index, list[Share]] | None]
+    """Returns the rows in the order of their requests' shares, and the shares."""
 
 
 class MessageColumns:
@@ -76,6 +119,12 @@ class MessageColumns:
     def cut(self, rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
         """Return messages of rows, each of those before its end among them, behind one header; None: as `select`."""
         return self._taking.cut(self._data, self._places, rows, ends, head)
+
+    def deal(
+        self, slots: Index, requests: Requests, stream: int, least: int, head: bytes
+    ) -> tuple[Index, list[Share]] | None:
+        """Return all rows in the order of the shares that take them, and the shares, each a message behind a header."""
+        return self._taking.deal(self._data, self._places, slots, requests, stream, least, head)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a column as an array, a view of the message."""

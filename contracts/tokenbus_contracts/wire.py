@@ -13,9 +13,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.columns import Requests, Share
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
-from tokenbus_contracts.header import from_message, to_wire
+from tokenbus_contracts.header import BatchHeader, from_message, to_wire
 from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.malformed import explain
@@ -72,6 +73,22 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
         if len(data) > limits.max_message_bytes:
             raise ContractError("message", limits.max_message_bytes, len(data), rule=Rule.BYTES)
     return cut
+
+
+def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
+    batch: LogprobBatch, header: BatchHeader, slots: Index, requests: Requests, stream: int, least: int
+) -> tuple[Index, list[Share]] | None:
+    """Deal a batch's rows out to the shares of their requests, given by slot, and move the requests on.
+
+    Returns the rows' places, by share and then in batch order, and the shares, those from `least` on as messages under
+    the header, unchecked as in `write`. None, with nothing changed: the batch is no message that is there, or not every
+    row is the next of a request that the stream has. What is left to the caller then does the same.
+    """
+    message = batch._message  # noqa: SLF001 - as above
+    if message is None:
+        return None
+    head = to_wire(header)
+    return message.deal(slots, requests, stream, least, prefix_of(HEADER_KEY, len(head)) + head)
 
 
 def read(data: bytes) -> LogprobBatch | None:

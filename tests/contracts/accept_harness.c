@@ -29,6 +29,34 @@ static void cut_rows(const uint8_t *message, size_t size, const struct rules *ru
     }
 }
 
+/* Deals all rows out to shares, in blocks of exactly what they may have; and nothing, where one is not next. */
+static void deal_rows(const uint8_t *message, size_t size, const struct rules *rules, const int64_t *columns) {
+    static const uint8_t head[] = "head";
+    static int32_t streams[MOST_ROWS], shares[MOST_ROWS];
+    static uint8_t states[MOST_ROWS];
+    static int64_t slots[MOST_ROWS], positions[MOST_ROWS];
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], sum = 0;
+    struct requests requests = {streams, shares, states, positions, rows, 0};
+    for (int64_t row = 0; row < rows; row++) {
+        slots[row] = rows - 1 - row;
+        shares[slots[row]] = (int32_t)(row % 3) - 1;
+        positions[slots[row]] = ((const u32 *)(message + columns[POSITIONS]))[row];
+    }
+    size_t most = size + 3 * (sizeof head + COLUMN_COUNT * MOST_KEY_BYTES);
+    uint8_t *out = malloc(most);
+    int64_t *places = malloc((size_t)rows * 8 + 1), parts[3][4];
+    if (rows && tokenbus_deals(message, columns, slots, &requests, 1, 0, head, sizeof head, rules, out, places, parts, 3) != -1)
+        exit(3); /* of another stream */
+    int64_t count = tokenbus_deals(message, columns, slots, &requests, 0, 0, head, sizeof head, rules, out, places, parts, 3);
+    if (count != (rows < 3 ? rows : 3) || (count && (parts[count - 1][1] != rows || parts[0][2]))) exit(3);
+    for (int64_t part = 0; part < count; part++) sum += parts[part][2];
+    if (sum > (int64_t)most) exit(3);
+    if (rows > 1 && tokenbus_deals(message, columns, slots, &requests, 0, 0, head, sizeof head, rules, out, places, parts, 1) != -1)
+        exit(3); /* no room for so many */
+    free(out);
+    free(places);
+}
+
 /* Takes some rows into a block of exactly the size that they may have, and from there into another one. */
 static void take_rows(const uint8_t *message, size_t size, const struct rules *rules, const struct layout *layout) {
     int64_t columns[2 * COLUMN_COUNT], laid[2 * COLUMN_COUNT], places[MOST_ROWS], rows = layout->items[REQUEST_KEYS];
@@ -49,6 +77,7 @@ static void take_rows(const uint8_t *message, size_t size, const struct rules *r
         free(taken);
         free(again);
     }
+    deal_rows(message, size, rules, columns);
     for (int64_t place = -1; place <= rows; place += rows + 1) {
         int64_t places_beyond[1] = {place};
         if (tokenbus_selects(message, columns, places_beyond, 1, rules, 0, laid) != -1) exit(3);

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Index, MessageColumns, Selected, Taking
+from tokenbus_contracts.columns import Index, MessageColumns, Requests, Selected, Share, Taking
 from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
@@ -32,6 +32,8 @@ SOURCE = Path(__file__).with_name("accept.c")
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
 """As in accept.c: of a column's key and its length in bytes."""
+_MOST_SHARES = 64
+"""To so many consumers a message is dealt out in one pass."""
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 """The limits of the last message, and their rules."""
 _VALUES = Struct(f"16x{HEADER_NUMBERS + 2 * len(COLUMNS)}Q")
@@ -89,7 +91,32 @@ def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: byte
     return [taken[begin:end].tobytes() for begin, end in pairwise(behind)]
 
 
-_TAKING = Taking(select, cut)
+def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
+    data: bytes, places: Sequence[int], slots: Index, requests: Requests, stream: int, least: int, head: bytes
+) -> tuple[Index, list[Share]] | None:
+    """Deal the rows of a message that was accepted out to their requests' shares, and move the requests on.
+
+    Returns the rows' places, by share and then in batch order, and the shares. None, with nothing changed: not every
+    row is the next of its request, or there are too many shares.
+    """
+    rows = len(slots)
+    room = _MOST_SHARES * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))
+    written, laid = np.empty(len(data) + room, np.uint8), np.empty(rows + 4 * _MOST_SHARES, np.int64)
+    where, laid_at = written.__array_interface__["data"][0], laid.__array_interface__["data"][0]
+    asked = slots.tobytes(), requests, stream, least, head, len(head), _schema_rules()
+    count = _deals(data, _PLACES.pack(*places), *asked, where, laid_at, laid_at + 8 * rows, _MOST_SHARES)
+    if count < 0:
+        return None
+    numbers = laid[rows : rows + 4 * count].reshape(count, 4).tolist()
+    messages, shares, begin, at = written[: sum(each[2] for each in numbers)].tobytes(), [], 0, 0
+    for number, end, size, ids_at in numbers:
+        ids = messages[at + ids_at : at + ids_at + 8 * (end - begin)] if size else b""
+        shares.append(Share(number, begin, end, messages[at : at + size], ids))
+        begin, at = end, at + size
+    return laid[:rows], shares
+
+
+_TAKING = Taking(select, cut, deal)
 
 
 def _rules(limits: Limits) -> Rules:
@@ -111,18 +138,19 @@ def _schema_rules() -> Rules:
     return rules_for(Limits.schema())
 
 
-def _load() -> tuple[Any, Any, Any]:
-    """Return the check, what selects rows, and what cuts a message into several; or None for each."""
+def _load() -> tuple[Any, Any, Any, Any]:
+    """Return the check, and what selects rows, cuts a message into several, and deals one out; or None for each."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
-        return None, None, None
+        return _NONE
     if not LIBRARY.exists():
-        return None, None, None
+        return _NONE
     if not FITS_THE_SCHEMA:
         return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     try:
         library = open_library(LIBRARY, SOURCE)
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
         accepts, selects, cuts = library.tokenbus_accepts, library.tokenbus_selects, library.tokenbus_cuts
+        deals = library.tokenbus_deals
     except (LibraryError, AttributeError) as error:
         return _unusable(str(error))
     if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
@@ -131,14 +159,17 @@ def _load() -> tuple[Any, Any, Any]:
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
     selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.POINTER(number)]
     cuts.argtypes = [text, text, text, text, number, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
-    selects.restype = cuts.restype = number
-    return accepts, selects, cuts
+    given: list[Any] = [text, text, text, ctypes.POINTER(Requests), ctypes.c_int32, ctypes.c_int32, text, number, rules]
+    deals.argtypes = [*given, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, number]
+    selects.restype = cuts.restype = deals.restype = number
+    return accepts, selects, cuts, deals
 
 
-def _unusable(reason: str) -> tuple[None, None, None]:
+def _unusable(reason: str) -> tuple[None, None, None, None]:
     message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to mend it"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return None, None, None
+    return _NONE
 
 
-_accepts, _selects, _cuts = _load()
+_NONE = None, None, None, None
+_accepts, _selects, _cuts, _deals = _load()

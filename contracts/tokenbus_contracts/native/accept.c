@@ -473,3 +473,85 @@ int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t
     }
     return next - out;
 }
+
+/*
+ * What is known of requests, by slot: which stream may bring its rows, the position of the next one, and the share that
+ * takes them. `running` is the state in which they are taken.
+ */
+struct requests {
+    const int32_t *streams, *shares;
+    const uint8_t *states;
+    int64_t *positions;
+    int64_t count, running;
+};
+
+static int are_next(const uint8_t *data, const int64_t *at, const int64_t *slots, int64_t rows,
+                    const struct requests *requests, int32_t stream) {
+    const u32 *positions = (const u32 *)(data + at[POSITIONS]);
+    int wrong = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t slot = slots[row];
+        if (slot < 0 || slot >= requests->count) return 0;
+        wrong |= (requests->streams[slot] != stream) | (requests->states[slot] != requests->running);
+        wrong |= requests->positions[slot] != positions[row];
+    }
+    return !wrong;
+}
+
+/* By share, and then by batch index: one number of each row, whose lowest bits are its place. */
+#define PLACE_BITS 11
+#define INDEX_BITS 16
+
+static void order(uint64_t *keys, int64_t count) {
+    for (int64_t gap = count / 2; gap; gap /= 2)
+        for (int64_t i = gap; i < count; i++) {
+            uint64_t key = keys[i];
+            int64_t at = i;
+            for (; at >= gap && keys[at - gap] > key; at -= gap) keys[at] = keys[at - gap];
+            keys[at] = key;
+        }
+}
+
+/*
+ * Deals an accepted message's rows out, if each is the next of its request: moves the requests on, and writes the rows
+ * of each share, in original batch order, as a message behind `head`; shares below `least` are not written. Returns how
+ * many shares there are; or -1, with nothing changed, where a row is not next, or there is no room for so many messages.
+ * `places` gets the rows in their new order, and `parts` for each share: its number, the place behind its rows there, how
+ * many bytes it has, and where in these its request keys begin.
+ */
+int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_t *slots,
+                       const struct requests *requests, int32_t stream, int32_t least, const uint8_t *head,
+                       int64_t head_bytes, const struct rules *rules, uint8_t *out, int64_t *places, int64_t (*parts)[4],
+                       int64_t most_parts) {
+    struct starts starts;
+    uint64_t keys[MOST_ROWS];
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], laid[2 * COLUMN_COUNT], count = 0;
+    const u32 *indices = (const u32 *)(data + columns[BATCH_INDICES]);
+    const uint8_t *counts = data + columns[TOKEN_COUNTS];
+    if (rows > MOST_ROWS || !are_next(data, columns, slots, rows, requests, stream)) return -1;
+    for (int64_t row = 0; row < rows; row++) {
+        uint64_t share = (uint32_t)requests->shares[slots[row]] ^ 0x80000000u;
+        keys[row] = (share << INDEX_BITS | indices[row]) << PLACE_BITS | (uint64_t)row;
+    }
+    order(keys, rows);
+    for (int64_t row = 0; row < rows; row++) {
+        int32_t share = requests->shares[slots[places[row] = keys[row] & (MOST_ROWS - 1)]];
+        if (!row || share != parts[count - 1][0]) {
+            if (count == most_parts) return -1;
+            parts[count++][0] = share;
+        }
+        parts[count - 1][1] = row + 1;
+    }
+    find_starts(data, columns, rows, rules, &starts);
+    for (int64_t part = 0, begin = 0; part < count; begin = parts[part++][1]) {
+        uint8_t *from = out;
+        if (parts[part][0] >= least) {
+            memcpy(out, head, (size_t)head_bytes);
+            out = put_rows(out + head_bytes, data, columns, &starts, places + begin, parts[part][1] - begin, rules, laid);
+            parts[part][3] = head_bytes + laid[REQUEST_KEYS];
+        }
+        parts[part][2] = out - from;
+    }
+    for (int64_t row = 0; row < rows; row++) requests->positions[slots[row]] += counts[row];
+    return count;
+}

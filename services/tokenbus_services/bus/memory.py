@@ -119,7 +119,7 @@ class MemoryListener:
         self.peers: dict[bytes, MemoryConnection] = {}
         self._ready: deque[MemoryConnection] = deque()  # each at most once
         self._readable = asyncio.Event()
-        self._budget = ReceiveBudget()
+        self.budget = ReceiveBudget()
         self._closed = False
         meeting.listener = self
         for connection in meeting.connections:
@@ -127,9 +127,10 @@ class MemoryListener:
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer; reads busy peers in turn."""
-        await self._budget.next()
+        await self.budget.next()
         while not self._ready:
             self._check_open()
+            self.budget.before_pause()
             self._readable.clear()
             await self._readable.wait()
         self._check_open()

@@ -182,6 +182,7 @@ class NatsListener(NatsEnd):
         """Return the next message and its peer; reads busy peers in turn."""
         await self.budget.next()
         while not self._ready:
+            self.budget.before_pause()
             await self.wait()
         self.check_open()
         peer = self._ready.popleft()

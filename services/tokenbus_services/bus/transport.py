@@ -96,6 +96,8 @@ class Listener(Protocol):
     """The address to connect to; with the port that the system chose, where none was given."""
     server_key: bytes
     """The public key that connections need; empty: it asks for no keys."""
+    budget: "ReceiveBudget"
+    """How much is received in a row; its `before_pause` is called before `receive` waits as well."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer, an opaque id of one connection; reads busy peers in turn."""
@@ -183,6 +185,8 @@ class ReceiveBudget:
     """
 
     def __init__(self) -> None:
+        self.before_pause: Callable[[], None] = ignore_loss
+        """Called each time before others run."""
         self._took = inf
         self._renew()
 
@@ -194,6 +198,7 @@ class ReceiveBudget:
         self._seconds_left -= max(0.0, time.monotonic() - self._took)
         if not self._left or self._bytes_left <= 0 or self._seconds_left <= 0:
             self._renew()
+            self.before_pause()
             await asyncio.sleep(0)
         self._left -= 1
 

@@ -213,6 +213,7 @@ class ZeroMQListener:
     ) -> None:
         self.address = binding.address
         self.server_key = server_key
+        self.budget = socket.budget
         self._socket = socket
         self._binding = binding
         self._monitor = monitor

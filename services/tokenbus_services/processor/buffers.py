@@ -59,8 +59,8 @@ class RequestBuffers:
 
     def give(self, step: Step, slots: Slots, part: Part) -> None:
         """Take a part of a step."""
-        step.pending_ack.keep(slots.size)
-        buffers = map(self._rows.__getitem__, slots.tolist())
+        step.pending_ack.keep(part.rows.size)
+        buffers = map(self._rows.__getitem__, slots[part.rows].tolist())
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, buffers, zip(repeat(step), part.rows.tolist(), strict=False)), maxlen=0)
         self._wake_ups.look()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
+from math import inf
 
 from google.protobuf.message import DecodeError
 
@@ -39,6 +40,8 @@ _log = logger("processor")
 _FIRST_ROUTE = 1
 _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
+_GATHER_SECONDS = 0.001
+"""For how long frames are gathered at most, while more steps have arrived."""
 _ROOM_SECONDS = 0.0002
 """How long all clients together are told nothing of workers that come, for each client."""
 _MUCH = 0.25
@@ -73,6 +76,8 @@ class ClientConnections(Connections[Session]):
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
         )
+        self._gathered: dict[Session, None] = {}
+        self._gathers_until = -inf
         self.ack_observers: list[Callable[[], object]] = []
         """Called when a client has acknowledged frames."""
         self.evicted = 0
@@ -262,7 +267,7 @@ class ClientConnections(Connections[Session]):
             send_queue=SendQueue(clients.send_queue_frames, clients.send_queue_bytes, self._budget),
             table=self._registry.table,
             limits=self._settings.limits,
-            on_frame=self._flush,
+            on_frame=self._put,
         )
         self.sessions[hello.session] = session
         self._registry.router.consumers[session.route] = session
@@ -332,6 +337,30 @@ class ClientConnections(Connections[Session]):
         return max(items / most.pending_items, size / most.pending_bytes) > _MUCH
 
     # What goes out.
+
+    def gather(self, now: float) -> None:
+        """Send no frame from now on, for a millisecond or until `send_gathered`: those of several steps leave together.
+
+        A client is woken for all of them once, and its connection is written to once. Whoever calls this lets nothing
+        else run before it calls `send_gathered`.
+        """
+        if now >= self._gathers_until:
+            self.send_gathered()
+            self._gathers_until = now + _GATHER_SECONDS
+
+    def send_gathered(self) -> None:
+        """Send what was gathered, and frames at once from now on."""
+        gathered, self._gathered, self._gathers_until = self._gathered, {}, -inf
+        for session in gathered:
+            self._flush(session)
+
+    def _put(self, session: Session) -> None:
+        """Send a frame that was put into a client's queue, or gather it; too much is seen at once."""
+        is_too_much = session.send_queue.is_over_full or self._budget.is_exceeded
+        if is_too_much or self._gathers_until == -inf:
+            self._flush(session)
+        else:
+            self._gathered[session] = None
 
     def _flush(self, known: Session) -> None:
         if known.send_queue.is_over_full:

@@ -158,9 +158,10 @@ class Processor:
             raise
         workers, clients = self._listeners
         self._core.listen(workers, clients)
+        workers.budget.before_pause = self._send_gathered
         self._core.begin(self.clock.now())
         self._tasks = [
-            asyncio.create_task(self._carry(workers, self.worker_connections.receive)),
+            asyncio.create_task(self._carry(workers, self._receive_from_worker)),
             asyncio.create_task(self._carry(clients, self.clients.receive)),
             asyncio.create_task(self._tick()),
         ]
@@ -263,6 +264,16 @@ class Processor:
             except Exception:  # noqa: BLE001 - whatever it is
                 # A defect of ours must end one message, not the process.
                 self._repeated_log.begin("internal", _log.exception, "a message could not be handled")
+
+    def _receive_from_worker(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        self.clients.gather(now)  # until before_pause: nothing else runs before that
+        self.worker_connections.receive(peer, parts, now)
+
+    def _send_gathered(self) -> None:
+        try:
+            self.clients.send_gathered()
+        except Exception:  # noqa: BLE001 - as above
+            self._repeated_log.begin("internal", _log.exception, "frames could not be sent")
 
     async def _tick(self) -> None:
         looked = self.clock.now()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.columns import Requests
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery.slots import SlotMap, Slots
@@ -191,6 +192,8 @@ class RequestTable:
         """When to look at each request again."""
         self.contexts: list[Any] = []
         """What belongs to the consumer of each request, by slot."""
+        self.running = self._running()
+        """Which rows come next, and which consumer takes them, for what reads the columns in place."""
 
     # Finding requests.
 
@@ -523,6 +526,16 @@ class RequestTable:
                 column = getattr(self, name)
                 # Columns are counted and searched as a whole: a slot without a request must look like one.
                 setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
+            self.running = self._running()
+
+    def _running(self) -> Requests:
+        return Requests.of(
+            streams=self.stream,
+            shares=self.route,
+            states=self.state,
+            positions=self.next_position,
+            running=State.RUNNING,
+        )
 
 
 def client_payer(owner: int) -> Payer | None:

@@ -1,5 +1,6 @@
 """From steps to requests: each row settled against what its request has had, then handed to its consumer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +21,7 @@ from tokenbus_services.processor.requests import (
     Source,
     State,
 )
-from tokenbus_services.processor.step_parts import Part, Rows, StepParts
+from tokenbus_services.processor.step_parts import Part, Rows, StepParts, dealt
 
 if TYPE_CHECKING:
     from tokenbus_services.processor.request_registry import RequestRegistry
@@ -47,7 +48,7 @@ class Consumer(Protocol):
         """Whether it is a client that acknowledges rows as fast as they come."""
 
     def give(self, step: Step, slots: Slots, part: Part) -> None:
-        """Take a part of a step; a consumer that keeps it counts itself in the step's pending ack."""
+        """Take a part of a step, whose rows have these slots; what is kept of it counts in the step's pending ack."""
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Learn which worker took a request."""
@@ -92,20 +93,28 @@ class Router:
 
     def route(self, step: Step, source: Source, now: float) -> None:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
-        slots = self._settle(step, source, now)
+        slots = self._table.slots_of(step.rows.request_keys)
+        parts: Iterable[Part] | None = None
+        if step.draft_rows is None:
+            parts = dealt(step.rows, slots, self._table.running, source.stream, BUFFERED + 1)
+        if parts is None:
+            slots = self._settle(step, slots, source, now)
+            self._table.advance(slots, step.rows.token_counts)
+            parts = StepParts(step.rows, self._table.route[slots]) if slots.size else ()
         let_go, self._let_go = self._let_go, []
         if slots.size:
-            self._deliver(step, source, slots, now)
+            self._deliver(step, source, slots, parts, now)
         for request in let_go:
             if self._table.get(request.id) is request and self._table.stream_of(request) == source.stream:
                 self._leave(request, RowStatus.HANDED_OFF, source, now)
 
-    def _deliver(self, step: Step, source: Source, slots: Slots, now: float) -> None:
+    def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part], now: float) -> None:
         table, target = self._table, step.rows
-        table.advance(slots, target.token_counts)
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
-        self._hand_out(step, slots)
+        for part in parts:
+            if part.route != UNROUTED:
+                self.consumers[part.route].give(step, slots, part)
         leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
@@ -114,9 +123,8 @@ class Router:
 
     # Settling.
 
-    def _settle(self, step: Step, source: Source, now: float) -> Slots:
+    def _settle(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
         table, target = self._table, step.rows
-        slots = table.slots_of(target.request_keys)
         settled: npt.NDArray[np.bool_] = (
             (table.stream[slots] == source.stream)
             & (table.next_position[slots] == target.positions)
@@ -247,12 +255,7 @@ class Router:
             names[source.stream] = source.name
         self._registry.end_if_lost(request, names)
 
-    # Handing out.
-
-    def _hand_out(self, step: Step, slots: Slots) -> None:
-        for part in StepParts(step.rows, self._table.route[slots]):
-            if part.route != UNROUTED:
-                self.consumers[part.route].give(step, slots[part.rows], part)
+    # Their end.
 
     def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
         source.owners.pop(request.id, None)

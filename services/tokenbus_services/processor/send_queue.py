@@ -80,7 +80,7 @@ class SendQueue:
         self.outputs += bool(frame.parts)
         self.bytes += frame.cost
         self._budget.bytes += frame.cost
-        self.peak = max(self.peak, len(self))
+        self.peak = max(self.peak, len(self._sent) + len(self._waiting))
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def next_message(self) -> list[bytes] | None:

@@ -113,7 +113,7 @@ class Session(KnownPeer):
                 self.put(Frame(OUTPUTS, [message], step.pending_ack, ids))
             return
         if draft is not None:
-            wanted = step.rows.request_keys[part.rows][self.table.wants_draft[slots]]
+            wanted = step.rows.request_keys[part.rows][self.table.wants_draft[slots[part.rows]]]
             places = np.flatnonzero(np.isin(draft.request_keys, wanted))
             draft = draft.select(places) if places.size else None
         self.put_outputs(step.rows.select(part.rows), draft, step.pending_ack)

@@ -1,16 +1,58 @@
 """A step's rows, cut into a part for each consumer: once for all of them, whatever their number."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import Limits, LogprobBatch
-from tokenbus_contracts.wire import write_parts
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule
+from tokenbus_contracts.columns import Requests
+from tokenbus_contracts.header import BatchHeader
+from tokenbus_contracts.wire import deal, write_parts
+from tokenbus_services.delivery.slots import Slots
 
 Rows = npt.NDArray[np.intp]
 _Message = tuple[bytes, bytes]
+
+
+class Part:
+    """The rows of a step that one consumer takes."""
+
+    __slots__ = ("messages", "route", "rows")
+
+    def __init__(self, route: int, rows: Rows, messages: Callable[[Limits], list[_Message]]) -> None:
+        self.route = route
+        self.rows = rows
+        """The places of its rows in the step."""
+        self.messages = messages
+        """Returns its rows as messages, each with the ids of their requests: one, or more where they are too many."""
+
+
+def dealt(batch: LogprobBatch, slots: Slots, requests: Requests, stream: int, first_client: int) -> list[Part] | None:
+    """Return a step's parts in one pass, and move their requests on: a processor's way of most steps.
+
+    None, with nothing changed: a row is not the next of a request that the stream has, or the step is no message.
+    """
+    # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
+    found = deal(batch, _headed(batch), slots, requests, stream, first_client)
+    if found is None:
+        return None
+    rows, shares = found
+    return [
+        Part(route, rows[begin:end], partial(_within, (message, ids))) for route, begin, end, message, ids in shares
+    ]
+
+
+def _within(message: _Message, limits: Limits) -> list[_Message]:
+    if len(message[0]) > limits.max_message_bytes:
+        raise ContractError("message", limits.max_message_bytes, len(message[0]), rule=Rule.BYTES)
+    return [message]
+
+
+def _headed(batch: LogprobBatch) -> BatchHeader:
+    return batch.header._replace(selection=True, draft_follows=False)
 
 
 class StepParts:
@@ -28,12 +70,12 @@ class StepParts:
         self._routes: list[int] = by_route[begins].tolist()
         self._messages: list[list[_Message]] = []
 
-    def __iter__(self) -> Iterator["Part"]:
+    def __iter__(self) -> Iterator[Part]:
         """Yield each part."""
         for number, (begin, end) in enumerate(pairwise(self._bounds)):
-            yield Part(self, number, self._routes[number], self._rows[begin:end])
+            yield Part(self._routes[number], self._rows[begin:end], partial(self._messages_of, number))
 
-    def messages(self, number: int, limits: Limits) -> list[_Message]:
+    def _messages_of(self, number: int, limits: Limits) -> list[_Message]:
         """Return a part as messages; the first call writes those of all parts."""
         if not self._messages:
             self._messages = self._written(limits)
@@ -42,26 +84,8 @@ class StepParts:
     def _written(self, limits: Limits) -> list[list[_Message]]:
         begins = [range(begin, end, limits.max_rows) for begin, end in pairwise(self._bounds)]
         bounds = [*(begin for part in begins for begin in part), self._bounds[-1]]
-        header = self._batch.header._replace(selection=True, draft_follows=False)
-        # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
-        written = write_parts(self._batch.headed(header), self._rows, np.array(bounds[1:]), limits)
+        # Not checked again, as above.
+        written = write_parts(self._batch.headed(_headed(self._batch)), self._rows, np.array(bounds[1:]), limits)
         ids = self._batch.request_keys[self._rows].tobytes()
         messages = iter(zip(written, [ids[begin * 8 : end * 8] for begin, end in pairwise(bounds)], strict=True))
         return [list(islice(messages, len(part))) for part in begins]
-
-
-class Part:
-    """The rows of a step that one consumer takes."""
-
-    __slots__ = ("_number", "_parts", "route", "rows")
-
-    def __init__(self, parts: StepParts, number: int, route: int, rows: Rows) -> None:
-        self._parts = parts
-        self._number = number
-        self.route = route
-        self.rows = rows
-        """The places of its rows in the step."""
-
-    def messages(self, limits: Limits) -> list[_Message]:
-        """Return its rows as messages, each with the ids of their requests: one, or more where they are too many."""
-        return self._parts.messages(self._number, limits)

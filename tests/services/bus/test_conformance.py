@@ -318,6 +318,35 @@ def counted_turns(bus: Bus) -> Callable[[], int]:
     return lambda: turns
 
 
+async def test_receiver_is_told_before_others_run(bus: Bus) -> None:
+    """What a receiver puts off while more has come is done before others run, and before it waits."""
+    listener, connection, _ = await bus.pair()
+    put_off, seen, is_done = 0, list[int](), asyncio.Event()
+
+    def catch_up() -> None:
+        nonlocal put_off
+        put_off = 0
+        is_done.set()
+
+    async def look() -> None:
+        while True:
+            seen.append(put_off)
+            await asyncio.sleep(0)
+
+    listener.budget.before_pause = catch_up
+    for number in range(500):
+        assert connection.send(numbered(number))
+    bus.spawn(look())
+    for _ in range(500):
+        await listener.receive()
+        put_off += 1
+    assert set(seen) == {0}
+    assert len(seen) >= 5
+    is_done.clear()
+    bus.spawn(listener.receive())
+    await soon(is_done.wait())
+
+
 async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
     """A coroutine that always finds a message to receive does not keep other coroutines from running."""
     listener, connection, _ = await bus.pair()

@@ -50,7 +50,7 @@ class Recorder:
 
     def give(self, step: Step, slots: Slots, part: Part) -> None:
         mine = step.rows.select(part.rows)
-        assert slots.size == mine.row_count
+        assert slots.size == step.rows.row_count
         self.rows += [row_values(row) for row in mine.rows()]
         if step.draft_rows is not None:
             of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)

@@ -38,7 +38,7 @@ class Fixture:
         step = step_of(batch(wanted))
         is_mine = np.isin(np.arange(len(wanted)), range(len(wanted)) if places is None else places)
         *_, mine = StepParts(step.rows, is_mine.astype(np.int32))
-        self.buffers.give(step, self.table.slots_of(step.rows.request_keys[mine.rows]), mine)
+        self.buffers.give(step, self.table.slots_of(step.rows.request_keys), mine)
         return step.pending_ack.count
 
 
