@@ -113,8 +113,9 @@ class Router:
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
         for part in parts:
-            if part.route != UNROUTED:
-                self.consumers[part.route].give(step, slots, part)
+            consumer = self.consumers.get(part.route)
+            if consumer is not None:  # else nobody has asked for these, or what was given just now ended their client
+                consumer.give(step, slots, part)
         leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
