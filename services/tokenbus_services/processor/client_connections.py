@@ -355,9 +355,12 @@ class ClientConnections(Connections[Session]):
             self._flush(session)
 
     def _put(self, session: Session) -> None:
-        """Send a frame that was put into a client's queue, or gather it; too much is seen at once."""
+        """Send a frame that was put into a client's queue, or gather it; too much is seen at once.
+
+        A watcher's is never gathered: while a frame waits, those that follow count as too many for its window.
+        """
         is_too_much = session.send_queue.is_over_full or self._budget.is_exceeded
-        if is_too_much or self._gathers_until == -inf:
+        if is_too_much or self._gathers_until == -inf or session in self.watchers:
             self._flush(session)
         else:
             self._gathered[session] = None

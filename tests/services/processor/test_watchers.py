@@ -93,3 +93,15 @@ def test_who_is_gone_watches_no_more() -> None:
     assert len(bench.core.clients.watchers) == 0
     worker.admit(1)
     assert bench.core.clients.watchers.skipped_items == 0
+
+
+def test_items_that_come_together_are_shown_while_frames_are_gathered() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    watcher = watching(bench)
+    bench.core.clients.gather(bench.clock.now())
+    for _ in range(3):
+        worker.admit(1)
+    bench.core.clients.send_gathered()
+    assert seen(watcher) == ["worker-0/7", "1", "2", "3"]
+    assert bench.core.clients.watchers.skipped_items == 0
