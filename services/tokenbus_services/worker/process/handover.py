@@ -300,6 +300,7 @@ class Handover:
         """Block until the publisher has brought or taken something, for at most so many seconds."""
         bell = self.bell
         if bell is None:
+            self.has_publisher.wait(seconds)  # it has not started
             return
         try:
             if not bell.recv(4096):
