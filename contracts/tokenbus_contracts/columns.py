@@ -37,7 +37,7 @@ class Share(NamedTuple):
     """Their request keys, as the message has them."""
 
 
-class Requests(ctypes.Structure):
+class RequestColumns(ctypes.Structure):
     """What is known of requests, as columns by slot: accept.c reads them, and moves the positions on."""
 
     _fields_ = (
@@ -53,13 +53,17 @@ class Requests(ctypes.Structure):
     def of(
         cls,
         *,
-        streams: npt.NDArray[np.int32],  # that have each request
-        shares: npt.NDArray[np.int32],  # that take its rows
+        streams: npt.NDArray[np.int32],
+        shares: npt.NDArray[np.int32],
         states: npt.NDArray[np.uint8],
         positions: npt.NDArray[np.int64],
         running: int,
-    ) -> "Requests":
-        """Return columns, which must live as long; rows are taken of a request whose state is `running` alone."""
+    ) -> "RequestColumns":
+        """Return the columns, whose arrays must live as long as this.
+
+        By slot: the stream that brings a request's rows, the share that they belong to, the request's state, and its
+        next position. Rows are dealt out only of requests whose state is `running`.
+        """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
 
@@ -71,8 +75,8 @@ class Taking(NamedTuple):
     """Returns some rows as the fields of their columns, and the places of those."""
     cut: Callable[[bytes, Sequence[int], Index, Index, bytes], list[bytes] | None]
     """Returns several messages of rows, each up to its end among them, and each behind the same header's field."""
-    deal: Callable[[bytes, Sequence[int], Index, Requests, int, int, bytes], tuple[Index, list[Share]] | None]
-    """Returns the rows in the order of their requests' shares, and the shares."""
+    deal: Callable[[bytes, Sequence[int], Index, RequestColumns, int, int, bytes], tuple[Index, list[Share]] | None]
+    """Returns the places of all rows, those of one share together, and the shares; see `native.deal`."""
 
 
 class MessageColumns:
@@ -121,7 +125,7 @@ class MessageColumns:
         return self._taking.cut(self._data, self._places, rows, ends, head)
 
     def deal(
-        self, slots: Index, requests: Requests, stream: int, least: int, head: bytes
+        self, slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
     ) -> tuple[Index, list[Share]] | None:
         """Return all rows in the order of the shares that take them, and the shares, each a message behind a header."""
         return self._taking.deal(self._data, self._places, slots, requests, stream, least, head)

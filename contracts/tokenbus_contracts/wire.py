@@ -13,7 +13,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Requests, Share
+from tokenbus_contracts.columns import RequestColumns, Share
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import BatchHeader, from_message, to_wire
@@ -76,7 +76,7 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
 
 
 def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
-    batch: LogprobBatch, header: BatchHeader, slots: Index, requests: Requests, stream: int, least: int
+    batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
     """Deal a batch's rows out to the shares of their requests, given by slot, and move the requests on.
 

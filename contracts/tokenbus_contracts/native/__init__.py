@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Index, MessageColumns, Requests, Selected, Share, Taking
+from tokenbus_contracts.columns import Index, MessageColumns, RequestColumns, Selected, Share, Taking
 from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
@@ -92,7 +92,7 @@ def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: byte
 
 
 def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
-    data: bytes, places: Sequence[int], slots: Index, requests: Requests, stream: int, least: int, head: bytes
+    data: bytes, places: Sequence[int], slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
 ) -> tuple[Index, list[Share]] | None:
     """Deal the rows of a message that was accepted out to their requests' shares, and move the requests on.
 
@@ -159,7 +159,8 @@ def _load() -> tuple[Any, Any, Any, Any]:
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
     selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.POINTER(number)]
     cuts.argtypes = [text, text, text, text, number, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
-    given: list[Any] = [text, text, text, ctypes.POINTER(Requests), ctypes.c_int32, ctypes.c_int32, text, number, rules]
+    table = ctypes.POINTER(RequestColumns)
+    given: list[Any] = [text, text, text, table, ctypes.c_int32, ctypes.c_int32, text, number, rules]
     deals.argtypes = [*given, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, number]
     selects.restype = cuts.restype = deals.restype = number
     return accepts, selects, cuts, deals

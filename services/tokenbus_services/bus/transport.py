@@ -185,8 +185,8 @@ class ReceiveBudget:
     """
 
     def __init__(self) -> None:
-        self.before_pause: Callable[[], None] = ignore_loss
-        """Called each time before others run."""
+        self.before_pause: Callable[[], None] = lambda: None
+        """Called before others run: here, and by a listener whose `receive` is about to wait."""
         self._took = inf
         self._renew()
 

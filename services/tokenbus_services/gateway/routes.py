@@ -12,6 +12,7 @@ import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Handler = Callable[[Request], Awaitable[Response]]
-_DefectHandler = Callable[[Request, Exception], Awaitable[Response]]
 _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
 _PAGE_HEADERS = {
@@ -73,7 +73,7 @@ class Routes:
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
-        """So short a body is read here: its time is at most about linear, and no longer than a step's rows take."""
+        """Bodies up to so long are read here: that takes no longer than a step's rows, but see `_may_take_long`."""
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -96,7 +96,7 @@ class Routes:
         handlers = {ApiError: _api_error, HTTPException: _no_such_route, Exception: self._defect}
         app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
         app.router.redirect_slashes = False
-        self.access = Access(_Direct(app, tokens, self._defect), self._gateway)
+        self.access = Access(ServerErrorMiddleware(_Direct(app, tokens), self._defect), self._gateway)
         return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
 
     # Tokens.
@@ -276,12 +276,11 @@ class _Page(StaticFiles):
 
 
 class _Direct:
-    """Middleware that has some routes' handlers answer: the way through Starlette costs a tenth of a short request."""
+    """Middleware that has some routes' handlers answer: the way through the router costs a tenth of a short request."""
 
-    def __init__(self, app: ASGIApp, handlers: Mapping[str, _Handler], defect: _DefectHandler) -> None:
+    def __init__(self, app: ASGIApp, handlers: Mapping[str, _Handler]) -> None:
         self._app = app
         self._handlers = handlers
-        self._defect = defect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a POST to one of the routes; all else is the application's."""
@@ -294,8 +293,6 @@ class _Direct:
             response = await handler(request)
         except ApiError as error:
             response = error_response(error)
-        except Exception as error:  # noqa: BLE001 - Starlette, too, answers with the handler of defects
-            response = await self._defect(request, error)
         await response(scope, receive, send)
 
 

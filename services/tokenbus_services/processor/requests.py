@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch
-from tokenbus_contracts.columns import Requests
+from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery.slots import SlotMap, Slots
@@ -528,8 +528,8 @@ class RequestTable:
                 setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
             self.running = self._running()
 
-    def _running(self) -> Requests:
-        return Requests.of(
+    def _running(self) -> RequestColumns:
+        return RequestColumns.of(
             streams=self.stream,
             shares=self.route,
             states=self.state,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule
-from tokenbus_contracts.columns import Requests
+from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.wire import deal, write_parts
 from tokenbus_services.delivery.slots import Slots
@@ -30,7 +30,9 @@ class Part:
         """Returns its rows as messages, each with the ids of their requests: one, or more where they are too many."""
 
 
-def dealt(batch: LogprobBatch, slots: Slots, requests: Requests, stream: int, first_client: int) -> list[Part] | None:
+def dealt(
+    batch: LogprobBatch, slots: Slots, requests: RequestColumns, stream: int, first_client: int
+) -> list[Part] | None:
     """Return a step's parts in one pass, and move their requests on: a processor's way of most steps.
 
     None, with nothing changed: a row is not the next of a request that the stream has, or the step is no message.

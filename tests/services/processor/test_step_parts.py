@@ -8,7 +8,7 @@ import pytest
 from tests.services.builders import settings
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, LogprobBatch, decode, encode, native
-from tokenbus_contracts.columns import Requests
+from tokenbus_contracts.columns import RequestColumns
 from tokenbus_services.processor.step_parts import StepParts, dealt
 
 _STREAM, _RUNNING = 5, 1
@@ -25,7 +25,7 @@ class Table:
         self.state, self.next_position = np.zeros(size, np.uint8), np.zeros(size, np.int64)
         self.route[self.slots], self.stream[self.slots], self.state[self.slots] = routes, _STREAM, _RUNNING
         self.next_position[self.slots] = made.positions
-        self.running = Requests.of(
+        self.running = RequestColumns.of(
             streams=self.stream,
             shares=self.route,
             states=self.state,
