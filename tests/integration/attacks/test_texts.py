@@ -130,8 +130,8 @@ async def test_encoder_that_is_killed_fails_its_request_alone(patient: Served) -
         await _serves(client)
 
         async def is_served() -> bool:
-            """Return whether texts are encoded again."""
-            return (await client.post("/tokenize", json={"prompt": "hello"})).status_code == 200
+            """Return whether texts are encoded again that are too long for the gateway itself."""
+            return (await client.post("/tokenize", json={"prompt": "hello" * 1000})).status_code == 200
 
         for processes in (_encoders(patient), _children(patient.gateway.pid)):
             for process in processes:

@@ -69,6 +69,8 @@ class Handover:
         self._has_lost_all = False
         """Whether they were too many to name: all of them end."""
         self._takes_no_more = self._leaves = False
+        self._owes_no_more = False
+        """Whether that it takes no more has found no room yet."""
 
     def state(self) -> dict[str, object]:
         """Return what a new publisher must know, beside what is in the memory."""
@@ -122,19 +124,33 @@ class Handover:
 
     def take_no_more(self) -> None:
         """Tell the processor that this worker finishes its requests and takes no new one."""
-        self._takes_no_more = True
-        self._hand_over_word(HandedOver.NO_MORE, 0)
+        with self._lock:
+            self._takes_no_more = self._owes_no_more = True
+        self._say_what_waits()
+        self._ring_bell()
 
     def leave(self, seconds: float) -> None:
-        """Hand nothing more over; say so once there is room, for which this waits at most so many seconds."""
+        """Hand nothing more over; say so once there is room, for which this waits at most so many seconds.
+
+        Where there is none, the next publisher's state says it.
+        """
         with self._lock:
             self.is_running, self._leaves = False, True
-        self._hand_over_word(HandedOver.LEAVE, seconds)
+        deadline = time.monotonic() + seconds
+        while True:
+            self._say_what_waits()
+            with self._lock:
+                if has_room := self._steps.has_room(0):
+                    self._steps.put(HandedOver.LEAVE)
+            if has_room or time.monotonic() >= deadline:
+                break
+            self._wait(_POLL_SECONDS)
+        self._ring_bell()
 
     def flush(self, seconds: float) -> None:
         """Block until all that was handed over is published, for at most so many seconds."""
         deadline = time.monotonic() + seconds
-        self._say_lost()
+        self._say_what_waits()
         while len(self._steps) and (left := deadline - time.monotonic()) > 0:
             self._wait(min(left, _POLL_SECONDS))
 
@@ -148,19 +164,6 @@ class Handover:
             self._note_ended(number, ends)
         self._ring_bell()
 
-    def _hand_over_word(self, kind: HandedOver, seconds: float) -> None:
-        """Hand over a word without a request; one that finds no room is in the next publisher's state."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self._say_lost()
-            with self._lock:
-                if has_room := self._steps.has_room(0):
-                    self._steps.put(kind)
-            if has_room or time.monotonic() >= deadline:
-                break
-            self._wait(_POLL_SECONDS)
-        self._ring_bell()
-
     def _has_room(self, size: int) -> bool:
         """Tell whether there is room for a record, if need be after a wait for it, as the policy says."""
         if self._has_said_all and self._steps.has_room(size):
@@ -168,7 +171,7 @@ class Handover:
         worker = self.settings.worker
         deadline = time.monotonic() + (0 if worker.policy == "fail" else worker.block_timeout_ms / 1000)
         while True:
-            self._say_lost()
+            self._say_what_waits()
             if self._has_said_all and self._steps.has_room(size):
                 return True
             if time.monotonic() >= deadline:
@@ -178,7 +181,7 @@ class Handover:
 
     @property
     def _has_said_all(self) -> bool:
-        return not (self._lost or self._has_lost_all)
+        return not (self._lost or self._has_lost_all or self._owes_no_more)
 
     def _lose(self, keys: Iterable[int]) -> None:
         """End the requests of what found no room: the next that does names them."""
@@ -191,11 +194,16 @@ class Handover:
         self.active.end(lost)
         self._aborts.extend(lost)
 
-    def _say_lost(self) -> None:
-        """Hand over which requests lost rows, if there is room for it."""
+    def _say_what_waits(self) -> None:
+        """Hand over that it takes no more, and which requests lost rows, as far as there is room for it."""
         if self._has_said_all:
             return
         with self._lock:
+            if self._owes_no_more and self._steps.has_room(0):
+                self._steps.put(HandedOver.NO_MORE)
+                self._owes_no_more = False
+            if not (self._lost or self._has_lost_all):
+                return
             lost = () if self._has_lost_all else sorted(self._lost)
             if self._steps.has_room(8 * len(lost)):
                 number = self._steps.put(HandedOver.LOST, np.array(lost, np.uint64).tobytes())
@@ -211,7 +219,7 @@ class Handover:
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
-        self._say_lost()
+        self._say_what_waits()
         if seconds and self._requests.is_empty and not self._arrived:
             self._wait(seconds)
         self._take_brought()
