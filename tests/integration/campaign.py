@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from tests.integration.audit import Audit
 from tests.integration.deployment import BUSES, Deployment, Overrides, meeting
@@ -90,11 +91,12 @@ class Campaign:
     """A worker, clients whose requests follow each other without end, and a processor that is killed."""
 
     worker_module = "counting_worker"
+    patience: ClassVar[Overrides] = _PATIENCE
 
     def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
         """Take how often to kill, when, and how many requests to have open at once."""
         self._deployment = deployment
-        deployment.overrides.update(_PATIENCE)
+        deployment.overrides.update(self.patience)
         self._kills = kills
         self._requests = requests
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
@@ -215,6 +217,8 @@ class PublisherCampaign(Campaign):
     """The publisher of a worker is killed, whose engine goes on in a process of its own."""
 
     worker_module = "handing_worker"
+    patience: ClassVar[Overrides] = {**_PATIENCE, "bus.heartbeat_timeout_ms": 30_000}
+    """On a busy machine the next publisher takes seconds to start, and it may be killed meanwhile."""
 
     async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
         for number in range(1, self._kills + 1):
