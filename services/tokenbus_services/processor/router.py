@@ -114,7 +114,7 @@ class Router:
         self.counts.tokens += target.token_ids.size
         for part in parts:
             consumer = self.consumers.get(part.route)
-            if consumer is not None:  # else nobody has asked for these, or what was given just now ended their client
+            if consumer is not None:  # else no client has asked for these, or it ended just now
                 consumer.give(step, slots, part)
         leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():
