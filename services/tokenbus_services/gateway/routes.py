@@ -12,7 +12,7 @@ import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -94,9 +94,13 @@ class Routes:
             Route("/page/{name}", self._index),
         ]
         handlers = {ApiError: _api_error, HTTPException: _no_such_route, Exception: self._defect}
-        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_Direct, tokens)],
+            exception_handlers=handlers,  # type: ignore[arg-type]  # each takes its own error
+        )
         app.router.redirect_slashes = False
-        self.access = Access(ServerErrorMiddleware(_Direct(app, tokens), self._defect), self._gateway)
+        self.access = Access(app, self._gateway)
         return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
 
     # Tokens.
