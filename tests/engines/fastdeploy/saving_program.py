@@ -6,11 +6,33 @@ forked off for them, `stays` leaves it there until it is killed, `gets` has it g
 """
 
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 from tests.engines.fastdeploy.bus import Getter, save
 from tests.engines.fastdeploy.engine import TOPK, Steps, whole
 from tokenbus_engines import fastdeploy
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_SECONDS = 60
+
+
+def start(environment: dict[str, str], seed: int, count: int, how: str = "ends") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.engines.fastdeploy.saving_program", str(seed), str(count), how]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_until_done(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n", process.stderr.read() if process.stderr else ""
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=MOST_SECONDS)
 
 
 def _main(seed: int, count: int, how: str) -> None:

@@ -1,43 +1,21 @@
 """Save and get in processes of their own, which know of each other what the engine's environment says."""
 
-import asyncio
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, settings_in
+from tests.engines.fastdeploy.bus import Beside, Getter, is_empty
 from tests.engines.fastdeploy.engine import Steps
-from tests.support.waiting import soon, until
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_engines import fastdeploy
+from tests.engines.fastdeploy.saving_program import MOST_SECONDS, ROOT, kill, start, wait_until_done
 from tokenbus_engines.fastdeploy.queue import QueueReceiver
 from tokenbus_services.bus import AddressError
-from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.processor import Processor
 
-ROOT = Path(__file__).resolve().parents[3]
-MOST_SECONDS = 60
 OP = "speculate_save_output_topk"
-
-
-@pytest.fixture
-def environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The engine's environment, with queue 5 and a folder for temporary files of its own; both sides end with it."""
-    for name in [name for name in os.environ if name.startswith(("TOKENBUS_", "INFERENCE_MSG"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "5")
-    monkeypatch.setenv("INFERENCE_MSG_ID", "1")
-    monkeypatch.chdir(folder)
-    yield os.environ | {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    fastdeploy.close()
 
 
 @pytest.fixture
@@ -45,22 +23,6 @@ def beside() -> Iterator[Beside]:
     """The kernel's queue, to which this process saves what another one saves to ours."""
     with kernel.queue() as queue:
         yield Beside(queue)
-
-
-def start(environment: dict[str, str], seed: int, count: int, how: str = "ends") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.engines.fastdeploy.saving_program", str(seed), str(count), how]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def wait_until_done(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "done\n", process.stderr.read() if process.stderr else ""
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=MOST_SECONDS)
 
 
 def check(beside: Beside, steps: Steps, count: int) -> None:
@@ -121,28 +83,6 @@ def test_forked_process_has_a_queue_of_its_own(environment: dict[str, str], besi
         check(beside, Steps(3), 4)
         _, errors = saving.communicate(timeout=MOST_SECONDS)
         assert saving.returncode == 0, errors
-
-
-async def test_killed_process_ends_its_requests_at_once(environment: dict[str, str], folder: Path) -> None:
-    """Its publisher has a process of its own: a reader gets what was saved, and then hears why there is no more.
-
-    No heartbeat's timeout says so, nor a process that was forked off, and lives on.
-    """
-    settings = settings_in(folder, bus__heartbeat_timeout_ms=3_600_000)
-    address = {"TOKENBUS_BUS_WORKERS_ADDRESS": settings.bus.workers_address}
-    async with Processor(settings) as processor:
-        with start(environment | address, 0, 5, "shows") as saving:
-            await until(lambda: processor.registry.table.get(77))
-            tokens = processor.request(77)
-            read = [await soon(anext(tokens)) for _ in range(15)]
-            await asyncio.to_thread(wait_until_done, saving)
-            saving.send_signal(signal.SIGKILL)
-            with pytest.raises(RequestFailedError, match="the engine's process died") as failed:
-                await soon(anext(tokens))
-            await asyncio.to_thread(saving.communicate)
-    assert [token.position for token in read] == list(range(15))
-    assert failed.value.code == ErrorCode.ERROR_CODE_ENGINE
-    assert failed.value.emitted_tokens == 15
 
 
 def test_second_process_that_gets_is_refused(folder: Path) -> None:

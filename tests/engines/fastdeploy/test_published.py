@@ -15,6 +15,7 @@ import pytest
 from tests.engines.fastdeploy.bus import Getter, save, settings_in, speaking
 from tests.engines.fastdeploy.engine import Steps as Drawn
 from tests.engines.fastdeploy.engine import whole
+from tests.engines.fastdeploy.saving_program import start, wait_until_done
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
@@ -29,12 +30,14 @@ from tokenbus_contracts import (
     ValueKind,
     encode,
 )
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
 from tokenbus_services.worker.process.client import PublisherProcess
@@ -459,6 +462,29 @@ async def test_publisher_that_dies_costs_no_token(folder: Path, monkeypatch: pyt
                 read.append(await soon(anext(tokens)))
     assert [token.position for token in read] == list(range(5))
     assert shown.steps.counts.ended_requests == 0
+
+
+@pytest.mark.process
+async def test_killed_process_ends_its_requests_at_once(environment: dict[str, str], folder: Path) -> None:
+    """Its publisher has a process of its own: a reader gets what was saved, and then hears why there is no more.
+
+    No heartbeat's timeout says so, nor a process that was forked off, and lives on.
+    """
+    settings = settings_in(folder, bus__heartbeat_timeout_ms=3_600_000)
+    address = {"TOKENBUS_BUS_WORKERS_ADDRESS": settings.bus.workers_address}
+    async with Processor(settings) as processor:
+        with start(environment | address, 0, 5, "shows") as saving:
+            await until(lambda: processor.registry.table.get(77))
+            tokens = processor.request(77)
+            read = [await soon(anext(tokens)) for _ in range(15)]
+            await asyncio.to_thread(wait_until_done, saving)
+            saving.send_signal(signal.SIGKILL)
+            with pytest.raises(RequestFailedError, match="the engine's process died") as failed:
+                await soon(anext(tokens))
+            await asyncio.to_thread(saving.communicate)
+    assert [token.position for token in read] == list(range(15))
+    assert failed.value.code == ErrorCode.ERROR_CODE_ENGINE
+    assert failed.value.emitted_tokens == 15
 
 
 @FORMS
