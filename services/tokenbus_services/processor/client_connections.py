@@ -341,8 +341,8 @@ class ClientConnections(Connections[Session]):
     def gather(self, now: float) -> None:
         """Send no frame from now on, for a millisecond or until `send_gathered`: those of several steps leave together.
 
-        A client is woken for all of them once, and its connection is written to once. Whoever calls this lets nothing
-        else run before it calls `send_gathered`.
+        A client is woken for all of them once, and its connection is written to once. The caller lets nothing else run
+        before it calls `send_gathered`.
         """
         if now >= self._gathers_until:
             self.send_gathered()

@@ -318,7 +318,7 @@ def counted_turns(bus: Bus) -> Callable[[], int]:
     return lambda: turns
 
 
-async def test_receiver_is_told_before_others_run(bus: Bus) -> None:
+async def test_receiver_hears_before_others_run(bus: Bus) -> None:
     """What a receiver puts off while more has come is done before others run, and before it waits."""
     listener, connection, _ = await bus.pair()
     put_off, seen, is_done = 0, list[int](), asyncio.Event()

@@ -29,7 +29,7 @@ def test_frames_of_several_steps_leave_together() -> None:
     assert places(client) == [(1, position, 1) for position in range(3)]
     assert places(other) == [(2, position, 1) for position in range(3)]
     worker.publish(row_shapes([1, 2], position=3))
-    assert places(client) == [(1, 3, 1)], "gathered without being told to"
+    assert places(client) == [(1, 3, 1)], "gathered, though gather was not called"
 
 
 def test_frames_are_gathered_for_a_millisecond() -> None:
