@@ -188,7 +188,7 @@ async def test_deployed_server(server: Program, http: Http, deployment: Deployme
     (scored,) = await http.completion(max_tokens=9, logprobs=2, return_tokens_as_token_ids=True, stop=["never"])
     assert scored["token_ids"] == before["token_ids"]
     async with audited(deployment) as audit:
-        await until(lambda: audit.ended(7))
+        await until(lambda: len(audit.answers) == 2 and all(map(audit.ended, audit.answers)))
         assert audit.answers[7].tokens == before["token_ids"]
         (other,) = (answer for key, answer in audit.answers.items() if key != 7)
         assert other.logprobs == scored["logprobs"]["token_logprobs"]
