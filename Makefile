@@ -95,7 +95,7 @@ test: check ## Run every check, then the tests
 
 test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
-	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
+	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m $(PYTEST) -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
 		tests/engines/vllm/real tests/gpu_ops/test_frameworks.py
 
 test-gpu: ## Run the tests of gpu_ops that need a card, on a machine that has one (PYTHON with PyTorch and cuda-core)

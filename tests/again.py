@@ -15,7 +15,8 @@ import pytest
 
 _FAILED = Path(".pytest_cache/v/cache/lastfailed")
 _GROUP = re.compile(r"@[^\]@]*$")
-_ONCE_MORE = ("-n", "0", "--dist", "no", "--last-failed", "--last-failed-no-failures", "none")
+_ONCE_MORE = ("--last-failed", "--last-failed-no-failures", "none")
+_IN_ONE_PROCESS = ("-n", "0", "--dist", "no")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str]) -> int:
         return status
     once = _failed()
     print(f"==> once more, alone: {len(once)} that failed", flush=True)
-    status = _pytest([*arguments, *_ONCE_MORE])
+    alone = _IN_ONE_PROCESS if "-n" in arguments else ()  # else pytest-xdist may not be there, and is not needed
+    status = _pytest([*arguments, *alone, *_ONCE_MORE])
     twice = _failed()
     for name in sorted(once - twice):
         print(f"FLAKY {name}: it failed, and passed alone; to mend it is the next change's first task")
