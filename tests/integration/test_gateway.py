@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -165,6 +166,11 @@ async def test_models_health_and_documents(text: Served) -> None:
     async with plainly(text.url) as client:
         assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
         assert (await client.get("/healthz")).json()["connection"] == "open"
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        assert (await client.get("/version")).json() == {"version": version("tokenbus")}
+        assert (await client.get("/load")).json() == {"server_load": 0}
         told = {family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)}
         assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
         page = await client.get("/")
@@ -283,6 +289,7 @@ async def test_without_a_worker_it_is_not_ready() -> None:
                 503,
                 ["no worker is connected that takes requests"],
             )
+            assert [(await plain.get(path)).status_code for path in ("/health", "/ping")] == [503, 503]
             with pytest.raises(openai.InternalServerError) as raised:
                 await client.completions.create(model=MODEL, prompt="a")
             assert (raised.value.status_code, raised.value.code) == (503, "no_worker")

@@ -263,6 +263,26 @@ async def test_other_hosts_are_refused(deployment: Deployment) -> None:
         assert served.gateway.counts.refusals["host"] == 3
 
 
+async def test_any_host_is_taken_where_that_is_said(deployment: Deployment) -> None:
+    async with alone(deployment, gateway__hosts="*") as served, plainly(served.url) as plain:
+        assert (await plain.get("/bus", headers={"host": "tokenbus.svc:8000"})).status_code != 421
+
+
+async def test_any_host_is_taken_with_a_key(deployment: Deployment, keys: Keys) -> None:
+    """A service's name needs no setting where keys are asked for; a page that was led here has none, and is foreign."""
+    key = keys.add("one")
+    async with alone(deployment, gateway__keys_file=str(keys.path)) as served, plainly(served.url) as plain:
+        foreign = {"host": "tokenbus.svc"}
+        assert (await plain.get("/v1/models", headers=foreign | key)).status_code == 200
+        assert (await plain.get("/v1/models", headers=foreign)).status_code == 401
+        assert (await plain.get("/metrics")).status_code == 200  # from this machine, which a page's browser is on too
+        assert (await plain.get("/metrics", headers=foreign)).status_code == 401
+        assert (await plain.get("/healthz", headers=foreign)).json() == {"status": "ok"}
+        led = foreign | {"origin": "http://tokenbus.svc"}
+        answer = await plain.get("/v1/models", headers=led | key)
+        assert (answer.status_code, error_of(answer.text)["code"]) == (403, "origin_not_allowed")
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [

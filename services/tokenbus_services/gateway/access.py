@@ -20,10 +20,11 @@ from tokenbus_services.settings.sections import listed
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
 TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/inspect"})
-_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz"})
+_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
-_INSIDE = frozenset({"/bus", "/inspect", "/metrics", "/openapi.json"})
+_INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 """Paths that need a key or a peer on this machine, even where the gateway has no keys."""
+_ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 """Headers of proxies: then the peer is not the client."""
@@ -88,13 +89,14 @@ class Access:
     def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
         """Check a request; return the answer to a preflight, None for the application's. Raises an ApiError."""
         host = headers.get("host", "")
-        local = str((scope.get("server") or ("",))[0])
-        if host and host_of(host) not in self._hosts | {local, f"[{local}]"}:
-            message = f"host: localhost, the gateway's address or one of gateway.hosts, got {host[:100]!r}"
+        is_own = self._is_own(scope, host)
+        if not (is_own or self._callers.are_asked):
+            names = "localhost, the gateway's address or one of gateway.hosts (*: any)"
+            message = f"host: {names} where it has no gateway.keys_file, got {host[:100]!r}"
             raise self._refused(scope, "host", ApiError(421, message, code="misdirected_request"))
         origin = headers.get("origin")
         of_keys = self._callers.origins
-        is_foreign = origin is not None and not _is_same(origin, host, scope["scheme"])
+        is_foreign = origin is not None and not (is_own and _is_same(origin, host, scope["scheme"]))
         if self._origins or of_keys:
             added["vary"] = "Origin"
         if is_foreign and origin is not None:
@@ -103,7 +105,7 @@ class Access:
             added["access-control-expose-headers"] = _EXPOSED
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return _preflight(headers)
-        visitor = self._visitor(scope, headers)
+        visitor = self._visitor(scope, headers, is_near=is_own and _is_near(scope, headers))
         if is_foreign and origin is not None:
             key = visitor.caller.key
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
@@ -112,15 +114,20 @@ class Access:
             self._charge(scope, visitor.caller, added)
         return None
 
+    def _is_own(self, scope: Scope, host: str) -> bool:
+        """Return whether a Host is one of the gateway's own; a page that was led here by another one is foreign."""
+        local = str((scope.get("server") or ("",))[0])
+        return not host or _ANY in self._hosts or host_of(host) in self._hosts | {local, f"[{local}]"}
+
     def _check_origin(self, scope: Scope, origin: str, allowed: frozenset[str]) -> None:
         if origin not in allowed:
-            message = f"origin: this gateway's own page or one of gateway.origins, got {origin[:100]!r}"
+            pages = "this gateway's own page, at localhost, its address or one of gateway.hosts"
+            message = f"origin: {pages}, or one of gateway.origins, got {origin[:100]!r}"
             raise self._refused(scope, "origin", ApiError(403, message, code="origin_not_allowed"))
 
-    def _visitor(self, scope: Scope, headers: Headers) -> Visitor:
+    def _visitor(self, scope: Scope, headers: Headers, *, is_near: bool) -> Visitor:
         """Return the client; raises an ApiError for a missing or unknown key."""
         path, callers = scope["path"], self._callers
-        is_near = _is_near(scope, headers)
         is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
         if not callers.are_asked:
             if path in _INSIDE and not is_near:

@@ -5,6 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -88,6 +89,10 @@ class Routes:
             Route("/bus", self._bus),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
+            Route("/health", self._ping),
+            Route("/ping", self._ping, methods=["GET", "POST"]),
+            Route("/version", self._version),
+            Route("/load", self._load),
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
             Route("/", self._index),
@@ -242,11 +247,22 @@ class Routes:
             return _json({"status": "failing" if health.problems else "ok"}, status)
         return Response(health.body, status, _NO_STORE, JSON)
 
-    async def _readyz(self, request: Request) -> Response:
-        problems = await self._gateway.why_not_ready()
+    async def _why_not_ready(self) -> list[str]:
         connection = (await self._health()).facts["connection"]
-        if not problems and connection != "open":
-            problems = [f"one of its processes has no processor: {connection}"]
+        without = [f"one of its processes has no processor: {connection}"] if connection != "open" else []
+        return await self._gateway.why_not_ready() or without
+
+    async def _ping(self, _request: Request) -> Response:
+        return Response(status_code=503 if await self._why_not_ready() else 200, headers=_NO_STORE)
+
+    async def _version(self, _request: Request) -> Response:
+        return _json({"version": version("tokenbus")})
+
+    async def _load(self, _request: Request) -> Response:
+        return _json({"server_load": (await self._health()).facts["open_requests"]})
+
+    async def _readyz(self, request: Request) -> Response:
+        problems = await self._why_not_ready()
         status: dict[str, object] = {"status": "not ready" if problems else "ready"}
         if visitor_of(request.scope).is_known:
             status["problems"] = problems

@@ -262,7 +262,7 @@ class GatewaySettings(Section):
     tls_key: str = path("the file of the certificate's private key, in PEM, without a password")
     hosts: str = path(
         "names by which clients may call it, with commas between, beside localhost, the host of gateway.address and "
-        "its IP addresses; others get status 421"
+        "its IP addresses, or `*` for any; others get status 421 where it has no keys_file"
     )
     origins: str = path(
         "the origins of web pages that may use it beside its own page, as https://app.example, with commas between; "
@@ -315,8 +315,8 @@ class GatewaySettings(Section):
         if not self.address:
             raise SettingsError("gateway.address", "HOST:PORT", self.address)
         for name in listed(self.hosts):
-            if not _HOST.fullmatch(name):
-                raise SettingsError("gateway.hosts", "names of hosts, or addresses, without ports", name)
+            if name != "*" and not _HOST.fullmatch(name):
+                raise SettingsError("gateway.hosts", "names of hosts, or addresses, without ports, or *", name)
         for origin in listed(self.origins):
             if not is_origin(origin):
                 raise SettingsError("gateway.origins", ORIGIN_FORM, origin)
