@@ -8,16 +8,18 @@ COMPLETION_TOKENS = 16
 """The default of `max_tokens` for completions, as in OpenAI's API."""
 MAX_FORM_CHARACTERS = 65_536
 MAX_BIASED, MAX_BIAS = 1024, 100
-ID_DIGITS = "[0-9]{1,10}"
-"""A token id as the key of an object."""
-ONLY: dict[str, Any] = {"echo": False, "best_of": 1, "suffix": "", "store": False}
-"""Fields of OpenAI's API that the gateway does not implement, with the one value that it accepts for each."""
-_BIASES = {
-    "type": "object",
-    "maxProperties": MAX_BIASED,
-    "propertyNames": {"pattern": f"^{ID_DIGITS}$"},
-    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+"""How many tokens may be biased, and by how much at most: what is beyond it is taken for that, as in vLLM."""
+ONLY: dict[str, Any] = {
+    "echo": False,
+    "suffix": "",
+    "modalities": ["text"],
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "watermarking": False,
+    "spaces_between_special_tokens": True,
+    "include_reasoning": True,
 }
+"""Fields of OpenAI's API and vLLM's that the gateway does not implement, each with the one value that it accepts."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
@@ -29,12 +31,16 @@ def _only(name: str) -> Meta:
     return says(f"Not offered: only {ONLY[name]!r} is accepted.", enum=[ONLY[name], None])
 
 
+_Ignored = Annotated[Any, says("Accepted and ignored.")]
+
+
 Text = Annotated[str, Meta(min_length=1, max_length=4_194_304)]
 _Content = Annotated[str, Meta(max_length=4_194_304)]
 _Name = Annotated[str, Meta(max_length=256)]
 _Label = Annotated[str, Meta(min_length=1, max_length=256)]
-_Word = Annotated[str, Meta(min_length=1, max_length=64)]
-"""A stop text, for one: each character takes at most 4 of the 256 bytes that the contract allows."""
+_Word = Annotated[str, Meta(min_length=1, max_length=256)]
+"""A stop text, for one; `RequestTypes` holds it to the 256 bytes that the contract allows."""
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Form = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
 _Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
 _Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -47,6 +53,7 @@ _Repetition = Annotated[float, Meta(gt=0, le=100)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 _FormType = Literal["text", "json_object", "json_schema"]
+_Side = Literal["left", "right"]
 _WhichTools = Literal["none", "auto", "required"]
 _Kind = Literal["function"]
 _PartKind = Literal["text"]
@@ -57,6 +64,8 @@ CHOICES: dict[str, Any] = {
     "tools.type": _Kind,
     "tool_choice": _WhichTools,
     "tool_choice.type": _Kind,
+    "reasoning_effort": _Effort,
+    "truncation_side": _Side,
     "response_format.type": _FormType,
 }
 """By the place of a field, without places in lists, the texts that it may have: msgspec's errors do not list them."""
@@ -184,6 +193,8 @@ class StreamOptions(Body, kw_only=True):
     """How an answer is streamed."""
 
     include_usage: Annotated[bool | None, says("Whether a last chunk has the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, says("Whether each chunk has the usage up to it.")] = None
+    include_obfuscation: Annotated[bool | None, says("Not offered: only false is accepted.", enum=[False, None])] = None
 
 
 class Sampling(Body, kw_only=True):
@@ -198,21 +209,24 @@ class Sampling(Body, kw_only=True):
 class Generation(Sampling, kw_only=True):
     """What completions and chats have in common."""
 
-    model: Annotated[_Name, says("One of those that /v1/models lists.")]
+    model: Annotated[_Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     n: Annotated[int, says("How many choices each prompt has.")] = 1
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
     include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
+    return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
     return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
-    user: Annotated[_Name | None, says("Accepted and ignored.")] = None
+    truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
+    truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
+    request_id: Annotated[_Label | None, says("What the answer's id has behind `cmpl-` or `chatcmpl-`.")] = None
     top_k: Annotated[_TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     min_p: Annotated[_Share | None, says("The least share of the top probability kept.")] = None
     presence_penalty: Annotated[_Penalty | None, says("What tokens lose that the output has already.")] = None
     frequency_penalty: Annotated[_Penalty | None, says("What tokens lose each time that the output has them.")] = None
     repetition_penalty: Annotated[_Repetition | None, says("Divides the logits of tokens that were there.")] = None
-    logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.", anyOf=[_BIASES, {"type": "null"}])] = None
+    logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.")] = None
     min_tokens: Annotated[int | None, says("The least tokens before a stop ends a choice.")] = None
     stop_token_ids: Annotated[list[int] | None, says("Tokens that end the answer, whose text is cut off.")] = None
     include_stop_str_in_output: Annotated[bool | None, says("Whether the stop that ends an answer is in it.")] = False
@@ -221,6 +235,20 @@ class Generation(Sampling, kw_only=True):
     allowed_token_ids: Annotated[list[int] | None, says("The only tokens to choose from.")] = None
     response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
     structured_outputs: Annotated[StructuredOutputs | None, says("The same, with more forms: one of them.")] = None
+    use_beam_search: Annotated[Any, _only("use_beam_search")] = None
+    length_penalty: Annotated[Any, _only("length_penalty")] = None
+    watermarking: Annotated[Any, _only("watermarking")] = None
+    spaces_between_special_tokens: Annotated[Any, _only("spaces_between_special_tokens")] = None
+    user: _Ignored = None
+    metadata: _Ignored = None
+    service_tier: _Ignored = None
+    prompt_cache_key: _Ignored = None
+    prompt_cache_retention: _Ignored = None
+    safety_identifier: _Ignored = None
+    session_id: _Ignored = None
+    store: _Ignored = None
+    return_token_offsets: _Ignored = None
+    mm_payload: _Ignored = None
     priority: Annotated[_Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
     cache_salt: Annotated[_Word | None, says("Prompts' states are shared within one salt.")] = None
 
@@ -233,7 +261,7 @@ class Completion(Generation, kw_only=True):
     add_special_tokens: _Special = True
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     echo: Annotated[Any, _only("echo")] = None
-    best_of: Annotated[Any, _only("best_of")] = None
+    best_of: Annotated[int | None, says("At most n: of more choices none would be better.")] = None
     suffix: Annotated[Any, _only("suffix")] = None
 
 
@@ -253,7 +281,12 @@ class Chat(Generation, kw_only=True):
     max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
-    store: Annotated[Any, _only("store")] = None
+    reasoning_effort: Annotated[_Effort | None, says("A variable of the template, for models that think.")] = None
+    include_reasoning: Annotated[Any, _only("include_reasoning")] = None
+    echo: Annotated[Any, _only("echo")] = None
+    modalities: Annotated[Any, _only("modalities")] = None
+    verbosity: _Ignored = None
+    prediction: _Ignored = None
 
 
 class Inspection(Sampling, kw_only=True):

@@ -9,10 +9,10 @@ import orjson
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
-from tokenbus_services.gateway.bodies import Generation, Sampling
-from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
+from tokenbus_services.gateway.bodies import Generation, Sampling, StreamOptions
+from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
-from tokenbus_services.gateway.prompts import PromptEncoder
+from tokenbus_services.gateway.prompts import Cut, PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes
 from tokenbus_services.gateway.validation import invalid
 from tokenbus_services.gateway.vocabulary import Vocabulary
@@ -53,6 +53,12 @@ class CompletionRequest:
     wants_columns: bool = False
     is_streamed: bool = False
     wants_usage: bool = False
+    wants_running_usage: bool = False
+    """Whether each chunk has the usage up to it."""
+    names_ids: bool = False
+    """Whether logprobs name tokens by their ids."""
+    name: str = ""
+    """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
     is_chat: bool = False
     forced: ForcedCall | None = None
     """What a chat has to call."""
@@ -125,8 +131,10 @@ class Reader:
         common = self._common(body)
         if body.include_draft_logprobs and body.logprobs is None:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
-        special = bool(body.add_special_tokens)
-        prompts = self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=special)
+        if body.best_of is not None and body.best_of > body.n:
+            raise invalid("best_of", f"at most n, {body.n}, as choices are not selected, got {body.best_of}")
+        special, cut = bool(body.add_special_tokens), self._cut(body, common["model"])
+        prompts = self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=special, cut=cut)
         return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=body.logprobs, **common))
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -147,7 +155,8 @@ class Reader:
         if forced is not None:
             common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
             common["form_field"] = "tool_choice"
-        prompts = self.encoder.prompts([self.encoder.chat(body, tools)], body.n, "messages")
+        cut = self._cut(body, common["model"])
+        prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
         logprobs = (top or 0) if body.logprobs else None
         request = CompletionRequest(prompts=prompts, forced=forced, top_logprobs=logprobs, is_chat=True, **common)
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
@@ -192,13 +201,16 @@ class Reader:
             raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
     def _common(self, body: Generation) -> dict[str, Any]:
-        self._check_model(body.model)
-        options = body.stream_options
-        if options is not None and not body.stream:
+        model = next(iter(self.models)) if body.model is None else body.model
+        self._check_model(model)
+        options = body.stream_options or StreamOptions()
+        if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
+        if options.include_obfuscation:
+            raise invalid("stream_options.include_obfuscation", "only false, got true")
         return {
-            "model": body.model,
-            "parent": self.parents.get(body.model, ""),
+            "model": model,
+            "parent": self.parents.get(model, ""),
             "n": body.n,
             "sampling": _sampling(body),
             "form_field": "response_format" if body.structured_outputs is None else "structured_outputs",
@@ -206,7 +218,10 @@ class Reader:
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
             "is_streamed": body.stream,
-            "wants_usage": options is not None and bool(options.include_usage),
+            "wants_usage": bool(options.include_usage),
+            "wants_running_usage": bool(options.include_usage and options.continuous_usage_stats),
+            "names_ids": body.return_tokens_as_token_ids,
+            "name": body.request_id or "",
         }
 
     def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
@@ -216,7 +231,23 @@ class Reader:
         context, tokens = self.models.get(request.model, 0), request.sampling.get("max_tokens", 0)
         if context and tokens > context:
             raise invalid(tokens_field, f"at most {context}, the model's context, got {tokens}")
+        longest = max(map(len, request.prompts))
+        if context and longest >= context:
+            raise too_long("messages" if request.is_chat else "prompt", context, longest)
         return request
+
+    def _cut(self, body: Generation, model: str) -> Cut | None:
+        """Return how a body's prompts are cut; raises an ApiError."""
+        most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
+        if most is None:
+            return None
+        if most == 0:
+            raise invalid("truncate_prompt_tokens", "-1 or at least 1, got 0")
+        if context and most > context:
+            raise invalid("truncate_prompt_tokens", f"at most {context}, the model's context, got {most}")
+        if most == -1:  # one place is for the answer
+            most = context - 1 if context else self._settings.max_prompt_tokens
+        return Cut(most, body.truncation_side)
 
 
 def _sampling(body: Sampling) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class ApiError(Exception):
         return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}
 
 
+def too_long(field: str, context: int, tokens: int) -> ApiError:
+    """Return the error of a prompt that a model has no room for, by the code and the words that clients look for."""
+    message = f"{field}: this model's maximum context length is {context} tokens, one of them for the answer"
+    return ApiError(400, f"{message}; got {tokens} tokens", param=field, code="context_length_exceeded")
+
+
 def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
     """Return the ApiError of a request that failed on the bus."""
     status = _STATUSES.get(error.code, 500)

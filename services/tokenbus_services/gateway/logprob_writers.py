@@ -8,6 +8,7 @@ import numpy as np
 
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.vocabulary import Tables
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
@@ -99,9 +100,11 @@ class Lists:
         *,
         has_alternatives: bool = True,
         shows_special: bool = False,
+        names_ids: bool = False,
     ) -> None:
-        """Take what counts the characters of the text so far."""
+        """Take what counts the characters of the text so far, and whether a token's name is its id."""
         self.name = name
+        self._names_ids = names_ids
         self._shows_special = shows_special
         self._has_alternatives = has_alternatives
         self._progress = progress
@@ -114,14 +117,15 @@ class Lists:
         before = self._progress.characters - characters[begin]
         self._progress.characters = before + characters[end]
         offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
-        if self._has_alternatives and count == view.counts[place]:
+        if self._has_alternatives and not self._names_ids and count == view.counts[place]:
             lists = view.lists(place)
             if lists is not None:
                 return (*lists, offsets)
         logprobs = _logprobs(view, place, count)
-        names = view.texts[begin:end]
+        ids, tables = view.ids[begin:end], _tables(view, names_ids=self._names_ids)
+        names = [tables.texts[token_id] for token_id in ids]
         if self._has_alternatives:
-            tops = self._tops(view, place, view.ids[begin:end], logprobs)
+            tops = self._tops(view, place, ids, logprobs, tables)
         elif view.scored[place]:  # the token itself is always among them, as vLLM has it
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
         else:
@@ -140,12 +144,12 @@ class Lists:
         return members % (names, logprobs, tops, offsets)
 
     @staticmethod
-    def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes]) -> list[bytes]:
+    def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
         top_k = view.top_ks[place]
         if not top_k:  # they were dropped on the way, or it is not scored
             return [_NULL] * len(ids)
         at, scored = 0, view.scored_begins[place]
-        ranks, keys, texts = view.ranks, view.vocabulary.keys, view.vocabulary.texts
+        ranks, keys, texts = view.ranks, tables.keys, tables.texts
         pairs = view.alternatives(place, keys)
         tops = []
         for number, token_id in enumerate(ids):
@@ -167,19 +171,21 @@ class Entries:
 
     is_empty = False
 
-    def __init__(self, name: bytes = b'"logprobs":') -> None:
+    def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False) -> None:
         self.name = name
+        self._names_ids = names_ids
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
         if not count:
             return b""
-        rendered = view.contents(place) if count == view.counts[place] else None
+        rendered = view.contents(place) if count == view.counts[place] and not self._names_ids else None
         if rendered is not None:
             return rendered
         begin, top_k = view.begins[place], view.top_ks[place]
-        heads = map(view.vocabulary.entries.__getitem__, view.ids[begin : begin + count])
-        entries, at = view.alternatives(place, view.vocabulary.entries) if top_k else [], 0
+        table = _tables(view, names_ids=self._names_ids).entries
+        heads = map(table.__getitem__, view.ids[begin : begin + count])
+        entries, at = view.alternatives(place, table) if top_k else [], 0
         written: list[bytes] = []
         for head, value in zip(heads, _logprobs(view, place, count), strict=True):
             alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
@@ -225,6 +231,10 @@ class Columns:
         for name, array in zip(_COLUMNS, arrays, strict=True):
             members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
         return b"{" + b",".join(members) + b"}"
+
+
+def _tables(view: RenderedStep, *, names_ids: bool) -> Tables:
+    return view.vocabulary.id_tables if names_ids else view.vocabulary.tables
 
 
 def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:

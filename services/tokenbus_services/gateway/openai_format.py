@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -12,6 +12,9 @@ from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.tool_calls import CallWriter
+
+if TYPE_CHECKING:
+    from tokenbus_services.gateway.answer import Choice
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -22,18 +25,18 @@ class Envelope:
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
-        name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{key:016x}"
+        name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or f'{key:016x}'}"
         head = {"id": name, "object": kind[request.is_streamed], "created": int(time.time()), "model": request.model}
         self._head = orjson.dumps(head)[:-1]
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
-        self._usage_later = b',"usage":null' if request.wants_usage else b""
         self._said = b'"delta":{"content":%b},' if request.is_chat else b'"text":%b,'
         # Without logprobs and ids the members beside the text are the same for every row.
         parts = self.parts(EventStream())
         is_same = all(isinstance(part, Nothing) for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
-        self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
+        usage_later = b',"usage":null' if request.wants_usage else b""
+        self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
         forced = request.forced
         self._calls = [] if forced is None else [CallWriter(forced) for _ in range(request.choices)]
 
@@ -42,7 +45,8 @@ class Envelope:
         request = self._request
         stopping = request.stopping
         is_plain = request.is_streamed and not (request.forced or stopping.texts or stopping.shows_special)
-        if not is_plain or request.wants_columns or request.wants_drafts:
+        needs_python = request.names_ids or request.wants_running_usage
+        if not is_plain or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
         before, behind = self._said.split(b"%b")
         form = Form.NONE
@@ -57,9 +61,11 @@ class Envelope:
         request = self._request
         logprobs = request.top_logprobs is not None and not request.wants_columns
         has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
-        lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special)
+        names_ids = request.names_ids
+        lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special, names_ids=names_ids)
+        entries = partial(Entries, names_ids=names_ids)
         parts: list[Part] = (
-            [Entries() if request.is_chat else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
+            [entries() if request.is_chat else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
         )
         if request.wants_ids:
             parts.append(TokenIds())
@@ -67,7 +73,7 @@ class Envelope:
             parts.append(Columns())
         if request.wants_drafts:
             name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
-            others = Entries(name) if request.is_chat else lists(EventStream(), name)
+            others = entries(name) if request.is_chat else lists(EventStream(), name)
             parts.append(Drafted(Columns(name) if request.wants_columns else others))
         return tuple(parts)
 
@@ -81,12 +87,14 @@ class Envelope:
             ids = self._prompt_ids(index)
             if request.is_chat or ids:  # of a chat they are the answer's, as vLLM has them, else the choice's
                 places = (b"", ids) if request.is_chat else (ids, b"")
-                ending = b'%b,"logprobs":null,"finish_reason":null}]%b%b}\n\n' % (*places, self._usage_later)
+                usage = self._usage_so_far(index, 0)
+                ending = b'%b,"logprobs":null,"finish_reason":null}]%b%b}\n\n' % (*places, usage)
                 chunks.append(opening + said + ending)
         return b"".join(chunks)
 
-    def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], end: Ending | None) -> bytes:
+    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
+        index, end = choice.index, choice.ending
         said = self._said % orjson.dumps(text)
         if self._calls:
             delta = self._calls[index].delta(text)
@@ -94,25 +102,28 @@ class Envelope:
                 return b""
             said = b'"delta":%b,' % delta
         beside = self._always or b",".join([
-            part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
+            part.name + part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)
         ])  # fmt: skip
         ending = self._going_on
-        if end is not None:
-            ending = b",%b}]%b}\n\n" % (self._ending(end), self._usage_later)
+        if end is not None or self._request.wants_running_usage:
+            why = b'"finish_reason":null' if end is None else self._ending(end)
+            ending = b",%b}]%b}\n\n" % (why, self._usage_so_far(index, choice.tokens))
         return b"".join((self._openings[index], said, beside, ending))
 
     def last(self, tokens: int) -> bytes:
         """Return the end of the stream, after all rows."""
         if not self._request.wants_usage:
             return _DONE
-        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % self._usage(tokens) + _DONE
+        usage = self._usage(self._request.prompt_tokens, tokens)
+        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + _DONE
 
     # Whole.
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
         """Return the whole answer; `choices` are from `choice`."""
         ids = self._prompt_ids(0) if self._request.is_chat else b""
-        return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), self._usage(tokens), ids)
+        usage = self._usage(self._request.prompt_tokens, tokens)
+        return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
@@ -137,9 +148,18 @@ class Envelope:
     def _prompt_ids(self, index: int) -> bytes:
         if not self._request.wants_ids:
             return b""
-        return b',"prompt_token_ids":' + orjson.dumps(self._request.prompts[index // self._request.n])
+        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
 
-    def _usage(self, tokens: int) -> bytes:
-        prompt = self._request.prompt_tokens
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self._request.prompts[index // self._request.n]
+
+    def _usage_so_far(self, index: int, tokens: int) -> bytes:
+        """Return the usage of a chunk that is not the last: of its choice where that is wanted."""
+        if self._request.wants_running_usage:
+            return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
+        return b',"usage":null' if self._request.wants_usage else b""
+
+    @staticmethod
+    def _usage(prompt: int, tokens: int) -> bytes:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         return orjson.dumps(usage)

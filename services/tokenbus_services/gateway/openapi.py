@@ -138,6 +138,10 @@ def document(types: RequestTypes) -> dict[str, Any]:
         (types.completion, types.chat, types.inspection, types.tokenization, types.detokenization, *answers),
         ref_template=_SCHEMAS + "{name}",
     )
+    schemas["Tokenization"]["oneOf"] = [
+        {"required": [name], "properties": {name: {"type": kind}}}
+        for name, kind in (("prompt", "string"), ("messages", "array"))
+    ]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -155,6 +159,10 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/healthz": _get("Report whether the gateway is healthy.", {"type": "object"}, 503),
             "/readyz": _get("Report whether a worker would take requests.", {"type": "object"}, 503),
             "/bus": _get("Report the workers and the processor.", {"type": "object"}, 503),
+            "/health": _get("Report by the status alone whether a worker would take requests.", None, 503),
+            "/ping": _get("Do the same.", None, 503),
+            "/version": _get("Name the gateway's version.", {"type": "object"}),
+            "/load": _get("Count the open requests.", {"type": "object"}),
         },
         "components": {"schemas": schemas},
     }
@@ -177,7 +185,7 @@ def _post(summary: str, body: str, answer: str | None, *, is_streamed: bool = Tr
     }
 
 
-def _get(summary: str, schema: dict[str, Any], *others: int) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema}}
-    responses = {str(status): {"description": "The answer.", "content": content} for status in (200, *others)}
+def _get(summary: str, schema: dict[str, Any] | None, *others: int) -> dict[str, Any]:
+    content = {} if schema is None else {"content": {"application/json": {"schema": schema}}}
+    responses = {str(status): {"description": "The answer.", **content} for status in (200, *others)}
     return {"get": {"summary": summary, "responses": responses}}

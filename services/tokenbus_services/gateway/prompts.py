@@ -1,7 +1,7 @@
 """PromptEncoder: the token ids of texts and chats, within the gateway's bounds."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,25 @@ _RESERVED = frozenset({
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
+class Cut(NamedTuple):
+    """How prompts that are too long are cut, as in vLLM."""
+
+    most: int
+    """How many tokens stay."""
+    side: str | None
+    """Where tokens go, `left` or `right`, those around the text too; None: the text's own, at its left."""
+
+    def of(self, ids: list[int], text_begins: int = 0) -> list[int]:
+        """Return what stays of a prompt, of which so many tokens stand before its text."""
+        excess = len(ids) - self.most
+        if excess <= 0:
+            return ids
+        if self.side == "right":
+            return ids[: self.most]
+        kept = 0 if self.side else text_begins
+        return ids[:kept] + ids[kept + excess :]
+
+
 class PromptEncoder:
     """Encodes prompts; every method raises an ApiError that names the field."""
 
@@ -32,23 +51,33 @@ class PromptEncoder:
         self._vocabulary = vocabulary
 
     def prompts(
-        self, prompts: Sequence[str | list[int]], n: int, name: str, *, adds_special: bool = True
+        self,
+        prompts: Sequence[str | list[int]],
+        n: int,
+        name: str,
+        *,
+        adds_special: bool = True,
+        cut: Cut | None = None,
     ) -> list[list[int]]:
         """Return the ids of an answer's prompts, of which each has `n` choices."""
         most, tokens, encoded = _MAX_PROMPTS_SHARE * self._most, 0, []
         for prompt in prompts:
-            encoded.append(self.prompt(prompt, name, adds_special=adds_special))
+            encoded.append(self.prompt(prompt, name, adds_special=adds_special, cut=cut))
             tokens += n * len(encoded[-1])
             if tokens > most:
                 raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
         return encoded
 
-    def prompt(self, prompt: str | list[int], name: str, *, adds_special: bool = True) -> list[int]:
+    def prompt(
+        self, prompt: str | list[int], name: str, *, adds_special: bool = True, cut: Cut | None = None
+    ) -> list[int]:
         """Return the ids of a text, with what the model wants around every text if `adds_special`; ids stay."""
         if not isinstance(prompt, str):
-            return prompt
+            return prompt if cut is None else cut.of(prompt)
         self._check_size(len(prompt.encode()), name)
         ids = self._vocabulary.encode(prompt) if adds_special else self._vocabulary.encode_chat(prompt)
+        if cut is not None and len(ids) > cut.most:
+            ids = cut.of(ids, _begin_of(self._vocabulary.encode_chat(prompt), ids) if adds_special else 0)
         if not 1 <= len(ids) <= self._most:
             raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
         return ids
@@ -59,7 +88,7 @@ class PromptEncoder:
         self._check_size(len(text.encode()), name)
         return text
 
-    def chat(self, body: Chat | Tokenization, tools: Sequence[Any]) -> list[int]:
+    def chat(self, body: Chat | Tokenization, tools: Sequence[Any], cut: Cut | None = None) -> list[int]:
         """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
 
         `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
@@ -76,17 +105,23 @@ class PromptEncoder:
                 )
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
-            return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens))
+            return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens), cut=cut)
         _variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
             texts += ["Assistant:"] if body.add_generation_prompt else []
-        return self.prompt("\n".join(texts), "messages")
+        return self.prompt("\n".join(texts), "messages", cut=cut)
 
     def _check_size(self, size: int, name: str) -> None:
         if size > self._most_bytes:
             raise invalid(name, f"at most {self._most_bytes} bytes of text, got {size}")
+
+
+def _begin_of(text: list[int], ids: list[int]) -> int:
+    """Return where a text's own tokens begin among those with what the model wants around it."""
+    most = len(ids) - len(text)
+    return next((begin for begin in range(most + 1) if ids[begin : begin + len(text)] == text), 0)
 
 
 def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
@@ -106,6 +141,9 @@ def _variables_of(body: Chat | Tokenization, template: Template | None = None) -
                 raise invalid(where, "no name of a field, a special token or a function of the template, got one")
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
+    effort = body.reasoning_effort if isinstance(body, Chat) else None
+    if effort is not None:  # as vLLM has it: models that are asked to think at all have a variable of their own
+        variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 
 

@@ -101,11 +101,6 @@ class RenderedStep:
         return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def texts(self) -> list[bytes]:
-        """All tokens as JSON strings, empty where they have no text."""
-        return list(map(self.vocabulary.texts.__getitem__, self.ids))
-
-    @cached_property
     def character_begins(self) -> list[int]:
         """How many characters begin before each token, and in total."""
         return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]

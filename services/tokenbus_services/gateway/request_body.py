@@ -10,7 +10,6 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from tokenbus_services.gateway.bodies import (
-    ID_DIGITS,
     MAX_BIAS,
     MAX_BIASED,
     ONLY,
@@ -20,6 +19,7 @@ from tokenbus_services.gateway.bodies import (
     Detokenization,
     Generation,
     Inspection,
+    Sampling,
     Text,
     Tokenization,
     says,
@@ -33,8 +33,9 @@ from tokenbus_services.settings.errors import shown
 B = TypeVar("B", bound=Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
 """How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
-_ID_DIGITS = re.compile(ID_DIGITS)
-_Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+_ID_DIGITS = re.compile("[0-9]{1,10}")
+_MAX_TEXT_BYTES = 256
+"""Of a stop text, a bad word or a salt, as the contract bounds them."""
 
 
 async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
@@ -98,6 +99,8 @@ class RequestTypes:
             "stop_token_ids": _array(token_id, 0, 64),
             "allowed_token_ids": _array(token_id, 1, 65_536),
             "tokens": self._ids,
+            "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
+            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
         }
         of_completions = {"logprobs": alternatives, "prompt": Annotated[Any, says("", anyOf=prompts)]}
         self.completion = _bounded(Completion, bounds | of_completions)
@@ -114,11 +117,11 @@ class RequestTypes:
         for name, member in value.items() if isinstance(value, dict) else [("", value)]:
             check_depth(name, depth_of(member))
         if isinstance(value, dict):
+            # null stands for a field that is left out.
+            value = {name: _integral(member) for name, member in value.items() if member is not None}
             for name in value:
                 if name not in kind.__struct_fields__:
                     raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
-            # null stands for a field that is left out.
-            value = {name: _integral(member) for name, member in value.items() if member is not None}
             for name in value.keys() & ONLY.keys():
                 given, accepted = value[name], ONLY[name]
                 if given != accepted or isinstance(given, bool) != isinstance(accepted, bool):
@@ -126,6 +129,8 @@ class RequestTypes:
         body: B = converted(value, kind)
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
+        if isinstance(body, Sampling):
+            _check_texts(body)
         if isinstance(body, Generation) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
         return body
@@ -141,7 +146,7 @@ class RequestTypes:
             if _ID_DIGITS.fullmatch(key) is None:
                 raise invalid("logit_bias", f"expected token ids in digits, got {shown(key)}")
             token_id = converted(int(key), self._token_id, "logit_bias")
-            biases[token_id] = converted(bias, _Bias, f"logit_bias.{key}")
+            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, converted(bias, float, f"logit_bias.{key}")))
         return biases
 
     def _prompts(self, given: Any) -> list[Any]:  # noqa: ANN401 - JSON
@@ -150,6 +155,34 @@ class RequestTypes:
             prompts: list[Any] = converted(given, self._texts if isinstance(first, str) else self._id_lists, "prompt")
             return prompts
         return [converted(given, self._ids if isinstance(given, list) else Text, "prompt")]
+
+
+def _check_texts(body: Sampling) -> None:
+    """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
+    given = [("stop", body.stop)]
+    if isinstance(body, Generation):
+        given += [("bad_words", body.bad_words), ("cache_salt", body.cache_salt)]
+    for name, texts in given:
+        for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
+            size = len(text.encode())
+            if size > _MAX_TEXT_BYTES:
+                where = name if isinstance(texts, str) else f"{name}[{place}]"
+                raise invalid(where, f"at most {_MAX_TEXT_BYTES} bytes, got {size}")
+
+
+def _biases_up_to(most: int) -> dict[str, Any]:
+    """Return the JSON Schema of `logit_bias`, where no token id is larger."""
+    digits = str(most)
+    alternatives = [digits, *([f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else [])]
+    for place, digit in enumerate(digits):
+        if digit > "0":
+            alternatives.append(f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
+    return {
+        "type": "object",
+        "maxProperties": MAX_BIASED,
+        "propertyNames": {"pattern": f"^({'|'.join(alternatives)})$"},
+        "additionalProperties": {"type": "number"},
+    }
 
 
 def _integer(low: int, high: int) -> Any:  # noqa: ANN401 - a type

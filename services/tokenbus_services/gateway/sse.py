@@ -35,7 +35,7 @@ class StreamedAnswer(ChoicesAnswer):
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
-        chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.ending)
+        chunk = self._envelope.chunk(choice, text, pieces)
         if choice.reason is None:
             if chunk:
                 self.outbox.put(chunk, produced_at_ns)

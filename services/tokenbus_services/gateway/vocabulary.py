@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,14 @@ class OfModel(Protocol):
         """Return what the vocabulary calls a token; None for an id without a token."""
 
 
+class Tables(NamedTuple):
+    """By token id, what an answer has for it."""
+
+    texts: Mapping[int, bytes]
+    keys: Mapping[int, bytes]
+    entries: Mapping[int, bytes]
+
+
 class Vocabulary:
     """Tables by token id, from which answers are written. Unknown ids are numbers, where a model has them no text."""
 
@@ -96,6 +104,13 @@ class Vocabulary:
         """The name as the key of an object's next member, with the comma and the colon."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
         """The beginning of a token's object in chats, after the end of another, up to its logprob."""
+        self.tables = Tables(self.texts, self.keys, self.entries)
+        self.id_tables = Tables(
+            _Table(_id_name, 0),
+            _Table(lambda token_id: b",%b:" % _id_name(token_id), 0),
+            _Table(lambda token_id: _entry(_id_name(token_id), self.pieces[token_id]), 0),
+        )
+        """The same with each token named by its id, as vLLM writes it."""
         self.key_fragments = Fragments(
             size, lambda token_id: (self.keys.made(token_id), self.texts[token_id] == b'""'), Form.LISTS
         )
@@ -216,6 +231,10 @@ def _name(token_id: int, piece: bytes, special: str) -> bytes:
         return orjson.dumps(piece.decode())
     except UnicodeDecodeError:
         return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+
+
+def _id_name(token_id: int) -> bytes:
+    return b'"token_id:%d"' % token_id
 
 
 def _text(piece: bytes) -> tuple[bytes, bool]:

@@ -165,6 +165,42 @@ async def test_token_ids_come_on_request() -> None:
     assert all("prompt_token_ids" not in choice for choice in whole["choices"] + first["choices"])
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("top_k", [0, 2])
+async def test_tokens_are_named_by_their_ids_on_request(top_k: int, *, is_chat: bool, is_streamed: bool) -> None:
+    steps = _steps(top_k)
+    asked = _asked(top_logprobs=top_k, is_chat=is_chat, is_streamed=is_streamed, names_ids=True)
+    data = await said(asked, steps, VOCABULARIES["ngram"])
+    for place in range(len(KEYS)):
+        rows = _truth(steps, place)
+        ids = [token for row in rows for token in row.token_ids.tolist()]
+        choices = _choices(data, place) if is_streamed else [json.loads(data)["choices"][place]]
+        found = [choice["logprobs"] for choice in choices]
+        if is_chat:
+            entries = joined(found, "content")
+            names = [entry["token"] for entry in entries]
+            tops = [[each["token"] for each in entry["top_logprobs"]] for entry in entries]
+            assert [bytes(each["bytes"]) for each in entries] == [VOCABULARIES["ngram"].pieces[token] for token in ids]
+            own: list[set[str]] = [set()] * len(ids)
+        else:
+            names, tops = joined(found, "tokens"), [list(top) for top in joined(found, "top_logprobs")]
+            own = [{name} for name in names]
+        assert names == [f"token_id:{token}" for token in ids]
+        for top, pairs, name in zip(tops, _pairs(rows), own, strict=True):
+            assert set(top) == {f"token_id:{token}" for token, _ in pairs} | name
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_answer_has_the_name_that_was_asked_for(is_chat: bool) -> None:  # noqa: FBT001
+    steps = _steps()
+    kind = "chatcmpl" if is_chat else "cmpl"
+    for name, given in (("mine", "mine"), ("", f"{0xA:016x}")):
+        whole = json.loads(await said(_asked(name=name, is_chat=is_chat), steps, VOCABULARIES["ngram"]))
+        streamed = await said(_asked(name=name, is_chat=is_chat, is_streamed=True), steps, VOCABULARIES["ngram"])
+        assert {whole["id"], *(chunk["id"] for chunk in chunks(streamed))} == {f"{kind}-{given}"}
+
+
 @pytest.mark.parametrize("scoring", [Scoring.SHED, Scoring.NONE])
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_chat: bool) -> None:  # noqa: FBT001
@@ -186,6 +222,19 @@ async def test_usage_counts_prompts_and_all_choices() -> None:
     *others, last = chunks(data)
     assert (last["choices"], last["usage"]) == ([], usage)
     assert all(chunk["usage"] is None for chunk in others)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_every_chunk_has_the_usage_up_to_it_on_request(is_chat: bool) -> None:  # noqa: FBT001
+    asked = _asked(is_streamed=True, is_chat=is_chat, wants_usage=True, wants_running_usage=True)
+    *others, last = chunks(await said(asked, _steps(), VOCABULARIES["ngram"]))
+    for place in range(len(KEYS)):
+        usages = [chunk["usage"] for chunk in others if chunk["choices"][0]["index"] == place]
+        counts = [0] * is_chat + [1, 4, 6]
+        assert [usage["completion_tokens"] for usage in usages] == counts
+        assert all(usage["prompt_tokens"] == 2 for usage in usages)
+        assert [usage["total_tokens"] for usage in usages] == [2 + count for count in counts]
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
 
 
 async def test_stop_cuts_everything_together() -> None:

@@ -1,5 +1,6 @@
 """Bodies of requests: what is accepted, how a refusal is worded, and what the OpenAPI document says of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -54,7 +55,8 @@ def test_what_is_accepted_is_what_the_schema_says(field: tuple[str, str], value:
     route, name = field
     kind, valid = VALID[route]
     body = valid | {name: value}
-    if Draft202012Validator(msgspec.json.schema(kind)).is_valid(body):
+    is_left_out = name == "unknown" and value is None
+    if is_left_out or Draft202012Validator(msgspec.json.schema(kind)).is_valid(body):
         TYPES.read(kind, body)
     else:
         with pytest.raises(ApiError):
@@ -83,7 +85,6 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"logit_bias": [1]}, "logit_bias: expected object | null, got [1]"),
         ("completion", {"logit_bias": {"a": 1}}, "logit_bias: expected token ids in digits, got 'a'"),
         ("completion", {"logit_bias": {"9999999999": 1}}, "logit_bias: expected int <= 2147483646, got 9999999999"),
-        ("completion", {"logit_bias": {"7": 101}}, "logit_bias.7: expected float <= 100.0, got 101"),
         ("completion", {"logit_bias": {"7": "a"}}, "logit_bias.7: expected float, got 'a'"),
         (
             "completion",
@@ -101,7 +102,15 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"prompt": ["a", ""]}, "prompt[1]: expected str of length >= 1, got a length of 0"),
         ("completion", {"prompt": ["a", "b", "c"]}, "prompt: expected array of length <= 2, got a length of 3"),
         ("completion", {"b": 1}, "b: no such field, got 1"),
-        ("completion", {"b - at `$.n`": None}, "b - at `$.n`: no such field, got None"),
+        ("completion", {"b - at `$.n`": 1}, "b - at `$.n`: no such field, got 1"),
+        ("completion", {"stop": "\u00e9" * 129}, "stop: at most 256 bytes, got 258"),
+        ("completion", {"bad_words": ["a", "\u00e9" * 129]}, "bad_words[1]: at most 256 bytes, got 258"),
+        ("completion", {"length_penalty": 2}, "length_penalty: only 1, got 2"),
+        ("completion", {"use_beam_search": True}, "use_beam_search: only False, got True"),
+        ("chat", {"modalities": ["text", "audio"]}, "modalities: only ['text'], got ['text', 'audio']"),
+        ("chat", {"truncation_side": "middle"}, "truncation_side: one of 'left', 'right', got 'middle'"),
+        ("chat", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens: expected int >= -1, got -2"),
+        ("chat", {"functions": []}, "functions: no such field, got []"),
         ("completion", {"stream_options": {"x": 1}}, "stream_options.x: no such field, got 1"),
         ("completion", {"prompt": None}, "prompt: required, got nothing"),
         (
@@ -347,11 +356,126 @@ def test_body_that_is_no_object_has_no_field_to_name() -> None:
 
 
 def test_null_stands_for_a_field_that_is_left_out() -> None:
-    nulls = dict.fromkeys(set(TYPES.completion.__struct_fields__) - COMPLETION.keys())
+    nulls = dict.fromkeys({*TYPES.completion.__struct_fields__, "any", "functions"} - COMPLETION.keys())
     assert TYPES.read(TYPES.completion, COMPLETION | nulls) == TYPES.read(TYPES.completion, COMPLETION)
-    neutral = {"logit_bias": {}, "suffix": "", "echo": False, "best_of": 1}  # the only values of what is not offered
-    assert TYPES.read(TYPES.completion, COMPLETION | neutral).logit_bias == {}
     assert (TYPES.read(TYPES.completion, COMPLETION).n, TYPES.read(TYPES.completion, COMPLETION).max_tokens) == (1, 16)
+
+
+HARMLESS: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "session_id": "s",
+    "store": True,
+    "return_token_offsets": True,
+    "mm_payload": "none",
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "watermarking": False,
+    "spaces_between_special_tokens": True,
+    "echo": False,
+    "n": 2,
+}
+OF_COMPLETIONS = {"suffix": "", "best_of": 2}
+OF_CHATS = {"verbosity": "low", "prediction": {"type": "content"}, "modalities": ["text"], "include_reasoning": True}
+
+
+@pytest.mark.parametrize(("route", "fields"), [("completion", OF_COMPLETIONS), ("chat", OF_CHATS)])
+def test_harmless_fields_change_nothing(route: str, fields: dict[str, Any]) -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    body = VALID[route][1] | {"model": DEFAULT_MODEL, "n": 2}
+    assert getattr(reader, route)(body | HARMLESS | fields) == getattr(reader, route)(body)
+
+
+def test_more_choices_than_are_returned_are_refused() -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    with pytest.raises(ApiError, match="best_of: at most n, 2, as choices are not selected, got 3"):
+        reader.completion({"prompt": "a", "n": 2, "best_of": 3})
+
+
+def test_obfuscation_is_refused() -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    fields: dict[str, Any] = {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": False}}
+    assert reader.completion(fields).is_streamed
+    fields["stream_options"]["include_obfuscation"] = True
+    with pytest.raises(ApiError, match=r"stream_options\.include_obfuscation: only false, got true"):
+        reader.completion(fields)
+
+
+def test_bias_beyond_the_bound_is_taken_for_the_bound() -> None:
+    biases = {"5": 1e9, "6": -101, "7": 99}
+    assert TYPES.read(TYPES.completion, COMPLETION | {"logit_bias": biases}).logit_bias == {5: 100, 6: -100, 7: 99}
+
+
+@given(st.integers(0, 2_500), st.sampled_from([0, 9, 10, 405, 999, 2_039]))
+def test_schema_of_biases_knows_the_largest_token(token_id: int, most: int) -> None:
+    given_settings = settings()
+    types = RequestTypes(replace(given_settings, limits=replace(given_settings.limits, max_token_id=most)))
+    body = COMPLETION | {"logit_bias": {str(token_id): 1}}
+    assert Draft202012Validator(msgspec.json.schema(types.completion)).is_valid(body) == (token_id <= most)
+
+
+def test_first_model_is_meant_where_none_is_named() -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    assert reader.completion({"prompt": "a"}).model == DEFAULT_MODEL
+    reader.learn_models([WorkerStatus(model="b"), WorkerStatus(model="a", lora_adapters=["A"])])
+    assert reader.completion({"prompt": "a"}).generate(0).model == "a"
+
+
+@pytest.mark.parametrize(("route", "field"), [("completion", "prompt"), ("chat", "messages")])
+def test_prompt_that_is_too_long_has_the_code_that_clients_know(route: str, field: str) -> None:
+    reader = Reader(settings(), vocabulary_of("numbers"))
+    reader.learn_models([WorkerStatus(model="m", max_model_tokens=9)])
+    body = VALID[route][1] | {"max_tokens": 2}
+
+    def prompt(size: int) -> Any:  # noqa: ANN401 - JSON
+        return "a" * size if route == "completion" else [{"role": "user", "content": "a" * size}]
+
+    assert getattr(reader, route)(body | {field: prompt(8)}).prompts == [[97] * 8]
+    with pytest.raises(ApiError) as raised:
+        getattr(reader, route)(body | {field: prompt(9)})
+    error = raised.value
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", field)
+    most = "this model's maximum context length is 9 tokens, one of them for the answer"
+    assert error.message == f"{field}: {most}; got 9 tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, b"efg"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, b"efg"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, b"abc"),
+        ({"truncate_prompt_tokens": 7}, b"abcdefg"),
+        ({"truncate_prompt_tokens": -1}, b"cdefg"),
+    ],
+)
+def test_long_prompt_is_cut_where_that_is_asked_for(fields: dict[str, Any], kept: bytes) -> None:
+    reader = Reader(settings(), vocabulary_of("numbers"))
+    reader.learn_models([WorkerStatus(model="m", max_model_tokens=9 if len(kept) > 5 else 6)])
+    for given_prompt in ("abcdefg", list(b"abcdefg")):
+        body = {"prompt": given_prompt, "max_tokens": 1, **fields}
+        assert reader.completion(body).prompts == [list(kept)]
+    chat = {"messages": [{"role": "user", "content": "abcdefg"}], **fields}
+    assert reader.chat(chat).prompts == [list(kept)]
+
+
+@pytest.mark.parametrize(
+    ("most", "line"),
+    [
+        (0, "truncate_prompt_tokens: -1 or at least 1, got 0"),
+        (10, "truncate_prompt_tokens: at most 9, the model's context, got 10"),
+    ],
+)
+def test_length_to_cut_at_is_bounded(most: int, line: str) -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    reader.learn_models([WorkerStatus(model="m", max_model_tokens=9)])
+    with pytest.raises(ApiError) as raised:
+        reader.completion({"prompt": "a", "truncate_prompt_tokens": most, "max_tokens": 1})
+    assert raised.value.message == line
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
