@@ -20,7 +20,7 @@ from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpac
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
-from tokenbus_services.plugins import digest_of
+from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_services.worker import EngineStepError
 from tokenbus_services.worker.step import Array, StepArrays
 
@@ -192,9 +192,14 @@ class BatchEngine(ABC, Generic[B]):
         return self._options.context
 
     @cached_property
+    def tokenizer_probes(self) -> Sequence[int]:
+        """What its tokenizer makes of certain texts."""
+        return probed(encoder_of(self._tokenizer))
+
+    @cached_property
     def tokenizer_digest(self) -> int:
         """A digest that tells whether a client has the same tokenizer."""
-        return digest_of(self._tokenizer)
+        return digest_of(self._tokenizer, self.tokenizer_probes)
 
     @property
     def has_work(self) -> bool:

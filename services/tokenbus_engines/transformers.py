@@ -20,7 +20,7 @@ from tokenbus_engines.requests import Request
 from tokenbus_engines.sampling import uniforms
 from tokenbus_gpu_ops import token_logprobs
 from tokenbus_services.model_files import ModelTokenizer
-from tokenbus_services.plugins import digest_of
+from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_services.worker import StepArrays
 
 SUPPORTED = ("5.19",)
@@ -153,9 +153,14 @@ class TransformersEngine:
         return self._options.context
 
     @property
+    def tokenizer_probes(self) -> Sequence[int]:
+        """What its tokenizer makes of certain texts."""
+        return probed(encoder_of(self._tokenizer.of_files))
+
+    @property
     def tokenizer_digest(self) -> int:
         """A digest that tells whether a gateway has the same tokenizer."""
-        return digest_of(self._tokenizer.of_files)
+        return digest_of(self._tokenizer.of_files, self.tokenizer_probes)
 
     @property
     def has_work(self) -> bool:

@@ -3,7 +3,6 @@
 Only the one that is asked for is imported, so that a broken one does no harm to the others.
 """
 
-import hashlib
 from importlib.metadata import entry_points
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -32,15 +31,6 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character."""
-
-
-def digest_of(tokenizer: Tokenizer) -> int:
-    """Return a number of 64 bits that tokenizers with the same tokens have in common; 0 for one without tokens."""
-    size = tokenizer.vocabulary_size
-    digest = hashlib.blake2b(digest_size=8)
-    for piece in map(tokenizer.token_bytes, range(size)):
-        digest.update(len(piece).to_bytes(4, "little") + piece)
-    return int.from_bytes(digest.digest(), "little") if size else 0
 
 
 def names(group: str) -> list[str]:

@@ -7,8 +7,11 @@ from typing import Any, NoReturn
 
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
-from tokenbus_services.plugins import digest_of
+from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
+from tokenbus_services.tokenizer_probes import digest_of, encoder_of, first_difference, probed
+
+_log = logger("worker")
 
 
 def check_model(model: Path | None, settings: Settings) -> Path:
@@ -95,11 +98,26 @@ def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as
         raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
 
 
-def tokenizer_digest(model: Path) -> int:
-    """Return the digest of the tokenizer that a gateway would read from a model's folder, or 0: there is none."""
+def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
+    """Return the digest and the probes of the tokenizer that vLLM uses of a model's folder; 0 and none: not known.
+
+    A gateway reads the folder's tokenizer.json, which transformers may load as another tokenizer: then this says so.
+    """
     try:
         from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 
-        return digest_of(ModelTokenizer(model))
+        of_files = ModelTokenizer(folder)
     except (ImportError, ValueError):
-        return 0
+        return 0, ()
+    probes = probed(encoder_of(of_files))
+    if tokenizer is not None:
+        used = probed(lambda text, adds_special: tokenizer.encode(text, add_special_tokens=adds_special))
+        text, probes = first_difference(probes, used), used
+        if text is not None:
+            _log.warning(
+                "vLLM does not use the tokenizer of the model's folder",
+                text=text,
+                remedy="AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+                folder=str(folder),
+            )
+    return digest_of(of_files, probes), probes

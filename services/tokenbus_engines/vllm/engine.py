@@ -11,7 +11,7 @@ from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.columns import NO_ROWS, Logprobs
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
-from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
+from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_of
 from tokenbus_engines.vllm.parameters import sampling_arguments
 from tokenbus_engines.vllm.processes import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.requests import Request, Requests
@@ -95,8 +95,9 @@ class VllmEngine:
                 raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
             self.dp_rank: int = config.parallel_config.data_parallel_index or settings.worker.dp_rank
             """Which data-parallel rank it is."""
-            self.tokenizer_digest = tokenizer_digest(model)
-            """What says whether a gateway has the same tokenizer; 0: not known."""
+            described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
+            self.tokenizer_digest, self.tokenizer_probes = described
+            """What says whether a gateway has the same tokenizer, and in which text it differs."""
             # The core may have lowered the context to what its cache holds.
             self._context: int = config.model_config.max_model_len
             self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())

@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParamete
 from tokenbus_contracts.schema import bounds_in
 from tokenbus_engines.vllm.columns import NO_ROWS, Rows
 from tokenbus_engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
-from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_digest
+from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus_engines.vllm.request_keys import RequestKeys
 from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.bus import AddressError
@@ -114,7 +114,7 @@ class Published:
         """Of requests that ended since the last step."""
         self._is_on = True
         # It has no adapters: it takes no requests over the bus, which could ask for one.
-        described = Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
+        described = Model(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()

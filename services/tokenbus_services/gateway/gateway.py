@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.encoder_pool import EncoderPool, encoders_of
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
@@ -22,6 +24,7 @@ from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
+from tokenbus_services.tokenizer_probes import first_difference
 
 
 class Counts:
@@ -142,9 +145,30 @@ class Gateway:
         models = self.reader.fixed_models or (DEFAULT_MODEL,)
         if not takes_requests(status.workers, models):
             return ["no worker is connected that takes requests"]
-        digests = (0, self.vocabulary.digest)
-        same = [each for each in status.workers if self.vocabulary.digest == 0 or each.tokenizer_digest in digests]
-        return [] if takes_requests(same, models) else ["no worker has the tokenizer that gateway.tokenizer names"]
+        same = [worker for worker in status.workers if not self._differs(worker)]
+        if takes_requests(same, models):
+            return []
+        return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
+
+    async def explained(self, error: ApiError) -> ApiError:
+        """Return an error of a request, with more words if it says that the tokenizers differ."""
+        if error.message.startswith("tokenizer_digest:"):
+            with contextlib.suppress(TimeoutError):
+                error.message += self._difference(await self.status.get())
+        return error
+
+    def _differs(self, worker: WorkerStatus) -> bool:
+        own, other = self.vocabulary.digest, worker.tokenizer_digest
+        return own != other and 0 not in {own, other}
+
+    def _difference(self, status: ProcessorStatus) -> str:
+        """Return in which text a worker's tokenizer differs from the gateway's, and what mends it; empty: in none."""
+        for worker in filter(self._differs, status.workers):
+            text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
+            if text is not None:
+                mend = "if both name one folder, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) mends it"
+                return f"; worker {worker.worker_id} makes other tokens of {text!r}: {mend}"
+        return ""
 
 
 def _connection(client: Client) -> str:

@@ -43,6 +43,7 @@ class AnswerResponse(Response):
         self._name = (b"x-request-id", name.encode())
         self._is_cut = False
         self._close_requests = close
+        self._explain = gateway.explained
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
@@ -97,7 +98,7 @@ class AnswerResponse(Response):
         await outbox.ready()
         if self._answer.error is not None and not self._answer.has_begun:
             outbox.is_sent = True
-            response = error_response(self._answer.error)
+            response = error_response(await self._explain(self._answer.error))
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return

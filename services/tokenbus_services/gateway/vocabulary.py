@@ -11,8 +11,9 @@ import orjson
 from tokenbus_services.delivery.stop_strings import REPLACEMENT
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.native import Form, Fragments
-from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, digest_of, load_tokenizer, names
+from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
+from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed
 
 T = TypeVar("T")
 _CONTINUATION = 0x80
@@ -83,7 +84,9 @@ class Vocabulary:
         """Begin with empty tables of a tokenizer's vocabulary; a token's entries are made when it appears first."""
         self._tokenizer = tokenizer
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
-        self.digest = digest_of(tokenizer)
+        self.probes = probed(encoder_of(tokenizer))
+        """What it makes of certain texts."""
+        self.digest = digest_of(tokenizer, self.probes)
         """What a worker's tokenizer has to have in common with this one; 0: nothing."""
         self.size = size = tokenizer.vocabulary_size
         """How many token ids have a text of their own."""

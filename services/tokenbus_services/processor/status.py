@@ -39,7 +39,11 @@ class StatusReport:
         workers = sorted(dispatch.workers.by_id.values(), key=lambda worker: worker.peer is None)
         room = _MOST_ADAPTER_BYTES
         described = [_worker_status(worker, registry.table, self._processor_id) for worker in workers[:_MOST_WORKERS]]
+        probed: set[int] = set()
         for worker, status in zip(workers, described, strict=False):
+            if status.tokenizer_digest not in probed:
+                probed.add(status.tokenizer_digest)
+                status.tokenizer_probes.extend(worker.stream.hello.tokenizer_probes)
             for name in worker.stream.hello.lora_adapters:
                 room -= len(name.encode()) + _ENCODED_BYTES
                 if room >= 0:

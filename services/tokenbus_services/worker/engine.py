@@ -81,7 +81,11 @@ class DescribesModel(Protocol):
 
     @property
     def tokenizer_digest(self) -> int:
-        """What `plugins.digest_of` returns for its tokenizer; 0: not known."""
+        """What `tokenizer_probes.digest_of` returns for its tokenizer; 0: not known."""
+
+    @property
+    def tokenizer_probes(self) -> Sequence[int]:
+        """What `tokenizer_probes.probed` returns for its tokenizer; empty: not known."""
 
     @property
     def lora_adapters(self) -> Sequence[str]:
@@ -94,6 +98,7 @@ class Model:
 
     max_model_tokens: int
     tokenizer_digest: int
+    tokenizer_probes: Sequence[int] = ()
     lora_adapters: Sequence[str] = ()
 
 

@@ -54,6 +54,16 @@ def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
     assert (len(named[2]) > 200, named[3]) == (True, [])
 
 
+def test_status_has_the_probes_of_each_tokenizer_once() -> None:
+    bench = Bench()
+    for worker_id, digest in (("a", 1), ("b", 1), ("c", 2)):
+        bench.worker(worker_id, tokenizer_digest=digest, tokenizer_probes=[digest, 7])
+    client = bench.client()
+    client.say(ASK)
+    (status,) = statuses(client)
+    assert [list(each.tokenizer_probes) for each in status.workers] == [[1, 7], [], [2, 7]]
+
+
 def test_status_passes_what_waits_for_the_clients_window() -> None:
     bench = Bench()
     worker, client = bench.worker(), bench.client(window_frames=1)

@@ -73,6 +73,7 @@ async def test_batches_reach_the_processor() -> None:
 class Described:
     max_model_tokens = 9
     tokenizer_digest = 8
+    tokenizer_probes = (7, 2**32 - 1)
     lora_adapters = ("x", "y")
 
 
@@ -101,6 +102,7 @@ async def test_hello_says_what_the_worker_is() -> None:
     assert said == tuple(point)
     assert (hello.tp_rank, hello.dp_rank, hello.max_requests, hello.vocabulary_size) == (1, 2, 3, 99)
     assert (hello.max_model_tokens, hello.tokenizer_digest, list(hello.lora_adapters)) == (9, 8, ["x", "y"])
+    assert hello.tokenizer_probes == [7, 2**32 - 1]
     assert hello.limits.max_top_k == 4
     assert hello.limits.max_rows == chosen.limits.max_rows
 
