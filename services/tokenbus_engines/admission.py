@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_engines.requests import Request, Stops
 from tokenbus_services.plugins import Tokenizer
 
-_MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
+_MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
 """The contract's own bounds."""
 _MOST_BYTES_A_TOKEN = 16
 """A longer text is not encoded: few texts have so long tokens throughout, and encoding may take long."""

@@ -15,10 +15,13 @@ _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
 _DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
 """Each with the bound that holds where it is not set."""
+_NOT_SENT = "processors, which come before clients, send a worker of minor 0 no request beyond its bound"
 ACCEPTED = {
     ("Admitted.prompt_tokens", "min"): (
         "minor 1 leaves it out where a client looked for its request at several processors, as none of minor 0 does"
-    )
+    ),
+    ("SamplingParameters.stop", "max_bytes"): _NOT_SENT,
+    ("SamplingParameters.stop_token_ids", "max_items"): _NOT_SENT,
 }
 """Bounds that changed within the major and break nobody, with the reason."""
 

@@ -85,7 +85,7 @@ OF_ENGINE: tuple[Call | Members, ...] = (
     Call(_INPUTS, "InputProcessor.process_inputs", 4, "supported_tasks lora_request priority"),
     Call("vllm.lora.request", "LoRARequest", 0, "lora_name lora_int_id lora_path"),
     Call("vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
-    Call(_SAMPLING, "StructuredOutputsParams", 0, "json json_object regex choice grammar"),
+    Call(_SAMPLING, "StructuredOutputsParams", 0, "json json_object regex choice grammar structural_tag"),
     Call(_SAMPLING, "SamplingParams", 0, " ".join((*SAMPLING_ARGUMENTS, "skip_clone"))),
 )
 """What the engine uses."""

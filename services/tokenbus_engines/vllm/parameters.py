@@ -1,5 +1,6 @@
 """Parameters: what a request asks for, as the arguments of vLLM's SamplingParams."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, StructuredOutput
 from tokenbus_engines.admission import check_ids
 
 _SEEDS = 2**63
+_PLAIN = frozenset({"str", "int", "float", "bool"})
 
 
 class _Parameter(NamedTuple):
@@ -25,7 +27,25 @@ def _form(output: StructuredOutput) -> dict[str, Any]:
         return {"json_object": True}
     if kind == "choice":
         return {"choice": list(output.choice.texts)}
+    if kind == "structural_tag":
+        return {"structural_tag": output.structural_tag.tag}
     return {"regex": output.regex.pattern} if kind == "regex" else {"grammar": output.grammar.text}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return what vLLM's extensions take; its own server takes no other kinds of values."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"sampling.engine_arguments: JSON, got an error: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"sampling.engine_arguments: a JSON object, got {type(found).__name__}")  # noqa: TRY004
+    for name, value in found.items():
+        others = {type(each).__name__ for each in (value if isinstance(value, list) else [value])} - _PLAIN
+        if others:
+            got = ", ".join(sorted(others))
+            raise ValueError(f"sampling.engine_arguments.{name}: a text, a number or a list of these, got {got}")
+    return found
 
 
 _PARAMETERS = {
@@ -49,6 +69,7 @@ _PARAMETERS = {
     "include_stop_string": _Parameter("include_stop_str_in_output", bool),
     "include_special_tokens": _Parameter("skip_special_tokens", lambda included: not included),
     "structured_output": _Parameter("structured_outputs", _form),
+    "engine_arguments": _Parameter("extra_args", _arguments),
 }
 """By the names of our fields. One that is not here, nor below, is refused by its name."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})

@@ -37,6 +37,8 @@ class StructuredOutput(TypedDict, total=False):
     """One of several texts."""
     grammar: str
     """A text that a context-free grammar generates, in the form that the engine reads, such as EBNF."""
+    structural_tag: str | Mapping[str, Any]
+    """A text in which marked parts have forms of their own: vLLM's structural tag as JSON text, or as the object."""
 
 
 class RequestParameters(TypedDict, total=False):
@@ -96,6 +98,8 @@ class RequestParameters(TypedDict, total=False):
     """Which requests an engine that schedules by priority takes first: the lowest; default: 0."""
     cache_salt: str | None
     """The engine shares what it keeps of prompts only among requests of one salt; default: among those without."""
+    engine_arguments: str | Mapping[str, Any] | None
+    """What the engine takes beside these, as vLLM's extensions do: a JSON object, or its text; default: nothing."""
     top_logprobs: int | None
     """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
     include_draft_logprobs: bool | None
@@ -170,8 +174,8 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
 def _set(generate: Generate, name: str, value: object) -> None:
     field, is_sampling = _FIELDS[name]
     owner = generate.sampling if is_sampling else generate
-    if field.message_type is not None:
-        _MESSAGE_WRITERS[name](generate.sampling, value)
+    if name in _WRITERS:
+        _WRITERS[name](generate.sampling, value)
         return
     read = _READERS[field.type]
     if not field.is_repeated:
@@ -213,17 +217,25 @@ def _set_structured_output(sampling: SamplingParameters, value: object) -> None:
         output.regex.pattern = _text(name, given)
     elif form == "grammar":
         output.grammar.text = _text(name, given)
+    elif form == "structural_tag":
+        output.structural_tag.tag = _json(name, given) if isinstance(given, Mapping) else _text(name, given)
     else:
         output.choice.texts.extend(_each(name, given, _text))
         if not output.choice.texts:
             raise ContractError(name, "at least 1 text", "none", rule=Rule.LENGTH)
 
 
-_MESSAGE_WRITERS: dict[str, Callable[[SamplingParameters, object], None]] = {
+def _set_engine_arguments(sampling: SamplingParameters, value: object) -> None:
+    name = "engine_arguments"
+    sampling.engine_arguments = _json(name, value) if isinstance(value, Mapping) else _text(name, value)
+
+
+_WRITERS: dict[str, Callable[[SamplingParameters, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
+    "engine_arguments": _set_engine_arguments,
 }
-"""By argument that is a message, or a list of them, what writes it."""
+"""By argument that is no plain value, nor a list of them, what writes it."""
 
 
 def _json(name: str, value: Mapping[str, Any]) -> str:

@@ -39,7 +39,8 @@ _Content = Annotated[str, Meta(max_length=4_194_304)]
 _Name = Annotated[str, Meta(max_length=256)]
 _Label = Annotated[str, Meta(min_length=1, max_length=256)]
 _Word = Annotated[str, Meta(min_length=1, max_length=256)]
-"""A stop text, for one; `RequestTypes` holds it to the 256 bytes that the contract allows."""
+"""`RequestTypes` holds it to the bytes that the contract allows, and a stop text, too."""
+_Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Form = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
 _Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
@@ -52,7 +53,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(gt=0, le=100)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
-_FormType = Literal["text", "json_object", "json_schema"]
+_FormType = Literal["text", "json_object", "json_schema", "structural_tag"]
 _Side = Literal["left", "right"]
 _WhichTools = Literal["none", "auto", "required"]
 _Kind = Literal["function"]
@@ -158,7 +159,9 @@ _Special = Annotated[bool | None, says("Whether the tokens that the model wants 
 _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
 _Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
-_Stops = Annotated[list[_Word], Meta(max_length=16)]
+_Stops = Annotated[list[_Stop], Meta(max_length=16)]
+_Extra = str | int | float
+_Extras = dict[str, _Extra | list[_Extra]]
 _BadWords = Annotated[list[_Word], Meta(max_length=256)]
 _OutputTexts = Annotated[list[_Label], Meta(min_length=1, max_length=1024)]
 
@@ -171,6 +174,7 @@ class StructuredOutputs(Body, kw_only=True):
     regex: Annotated[_Pattern | None, says("A regular expression that matches the output.")] = None
     choice: Annotated[_OutputTexts | None, says("The texts to choose from.")] = None
     grammar: Annotated[_Form | None, says("A grammar, as the engine reads it.")] = None
+    structural_tag: Annotated[_Form | dict[str, Any] | None, says("Marks, and the forms behind them.")] = None
 
 
 class ResponseSchema(Body, kw_only=True):
@@ -187,6 +191,9 @@ class ResponseFormat(Body, kw_only=True):
 
     type: Annotated[_FormType, says("The form of the answer.")]
     json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, where the type is json_schema.")] = None
+    format: Annotated[dict[str, Any] | None, says("Of a structural_tag, as the engine reads it.")] = None
+    structures: Annotated[list[Any] | None, says("The same in its older form, beside triggers.")] = None
+    triggers: Annotated[list[str] | None, says("The texts behind which a structure may begin.")] = None
 
 
 class StreamOptions(Body, kw_only=True):
@@ -202,7 +209,7 @@ class Sampling(Body, kw_only=True):
 
     temperature: Annotated[_Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_p: Annotated[_TopP | None, says("The probability mass that is kept.")] = None
-    stop: Annotated[_Word | _Stops | None, says("Texts that end the answer, and are cut off.")] = None
+    stop: Annotated[_Stop | _Stops | None, says("Texts that end the answer, and are cut off.")] = None
     seed: Annotated[_Int64 | None, says("Makes sampling repeatable; choice i of a prompt uses seed + i.")] = None
 
 
@@ -250,6 +257,7 @@ class Generation(Sampling, kw_only=True):
     return_token_offsets: _Ignored = None
     mm_payload: _Ignored = None
     priority: Annotated[_Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    vllm_xargs: Annotated[_Extras | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[_Word | None, says("Prompts' states are shared within one salt.")] = None
 
 

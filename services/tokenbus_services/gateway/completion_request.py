@@ -14,13 +14,14 @@ from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
 from tokenbus_services.gateway.prompts import Cut, PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes
-from tokenbus_services.gateway.validation import invalid
+from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
+_MAX_ENGINE_BYTES = 65_536
 _SAME_NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
@@ -264,6 +265,8 @@ def _sampling(body: Sampling) -> dict[str, Any]:
         found["include_special_tokens"] = True
     if body.logit_bias:
         found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
+    if body.vllm_xargs:
+        found["engine_arguments"] = json_text("vllm_xargs", body.vllm_xargs, _MAX_ENGINE_BYTES)
     form = structured_output(body)
     if form is not None:
         found["structured_output"] = form

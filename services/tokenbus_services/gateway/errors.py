@@ -34,6 +34,7 @@ _FIELDS = {
     "sampling.include_stop_string": "include_stop_str_in_output",
     "sampling.include_special_tokens": "skip_special_tokens",
     "sampling.structured_output": "response_format",
+    "sampling.engine_arguments": "vllm_xargs",
     "tokens.token_ids": "prompt",
 }
 """By the contract's name of a field the API's, where they differ by more than `sampling.`."""

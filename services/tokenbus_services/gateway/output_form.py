@@ -5,41 +5,59 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenbus_services.gateway.bodies import Chat, Generation, Tokenization
+from tokenbus_services.gateway.bodies import Chat, Generation, ResponseFormat, StructuredOutputs, Tokenization
 from tokenbus_services.gateway.validation import check_json, invalid, json_text
 
 _MAX_FORM_BYTES = 262_144
 """Of the JSON Schema of an answer, or of all tools."""
+_MEMBERS = {
+    "json": ("json_schema", "schema"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar", "text"),
+    "structural_tag": ("structural_tag", "tag"),
+}
+"""By the name of a form in bodies, the contract's and that of its one text."""
+_OF_JSON = ("json", "structural_tag")
+_PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """The JSON Schema of the arguments of a function that declares none."""
 
 
 def structured_output(body: Generation) -> dict[str, Any] | None:
     """Return the contract's StructuredOutput that a body asks for; None: it asks for none. Raises an ApiError."""
-    wanted, response = body.structured_outputs, body.response_format
-    found = None
-    if wanted is not None:
-        given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not None}
-        if len(given) != 1 or given.get("json_object") is False:
-            names = ", ".join(f"{name}: False" if value is False else name for name, value in given.items())
-            raise invalid("structured_outputs", f"one of {', '.join(wanted.__struct_fields__)}, got {names or 'none'}")
-        ((form, value),) = given.items()
-        found = _form(f"structured_outputs.{form}", form, value)
-    if response is None:
-        return found
+    found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
+    response = None if body.response_format is None else _form_of_response(body.response_format)
+    if found is not None and response is not None and body.response_format is not None:
+        raise invalid("response_format", f"none beside structured_outputs, got {body.response_format.type}")
+    return found or response
+
+
+def _form_in(wanted: StructuredOutputs) -> dict[str, Any]:
+    given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not None}
+    if len(given) != 1 or given.get("json_object") is False:
+        names = ", ".join(f"{name}: False" if value is False else name for name, value in given.items())
+        raise invalid("structured_outputs", f"one of {', '.join(wanted.__struct_fields__)}, got {names or 'none'}")
+    ((form, value),) = given.items()
+    return _form(f"structured_outputs.{form}", form, value)
+
+
+def _form_of_response(response: ResponseFormat) -> dict[str, Any] | None:
     kind, schema, where = response.type, response.json_schema, "response_format.json_schema"
     if schema is not None and kind != "json_schema":
         raise invalid(where, f"only where the type is json_schema, got it with {kind}")
-    if kind == "text":
-        return found
-    if found is not None:
-        raise invalid("response_format", f"none beside structured_outputs, got {kind}")
-    if kind == "json_object":
-        return {"json_object": {}}
+    parts = {name: value for name in _PARTS_OF_TAGS if (value := getattr(response, name)) is not None}
+    if kind == "structural_tag":
+        if list(parts) not in (["format"], ["structures", "triggers"]):
+            got = " and ".join(parts) or "neither"
+            raise invalid("response_format", f"a structural_tag has a format, or structures and triggers, got {got}")
+        return _form("response_format", "structural_tag", {"type": kind, **parts})
+    for name in parts:
+        raise invalid(f"response_format.{name}", f"only where the type is structural_tag, got it with {kind}")
+    if kind != "json_schema":
+        return {"json_object": {}} if kind == "json_object" else None
     if schema is None or schema.schema is None:
-        raise invalid(
-            where if schema is None else f"{where}.schema", "required where the type is json_schema, got nothing"
-        )
+        named = where if schema is None else f"{where}.schema"
+        raise invalid(named, "required where the type is json_schema, got nothing")
     return _form(f"{where}.schema", "json", schema.schema)
 
 
@@ -49,14 +67,15 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
     if form == "json_object":
         return {"json_object": {}}
     if not isinstance(value, str):
-        return {"json_schema": {"schema": json_text(where, value, _MAX_FORM_BYTES)}}
-    size = len(value.encode())
-    if size > _MAX_FORM_BYTES:
-        raise invalid(where, f"at most {_MAX_FORM_BYTES} bytes, got {size}")
-    if form != "json":
-        return {form: {"pattern" if form == "regex" else "text": value}}
-    check_json(where, value)
-    return {"json_schema": {"schema": value}}
+        text = json_text(where, value, _MAX_FORM_BYTES)
+    else:
+        text, size = value, len(value.encode())
+        if size > _MAX_FORM_BYTES:
+            raise invalid(where, f"at most {_MAX_FORM_BYTES} bytes, got {size}")
+        if form in _OF_JSON:
+            check_json(where, value)
+    name, member = _MEMBERS[form]
+    return {name: {member: text}}
 
 
 class ForcedCall(NamedTuple):

@@ -34,8 +34,8 @@ B = TypeVar("B", bound=Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
 """How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
-_MAX_TEXT_BYTES = 256
-"""Of a stop text, a bad word or a salt, as the contract bounds them."""
+_MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
+"""Of a stop text; and of a bad word or a salt, as the contract bounds them."""
 
 
 async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
@@ -96,7 +96,7 @@ class RequestTypes:
             "max_completion_tokens": tokens,
             "min_tokens": _integer(0, gateway.max_tokens),
             "top_logprobs": alternatives,
-            "stop_token_ids": _array(token_id, 0, 64),
+            "stop_token_ids": _array(token_id, 0, 1024),
             "allowed_token_ids": _array(token_id, 1, 65_536),
             "tokens": self._ids,
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
@@ -159,15 +159,15 @@ class RequestTypes:
 
 def _check_texts(body: Sampling) -> None:
     """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
-    given = [("stop", body.stop)]
+    given = [("stop", body.stop, _MAX_STOP_BYTES)]
     if isinstance(body, Generation):
-        given += [("bad_words", body.bad_words), ("cache_salt", body.cache_salt)]
-    for name, texts in given:
+        given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES), ("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
+    for name, texts, most in given:
         for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
             size = len(text.encode())
-            if size > _MAX_TEXT_BYTES:
+            if size > most:
                 where = name if isinstance(texts, str) else f"{name}[{place}]"
-                raise invalid(where, f"at most {_MAX_TEXT_BYTES} bytes, got {size}")
+                raise invalid(where, f"at most {most} bytes, got {size}")
 
 
 def _biases_up_to(most: int) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
+_STOP_IDS_BEFORE, _STOP_BYTES_BEFORE = 64, 256
+"""The bounds of minor 0."""
 _IMBALANCE = 8
 """By which part of the least busy worker's requests another may have more, if it has some of the same client.
 
@@ -326,7 +328,12 @@ def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | No
 
 def _newer_field(generate: Generate) -> str:
     """Return a sampling parameter of a request that the schema had not from its beginning, or an empty string."""
-    given = (field.name for field, value in generate.sampling.ListFields() if field.number >= _MINOR_1 and value)
+    sampling = generate.sampling
+    if len(sampling.stop_token_ids) > _STOP_IDS_BEFORE:
+        return "stop_token_ids"
+    if any(len(text.encode()) > _STOP_BYTES_BEFORE for text in sampling.stop):
+        return "stop"
+    given = (field.name for field, value in sampling.ListFields() if field.number >= _MINOR_1 and value)
     return next(given, "")
 
 

@@ -88,8 +88,26 @@ def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ({"regex": {"pattern": "a+"}}, {"regex": "a+"}),
         ({"choice": {"texts": ["a", "b"]}}, {"choice": ["a", "b"]}),
         ({"grammar": {"text": "root ::= x"}}, {"grammar": "root ::= x"}),
+        ({"structural_tag": {"tag": "{}"}}, {"structural_tag": "{}"}),
     ],
 )
 def test_form_of_an_output(form: dict[str, Any], theirs: dict[str, Any]) -> None:
     sampling = SamplingParameters(structured_output=form)
     assert arguments(Generate(request_key=1, sampling=sampling))["structured_outputs"] == theirs
+
+
+def test_what_extensions_take_is_passed_on() -> None:
+    sampling = SamplingParameters(engine_arguments='{"a": "b", "c": [1, 0.5, true], "d": {}}')
+    with pytest.raises(
+        ValueError, match=r"^sampling\.engine_arguments\.d: a text, a number or a list of these, got dict$"
+    ):
+        arguments(Generate(request_key=1, sampling=sampling))
+    sampling.engine_arguments = '{"a": "b", "c": [1, 0.5, true]}'
+    assert arguments(Generate(request_key=1, sampling=sampling))["extra_args"] == {"a": "b", "c": [1, 0.5, True]}
+
+
+@pytest.mark.parametrize(("text", "line"), [("{", "JSON, got an error: "), ("[1]", "a JSON object, got list")])
+def test_what_is_no_object_of_json_is_refused(text: str, line: str) -> None:
+    asked = Generate(request_key=1, sampling=SamplingParameters(engine_arguments=text))
+    with pytest.raises(ValueError, match=rf"^sampling\.engine_arguments: {line}"):
+        arguments(asked)

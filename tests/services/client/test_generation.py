@@ -90,6 +90,7 @@ async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
         assert not text.has_ended
 
 
+FORMS = "json_schema, json_object, regex, choice, grammar, structural_tag"
 SAMPLING: RequestParameters = {
     "max_tokens": 8,
     "temperature": 0.5,
@@ -113,6 +114,7 @@ SAMPLING: RequestParameters = {
     "lora_adapter": "adapter",
     "priority": -(2**40),
     "cache_salt": "salt",
+    "engine_arguments": {"a": [1]},
 }
 
 
@@ -143,7 +145,9 @@ def test_every_sampling_parameter_is_an_argument() -> None:
         lora_adapter="adapter",
         priority=-(2**40),
         cache_salt="salt",
+        engine_arguments='{"a":[1]}',
     )
+    assert request_of([1], {"engine_arguments": '{"a": 1}'}).sampling.engine_arguments == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,8 @@ def test_every_sampling_parameter_is_an_argument() -> None:
         ({"regex": "[a-z]+"}, StructuredOutput(regex={"pattern": "[a-z]+"})),
         ({"choice": ["yes", "no"]}, StructuredOutput(choice={"texts": ["yes", "no"]})),
         ({"grammar": 'root ::= "a"'}, StructuredOutput(grammar={"text": 'root ::= "a"'})),
+        ({"structural_tag": {"a": 1}}, StructuredOutput(structural_tag={"tag": '{"a":1}'})),
+        ({"structural_tag": '{"a": 1}'}, StructuredOutput(structural_tag={"tag": '{"a": 1}'})),
     ],
 )
 def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: StructuredOutput) -> None:
@@ -182,17 +188,17 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
         (
             [1],
             {"structured_output": {}},
-            "structured_output: one of json_schema, json_object, regex, choice, grammar, got none",
+            f"structured_output: one of {FORMS}, got none",
         ),
         (
             [1],
             {"structured_output": {"regex": "a", "choice": ["b"]}},
-            "structured_output: one of json_schema, json_object, regex, choice, grammar, got regex, choice",
+            f"structured_output: one of {FORMS}, got regex, choice",
         ),
         (
             [1],
             {"structured_output": "regex"},
-            "structured_output: one of json_schema, json_object, regex, choice, grammar, got str",
+            f"structured_output: one of {FORMS}, got str",
         ),
         ([1], {"structured_output": {"json_object": False}}, "structured_output.json_object: True, got False"),
         ([1], {"structured_output": {"choice": []}}, "structured_output.choice: at least 1 text, got none"),

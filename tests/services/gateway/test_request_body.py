@@ -94,7 +94,7 @@ def test_schemas_of_the_document_are_schemas() -> None:
         (
             "chat",
             {"response_format": {"type": "xml"}},
-            "response_format.type: one of 'text', 'json_object', 'json_schema', got 'xml'",
+            "response_format.type: one of 'text', 'json_object', 'json_schema', 'structural_tag', got 'xml'",
         ),
         ("completion", {"prompt": [1, -1]}, "prompt[1]: expected int >= 0, got -1"),
         ("completion", {"prompt": [1, 2, 3, 4]}, "prompt: expected array of length <= 3, got a length of 4"),
@@ -103,7 +103,7 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"prompt": ["a", "b", "c"]}, "prompt: expected array of length <= 2, got a length of 3"),
         ("completion", {"b": 1}, "b: no such field, got 1"),
         ("completion", {"b - at `$.n`": 1}, "b - at `$.n`: no such field, got 1"),
-        ("completion", {"stop": "\u00e9" * 129}, "stop: at most 256 bytes, got 258"),
+        ("completion", {"stop": "\u00e9" * 2049}, "stop: at most 4096 bytes, got 4098"),
         ("completion", {"bad_words": ["a", "\u00e9" * 129]}, "bad_words[1]: at most 256 bytes, got 258"),
         ("completion", {"length_penalty": 2}, "length_penalty: only 1, got 2"),
         ("completion", {"use_beam_search": True}, "use_beam_search: only False, got True"),
@@ -152,6 +152,16 @@ FORMS = [
     ({"structured_outputs": {"regex": "[a-z]"}}, {"regex": {"pattern": "[a-z]"}}),
     ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": {"texts": ["a", "b"]}}),
     ({"structured_outputs": {"grammar": "root ::= a"}}, {"grammar": {"text": "root ::= a"}}),
+    ({"structured_outputs": {"structural_tag": '{"a": 1}'}}, {"structural_tag": {"tag": '{"a": 1}'}}),
+    ({"structured_outputs": {"structural_tag": {"a": 1}}}, {"structural_tag": {"tag": '{"a":1}'}}),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"a": 1}}},
+        {"structural_tag": {"tag": '{"type":"structural_tag","format":{"a":1}}'}},
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["a"]}},
+        {"structural_tag": {"tag": '{"type":"structural_tag","structures":[],"triggers":["a"]}'}},
+    ),
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, {"regex": {"pattern": "a"}}),
     ({"response_format": {"type": "json_object"}}, {"json_object": {}}),
@@ -169,6 +179,8 @@ def test_form_of_an_answer_is_the_contracts(route: str, fields: dict[str, Any], 
     assert structured_output(TYPES.read(kind, valid | fields)) == form
 
 
+NAMES = "json, json_object, regex, choice, grammar, structural_tag"
+PARTS = "a structural_tag has a format, or structures and triggers"
 DEEP: dict[str, Any] = {}
 for _ in range(300):
     DEEP = {"items": DEEP}
@@ -177,14 +189,20 @@ for _ in range(300):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"structured_outputs": {}}, "structured_outputs: one of json, json_object, regex, choice, grammar, got none"),
+        ({"structured_outputs": {}}, f"structured_outputs: one of {NAMES}, got none"),
         (
             {"structured_outputs": {"regex": "a", "choice": ["b"]}},
-            "structured_outputs: one of json, json_object, regex, choice, grammar, got regex, choice",
+            f"structured_outputs: one of {NAMES}, got regex, choice",
         ),
         (
             {"structured_outputs": {"json_object": False}},
-            "structured_outputs: one of json, json_object, regex, choice, grammar, got json_object: False",
+            f"structured_outputs: one of {NAMES}, got json_object: False",
+        ),
+        ({"response_format": {"type": "structural_tag"}}, f"response_format: {PARTS}, got neither"),
+        ({"response_format": {"type": "structural_tag", "triggers": ["a"]}}, f"response_format: {PARTS}, got triggers"),
+        (
+            {"response_format": {"type": "text", "format": {}}},
+            "response_format.format: only where the type is structural_tag, got it with text",
         ),
         (
             {"structured_outputs": {"json": "{"}},
@@ -248,6 +266,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "structured_outputs": {"regex": "a"},
+        "vllm_xargs": {"a": 1, "b": ["c", 0.5]},
         "priority": -7,
         "cache_salt": "salt",
     }
@@ -274,6 +293,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         include_stop_string=True,
         include_special_tokens=True,
         structured_output={"regex": {"pattern": "a"}},
+        engine_arguments='{"a":1,"b":["c",0.5]}',
         priority=-7,
         cache_salt="salt",
     )

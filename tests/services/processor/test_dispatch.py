@@ -261,6 +261,27 @@ def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None
     assert (keys(older), keys(newer)) == ([2], [3])
 
 
+@pytest.mark.parametrize(
+    ("name", "within", "beyond"),
+    [
+        ("stop", SamplingParameters(stop=["x" * 256]), SamplingParameters(stop=["x" * 257])),
+        ("stop_token_ids", SamplingParameters(stop_token_ids=[1] * 64), SamplingParameters(stop_token_ids=[1] * 65)),
+    ],
+)
+def test_worker_of_an_older_minor_has_no_request_beyond_its_bound(
+    name: str, within: SamplingParameters, beyond: SamplingParameters
+) -> None:
+    bench = Bench()
+    older = bench.worker("a", schema_minor=0)
+    assert submit(bench, generate_of(1, sampling=within)) is None
+    error = submit(bench, generate_of(2, sampling=beyond))
+    assert error is not None
+    assert error.message == f"sampling.{name}: a worker of schema minor 1, got older ones alone"
+    newer = bench.worker("b")
+    assert submit(bench, generate_of(3, sampling=beyond)) is None
+    assert (keys(older), keys(newer)) == ([1], [3])
+
+
 def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     bench = Bench()
     other = bench.worker("a", tokenizer_digest=7)
