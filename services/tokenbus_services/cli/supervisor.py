@@ -17,9 +17,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.starting import Output, SignsOfLife
 from tokenbus_services.printable import printable
 
 START_SECONDS = 60
+_MOST_STARTS = 60
+"""So many times that long a service may start altogether, whatever it does."""
+_LOOK_SECONDS = 1.0
 _LONGEST_LINE = 1_048_576
 _LAST_LINES = 20
 _SHOWN_LEVELS = ("warning", "error", "critical")
@@ -51,7 +55,7 @@ class News:
 
     service: str
     event: str
-    """started, ready, log or ended."""
+    """started, starting, ready, log, output or ended."""
     text: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,6 +82,8 @@ class Child:
         """The task that reads its output until it ends; None before it started."""
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output = Output()
+        self._lines = 0
         self._ready = asyncio.Event()
         self._process: Process | None = None
 
@@ -131,13 +137,39 @@ class Child:
         self.ended = asyncio.create_task(self._watch(process))
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it is ready; raise a CommandError where it ends before, or takes longer."""
-        await self._first(self._ready, seconds)
+        """Wait until it is ready; raise a CommandError where it ends before, or does nothing for so long."""
+        why = await self._starts(seconds)
         if self.status is not None:
+            self._show_output()
             status = WRONG_USE if self.status == WRONG_USE else 1
             raise CommandError(f"{self.name}: {self.how_it_ended} before it was ready{self.last_line}", status)
         if not self._ready.is_set():
-            raise CommandError(f"{self.name}: not ready after {seconds:g} s (up --start-seconds){self.last_line}")
+            self._show_output()
+            raise CommandError(f"{self.name}: not ready after {why} (up --start-seconds){self.last_line}")
+
+    async def _starts(self, seconds: float) -> str:
+        """Wait until it is ready, has ended or does nothing; return how long that was."""
+        time = asyncio.get_running_loop().time
+        began = busy = time()
+        signs = SignsOfLife(self.pid, began)
+        while True:
+            await self._first(self._ready, min(seconds, _LOOK_SECONDS))
+            now = time()
+            if self._ready.is_set() or self.status is not None:
+                return ""
+            if signs.seen(self._lines, now):
+                busy = now
+            if now - busy >= seconds:
+                return f"{now - began:.0f} s, of which it did nothing for {seconds:g}"
+            if now - began >= _MOST_STARTS * seconds:
+                return f"{now - began:.0f} s"
+            text = f"starting for {now - began:.0f} s{self.last_line}"
+            self._report(News(self.name, "starting", text, {"pid": self.pid}))
+
+    def _show_output(self) -> None:
+        """Report what it wrote beside its log."""
+        if lines := self._output.take():
+            self._report(News(self.name, "output", "\n".join(lines), {"lines": lines}))
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Send it SIGTERM, and kill it once its time is over or `hurry` is set."""
@@ -178,18 +210,21 @@ class Child:
             self._take(line.decode(errors="replace").strip())
 
     def _take(self, text: str) -> None:
+        self._lines += 1
         try:
             line = json.loads(text)
         except ValueError:
             line = None
         if not isinstance(line, dict):
             self._last.append(printable(text))
+            self._output.add(printable(text))
             return
         if line.get("event") == "serving metrics":
             self.metrics = str(line.get("address", ""))
         elif line.get("event") == self.service.ready_event and not self._ready.is_set():
             self.address = str(line.get("address", ""))
             self._ready.set()
+            self._output.take()
             self._report(News(self.name, "ready", "ready", {"pid": self.pid}))
         if line.get("level") in _SHOWN_LEVELS:
             self._last.append(printable(_text_of(line)))

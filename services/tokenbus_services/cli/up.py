@@ -43,8 +43,8 @@ examples:
   tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096
                                                     a model in a folder, with options of vLLM's own
   tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
-  tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, up, ended,
-                                                    useless, stopping, down
+  tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, output, up,
+                                                    ended, useless, stopping, down
 
 settings that matter: worker.drain_timeout_ms, processor.drain_timeout_ms and gateway.drain_timeout_ms (how long
 stopping may take), metrics.address and gateway.address (another port is used where that of the default is taken),
@@ -76,7 +76,7 @@ def declare(parser: Parser) -> None:
         type=whole(1, _MOST_START_SECONDS),
         default=START_SECONDS,
         metavar="N",
-        help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
+        help=f"how long a service that starts may do nothing: not write, compute or read weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
     declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"}, has_bus=True)
@@ -160,12 +160,16 @@ class Screen:
         """Stopped once nothing can be printed."""
 
     def news(self, news: News) -> None:
-        """Print what happened to a service."""
+        """Print what happened to a service; that it starts, for people alone, and not to stay."""
+        if news.event == "starting":
+            if not self.as_json and self.failure is None:
+                self.progress.show(lambda: f"{news.service:11} {printable(news.text)}")
+            return
         if self.as_json:
             values = {"line": news.values} if news.event == "log" else news.values
             self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **values}))
         else:
-            text = f"{news.service:11} {printable(news.text)}"
+            text = "\n".join(f"{news.service:11} {printable(line)}" for line in news.text.splitlines())
             self.put(styled(text, "red") if news.is_bad else text)
 
     def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
