@@ -50,7 +50,7 @@ def make_tiny(_connection: Connection, folder: Path) -> None:
 def make_half_billion(_connection: Connection, folder: Path) -> None:
     """Make its description and its tokenizer, as a task of a `Child`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415 - as above
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - as above
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415 - as above
 
     drawn, space = random.Random(7), "\u0120"  # noqa: S311 - the same each time, and no secret
     tokens = dict.fromkeys([_END, *sorted(pre_tokenizers.ByteLevel.alphabet())])
@@ -65,6 +65,7 @@ def make_half_billion(_connection: Connection, folder: Path) -> None:
     tokenizer.chat_template = _CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(_HALF_BILLION, indent=1))
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)  # as it is loaded of a qwen2 model
 
 
 SHAPES = {

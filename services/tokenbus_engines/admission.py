@@ -20,9 +20,11 @@ _MOST_BYTES_A_TOKEN = 16
 """A longer text is not encoded: few texts have so long tokens throughout, and encoding may take long."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
-    *("include_stop_string", "include_special_tokens", "cache_salt"),
+    *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
 """The sampling parameters of an engine that chooses tokens, ends requests at stops, and caches no prompts.
+
+Where requests come one after the other, `priority` changes nothing.
 
 `include_stop_string` changes the text that a client makes of the tokens, and not the tokens. Where special tokens have
 no text, `include_special_tokens` changes nothing; without a cache, `cache_salt` does not.

@@ -86,7 +86,7 @@ def test_value_that_changes_nothing_is_taken(engine: str) -> None:
         min_tokens=0,
         include_special_tokens=False,
         lora_adapter="",
-        priority=0,
+        priority=3,
     )
     taken, expected = admit(with_sampling(neutral)), admit(with_sampling(SamplingParameters(seed=7)))
     if isinstance(taken, Request) and isinstance(expected, Request):
@@ -140,7 +140,6 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
         (SamplingParameters(min_p=0.25), "sampling.min_p: only 0 with this engine, got 0.25"),
         (SamplingParameters(presence_penalty=-2), "sampling.presence_penalty: only 0 with this engine, got -2"),
         (SamplingParameters(repetition_penalty=1.5), "sampling.repetition_penalty: only 1 with this engine, got 1.5"),
-        (SamplingParameters(priority=-1), "sampling.priority: only 0 with this engine, got -1"),
         (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: no element with this engine, got 2"),
         (SamplingParameters(lora_adapter="a\nb"), r"sampling.lora_adapter: none with this engine, got 'a\nb'"),
         (

@@ -14,15 +14,14 @@ from tests.support.campaigns import IS_SOAK, many
 
 pytestmark = pytest.mark.xdist_group("gateway")
 POSTS = ("/v1/completions", "/v1/chat/completions", "/inspect", "/tokenize", "/detokenize")
-GETS = ("/v1/models", "/healthz", "/readyz", "/bus")
+GETS = ("/v1/models", "/healthz", "/readyz", "/health", "/ping", "/version", "/load", "/bus")
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Served]:
-    """Run a system whose answers are short: the document's own bounds see to that."""
-    bounds = {"gateway__tokenizer": "numbers", "gateway__max_tokens": 12}
-    with served(**bounds, gateway__max_prompt_tokens=2000) as system:
-        system.start_worker("worker-0", "--drafts")
+    """Run a system whose answers are short: the document's own bounds see to that, and the model's context."""
+    with served(gateway__tokenizer="ngram", gateway__max_tokens=12, gateway__max_prompt_tokens=200) as system:
+        system.start_worker("worker-0", "--engine", "ngram", "--steps-per-second", "0", "--context", "220")
         yield system
 
 

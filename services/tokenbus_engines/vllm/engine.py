@@ -102,7 +102,6 @@ class VllmEngine:
             self._context: int = config.model_config.max_model_len
             self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
             self._defaults = config.model_config.get_diff_sampling_param()
-            self._has_priorities = config.scheduler_config.policy == "priority"
             self._top_logprobs = settings.limits.max_top_k
             self._requests = Requests(vllm, config)
             self._aborted: list[str] = []
@@ -145,8 +144,6 @@ class VllmEngine:
         if adapter is None and sampling.lora_adapter:
             known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, without --lora-modules"
             raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
-        if sampling.priority and not self._has_priorities:
-            raise ValueError(f"sampling.priority: 0, without --scheduling-policy priority, got {sampling.priority}")
         prompt = prompt_of(generate, self._tokenizer, self._context - 1)
         try:
             if "structured_outputs" in given:

@@ -19,6 +19,7 @@ TEMPLATE = """\
 {%- for document in documents or () %}{{ document.title }}: {{ document.text }}
 {% endfor %}
 {%- if mood is defined %}{{ mood }} {% endif %}
+{%- if reasoning_effort %}{{ reasoning_effort }} {{ enable_thinking }} {% endif %}
 {%- if add_generation_prompt %}assistant: {% endif %}"""
 """A chat template that shows all that it may be given."""
 
@@ -34,7 +35,12 @@ def make(
     """Write the model into a folder, with a chat template if there is one; its tokenizer learns from the texts."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - only where vLLM is
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - as above
+    from transformers import (  # noqa: PLC0415 - as above
+        AutoTokenizer,
+        PreTrainedTokenizerFast,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
 
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -71,6 +77,8 @@ def make(
             if not trained.decode([token]).isascii() or not trained.decode([token]):
                 model.lm_head.weight[token] = 0
     model.to(torch.bfloat16).save_pretrained(folder)
+    # A qwen2 model's tokenizer is loaded with another pre-tokenizer; saved, it is what the folder has.
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
 
 

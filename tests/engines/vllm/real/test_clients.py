@@ -1,5 +1,6 @@
 """OpenAI's client and plain requests against vLLM's own server and against `tokenbus up`: the same answers."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +55,18 @@ def seeded(seed: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - any pa
     return {"temperature": 1.0, "seed": seed, **others}
 
 
+HARMLESS: dict[str, Any] = {
+    "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "store": True,
+    "session_id": "s", "use_beam_search": False, "length_penalty": 1.0, "spaces_between_special_tokens": True,
+    "user": "u", "echo": False, "prompt_logprobs": None,
+}  # fmt: skip
+TAG = {
+    "type": "structural_tag",
+    "format": {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "the "}, {"type": "regex", "pattern": "(cat|mat)"},
+    ]},
+}  # fmt: skip
+LONG = "the cat " * CONTEXT
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "greedy": {**GREEDY, "prompt": "the cat", "max_tokens": 12},
     "default length": {**GREEDY, "prompt": "the cat"},
@@ -83,7 +96,32 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "regex": {**GREEDY, "prompt": "the cat", "extra_body": {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}},
     "grammar": {**GREEDY, "prompt": "a", "extra_body": {"structured_outputs": {"grammar": 'root ::= "cat" | "mat"'}}},
     "json": {**GREEDY, "prompt": "a", "max_tokens": 60, "extra_body": {"structured_outputs": {"json": CITY}}},
-    "nulls": {**GREEDY, "prompt": "a", "max_tokens": 3, "stop": None, "logprobs": None, "suffix": None, "user": "me"},
+    "nulls": {**GREEDY, "prompt": "a", "max_tokens": 3, "stop": None, "logprobs": None, "suffix": None, "user": "me",
+        "extra_body": {"no_such_field": None}},
+    "harmless fields": {**GREEDY, "prompt": "the cat", "max_tokens": 3, "extra_body": HARMLESS | {"best_of": 1}},
+    "priority without a policy": {**GREEDY, "prompt": "the cat", "max_tokens": 3, "extra_body": {"priority": 3}},
+    "long stop": {**GREEDY, "prompt": "the cat", "max_tokens": 9, "stop": "x" * 3000},
+    "many stop tokens": {**seeded(5), "prompt": "sat on", "max_tokens": 90, "extra_body": IDS | {
+        "stop_token_ids": [*range(300, 500), 71, 92]
+    }},
+    "bias beyond the bound": {**GREEDY, "prompt": "the cat", "max_tokens": 5, "logit_bias": {"80": 1e6}},
+    "truncated": {**GREEDY, "prompt": LONG, "max_tokens": 3, "extra_body": IDS | {"truncate_prompt_tokens": 5}},
+    "truncated at its right": {**GREEDY, "prompt": LONG, "max_tokens": 3, "extra_body": IDS | {
+        "truncate_prompt_tokens": 5, "truncation_side": "right"
+    }},
+    "truncated to what fits": {**GREEDY, "prompt": LONG, "max_tokens": 3, "extra_body": IDS | {
+        "truncate_prompt_tokens": -1
+    }},
+    "truncated ids": {**GREEDY, "prompt": [5, 6, 7, 8], "max_tokens": 3, "extra_body": IDS | {
+        "truncate_prompt_tokens": 2
+    }},
+    "structural tag": {**GREEDY, "prompt": "a", "max_tokens": 30, "extra_body": {"response_format": TAG}},
+    "structured structural tag": {**GREEDY, "prompt": "a", "max_tokens": 30, "extra_body": {
+        "structured_outputs": {"structural_tag": json.dumps(TAG)}
+    }},
+    "arguments of extensions": {**GREEDY, "prompt": "a", "max_tokens": 3, "extra_body": {
+        "vllm_xargs": {"a": 1, "b": ["c", 0.5]}
+    }},
 }  # fmt: skip
 CHATS: dict[str, dict[str, Any]] = {
     "greedy": {**GREEDY, "max_tokens": 12},
@@ -130,6 +168,13 @@ CHATS: dict[str, dict[str, Any]] = {
     "calls and results": {**GREEDY, "max_tokens": 4, "extra_body": IDS, "messages": [
         *MESSAGES, CALLED, {"role": "tool", "tool_call_id": "1", "content": "rain"}
     ]},
+    "harmless fields": {**GREEDY, "max_tokens": 3, "extra_body": HARMLESS | {"modalities": ["text"]}},
+    "thinking": {**GREEDY, "max_tokens": 3, "reasoning_effort": "low", "extra_body": IDS},
+    "no thinking": {**GREEDY, "max_tokens": 3, "reasoning_effort": "none", "extra_body": IDS},
+    "thinking, as the template has it": {**GREEDY, "max_tokens": 3, "reasoning_effort": "high", "extra_body": IDS | {
+        "chat_template_kwargs": {"enable_thinking": "a little"}
+    }},
+    "truncated": {**GREEDY, "max_tokens": 3, "extra_body": IDS | {"truncate_prompt_tokens": 5}},
     "documents and variables": {**GREEDY, "max_tokens": 4, "extra_body": IDS | {
         "documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"mood": "glad"}
     }},
@@ -196,7 +241,6 @@ def test_same_models(servers: Servers) -> None:
     assert ours == theirs == [(servers.model, "model", CONTEXT)]
 
 
-LONG = "the cat " * CONTEXT
 USER = {"messages": [{"role": "user", "content": "a"}]}
 TEXT = {"prompt": "a", "max_tokens": 2}
 
@@ -254,6 +298,53 @@ def test_same_refusals(servers: Servers, path: str, body: dict[str, Any], status
         assert theirs.json()["error"].keys() == error.keys()
 
 
+@pytest.mark.parametrize(("path", "body"), [("completions", TEXT), ("chat/completions", USER | {"max_tokens": 2})])
+def test_same_names_of_answers(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    """Without a model the first is meant, and the answer has the request's own id."""
+    theirs, ours = (
+        server.plain.post(f"/v1/{path}", json=body | {"request_id": "mine"}).json() for server in servers[:2]
+    )
+    assert (ours["id"], ours["model"]) == (theirs["id"], theirs["model"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": ["the cat", "a"], "max_tokens": 5, "n": 2, **seeded(3)}),
+        ("chat/completions", USER | {"max_tokens": 5, **GREEDY}),
+    ],
+)
+def test_same_usage_in_every_chunk(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    """In vLLM a chunk has one token, and in ours as many as a step made."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = []
+    for server in servers[:2]:
+        usages: dict[int, list[tuple[int, int]]] = {}
+        with server.plain.stream(
+            "POST", f"/v1/{path}", json=body | {"stream": True, "stream_options": options}
+        ) as sent:
+            for line in sent.iter_lines():
+                chunk = json.loads(line.removeprefix("data: ") if line.startswith("data: {") else "{}")
+                for choice in chunk.get("choices", ()):
+                    usage = chunk["usage"]
+                    counts = usage["prompt_tokens"], usage["completion_tokens"]
+                    assert sum(counts) == usage["total_tokens"]
+                    usages.setdefault(choice["index"], []).append(counts)
+        found.append({index: (counts[0][0], counts[-1]) for index, counts in usages.items()})
+        assert all(counts == sorted(counts) for counts in usages.values())
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load"])
+def test_same_routes(servers: Servers, path: str) -> None:
+    theirs, ours = (server.plain.get(path) for server in servers[:2])
+    assert ours.status_code == theirs.status_code == 200
+    if theirs.content:
+        assert ours.json().keys() == theirs.json().keys()
+    else:
+        assert not ours.content
+
+
 def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
     for server in servers[:2]:
         with pytest.raises(openai.NotFoundError):
@@ -263,6 +354,30 @@ def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
 
 
 # What differs, and on purpose.
+
+
+@pytest.mark.parametrize("ask", [answers, streams])
+def test_offsets_count_the_text_where_tokens_are_named_by_ids(servers: Servers, ask: Callable[..., Answer]) -> None:
+    """In vLLM they count the names."""
+    given = {"model": servers.model, "prompt": "the cat", "max_tokens": 5, "logprobs": 2, **GREEDY}
+    named = {"extra_body": {"return_tokens_as_token_ids": True}}
+    theirs, ours = (ask(server, completions, **given, **named).choices[0] for server in servers[:2])
+    assert ours._replace(offsets=()) == theirs._replace(offsets=())
+    assert all(name.startswith("token_id:") for name, _ in ours.tokens)
+    assert ours.offsets == ask(servers.ours, completions, **given).choices[0].offsets
+
+
+def test_bytes_are_the_tokens_own_where_they_are_named_by_ids(servers: Servers) -> None:
+    body = {"model": servers.model, **USER, "max_tokens": 5, "logprobs": True, "top_logprobs": 2, **GREEDY}
+    named = body | {"return_tokens_as_token_ids": True}
+    plain = servers.ours.plain.post("/v1/chat/completions", json=body).json()["choices"][0]
+    theirs, ours = (
+        server.plain.post("/v1/chat/completions", json=named).json()["choices"][0]["logprobs"]["content"]
+        for server in servers[:2]
+    )
+    assert [each["token"] for each in ours] == [each["token"] for each in theirs]
+    assert [each["bytes"] for each in ours] == [each["bytes"] for each in plain["logprobs"]["content"]]
+    assert [each["bytes"] for each in ours] == [each["bytes"] for each in theirs]
 
 
 def test_part_of_a_character_is_named_by_its_bytes(servers: Servers) -> None:
@@ -347,7 +462,6 @@ def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
     [
         ({"no_such_field": 1}, "no_such_field"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
-        ({"priority": 3}, "priority"),
     ],
 )
 def test_what_vllm_ignores_is_refused(servers: Servers, fields: dict[str, Any], param: str) -> None:
