@@ -1,8 +1,9 @@
 """Answers over HTTP: their choices, what streamed and whole ones share, and a whole one as one JSON object."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
@@ -27,6 +28,18 @@ _BROKEN = {
 _ENDS = _REASONS.keys() | _BROKEN.keys()
 _ROW_BYTES = 150
 """What Python's objects for a row's text and pieces take: more than the contents of short ones."""
+
+
+class Outcome(NamedTuple):
+    """What a request came to."""
+
+    model: str
+    reason: str
+    """`stop`, `length`, `abort` or `error`."""
+    prompt_tokens: int
+    tokens: int
+    first_at: float | None
+    """When its first tokens came, on the monotonic clock, where the answer waits for the last; None: when it began."""
 
 
 class Listener(Protocol):
@@ -82,6 +95,10 @@ class Answer:
         self._most = most
         self._close: Callable[[], None] = lambda: None
 
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield what each of its requests came to; the inspector's is none of a model's usual ones."""
+        yield from ()
+
     def begin(self, close: Callable[[], None]) -> None:
         """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
         self._close = close
@@ -130,6 +147,7 @@ class ChoicesAnswer(Answer, ABC):
     ) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
         self._envelope = envelope
+        self._request = request
         stopping = request.stopping
         self._choices = [Choice(index, stopping, envelope, self) for index in range(request.choices)]
         self._open = len(self._choices)
@@ -145,6 +163,13 @@ class ChoicesAnswer(Answer, ABC):
         for named, field in self._fields.items():
             error = error.about(named, field)
         super().end(error)
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield what each choice came to."""
+        request, unfinished = self._request, "abort" if self.error is None else "error"
+        for choice in self._choices:
+            prompt = len(request.prompts[choice.index // request.n])
+            yield Outcome(request.model, choice.reason or unfinished, prompt, choice.tokens, choice.first_at)
 
     @property
     def _tokens(self) -> int:
@@ -162,6 +187,8 @@ class Choice:
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
         """The same, and by which stop."""
+        self.first_at: float | None = None
+        """When its first row came, of an answer that is not streamed."""
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
         self._stop: int | str | None = None
@@ -243,6 +270,8 @@ class WholeAnswer(ChoicesAnswer):
         """Collect a row's text and pieces."""
         if self.outbox.is_closed:
             return
+        if choice.first_at is None:
+            choice.first_at = time.monotonic()
         self._texts[choice.index].append(text)
         self._pieces[choice.index].append(pieces)
         size = _ROW_BYTES + len(text) + sum(map(_size, pieces))

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,6 +16,7 @@ from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
+from tokenbus_services.gateway.model_counts import ModelCounts
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
 from tokenbus_services.gateway.tls import Certificate
@@ -50,6 +51,8 @@ class Counts:
         """From a request's arrival to the first part of its answer, in seconds."""
         self.to_socket = Histogram()
         """From a row's publication until it was written to its client's socket, in seconds."""
+        self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
+        """What the requests of each model came to."""
 
 
 class Gateway:

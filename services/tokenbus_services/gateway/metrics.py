@@ -1,11 +1,17 @@
 """The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
 
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
 from prometheus_client.exposition import generate_latest
 
 from tokenbus_services.gateway.fairness import MOST_WAITING
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.model_counts import ModelCounts
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, FamilyCollector, Samples
+from tokenbus_services.metrics.families import Family, FamilyCollector, Histogram, Samples
+
+T = TypeVar("T", float, Histogram)
 
 
 def _fill(view: Gateway) -> Samples:
@@ -134,6 +140,58 @@ GATEWAY: tuple[Family[Gateway], ...] = (
 """All metrics of a gateway."""
 
 
+def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[str, T]]:
+    return lambda view: {model: read(counts) for model, counts in view.counts.models.copy().items()}
+
+
+VLLM: tuple[Family[Gateway], ...] = (
+    Family(
+        "vllm:prompt_tokens_total{model_name}",
+        "Tokens of the prompts of requests that ended.",
+        _by_model(lambda counts: counts.prompt_tokens.sum),
+    ),
+    Family(
+        "vllm:generation_tokens_total{model_name}",
+        "Tokens of the answers of requests that ended.",
+        _by_model(lambda counts: counts.generation_tokens.sum),
+    ),
+    Family(
+        "vllm:request_success_total{finished_reason, model_name}",
+        "Requests that ended, by why: stop, length, abort, error.",
+        lambda view: {
+            (reason, model): count
+            for model, counts in view.counts.models.copy().items()
+            for reason, count in counts.finished.copy().items()
+        },
+    ),
+    Family(
+        "vllm:request_prompt_tokens{model_name}",
+        "How many tokens a request's prompt has.",
+        _by_model(lambda counts: counts.prompt_tokens),
+        is_histogram=True,
+    ),
+    Family(
+        "vllm:request_generation_tokens{model_name}",
+        "How many tokens a request's answer has.",
+        _by_model(lambda counts: counts.generation_tokens),
+        is_histogram=True,
+    ),
+    Family(
+        "vllm:time_to_first_token_seconds{model_name}",
+        "From a request's arrival to its first token.",
+        _by_model(lambda counts: counts.first_token),
+        is_histogram=True,
+    ),
+    Family(
+        "vllm:e2e_request_latency_seconds{model_name}",
+        "From a request's arrival to the end of its answer.",
+        _by_model(lambda counts: counts.latency),
+        is_histogram=True,
+    ),
+)
+"""Metrics under vLLM's own names, for dashboards and autoscalers that know them, where they mean the same here."""
+
+
 def metrics_page(gateway: Gateway) -> str:
     """Return the metrics of one process as text."""
     return generate_latest(gateway_collector(gateway)).decode()
@@ -141,4 +199,4 @@ def metrics_page(gateway: Gateway) -> str:
 
 def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:
     """Return the collector of a gateway."""
-    return FamilyCollector("gateway", GATEWAY, lambda: gateway)
+    return FamilyCollector("gateway", (*GATEWAY, *VLLM), lambda: gateway)

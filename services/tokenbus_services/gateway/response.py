@@ -52,6 +52,7 @@ class AnswerResponse(Response):
         self._gzip: _Gzip | None = None
         self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
+        self._first_at: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer until its end, or until its client disconnects."""
@@ -81,6 +82,15 @@ class AnswerResponse(Response):
             self._answer.outbox.close()
             self._answer.outbox.drop()
             self._buffers.leave(self._answer)
+            self._count_requests()
+
+    def _count_requests(self) -> None:
+        seconds = time.monotonic() - self._asked_at
+        for outcome in self._answer.outcomes():
+            counts, first_at = self._counts.models[outcome.model], outcome.first_at or self._first_at
+            counts.count(outcome.reason, outcome.prompt_tokens, outcome.tokens, seconds)
+            if first_at is not None:
+                counts.first_token.observe(first_at - self._asked_at)
 
     @staticmethod
     async def _wait_for_disconnect(receive: Receive) -> None:
@@ -105,7 +115,8 @@ class AnswerResponse(Response):
         size, first = outbox.size, outbox.take()
         headers = _STREAMED
         if first.produced_at_ns or self._answer.content_type != EVENTS:
-            self._counts.first_token.observe(time.monotonic() - self._asked_at)
+            self._first_at = time.monotonic()
+            self._counts.first_token.observe(self._first_at - self._asked_at)
         if self._answer.content_type != EVENTS:
             headers = [
                 (b"content-type", self._answer.content_type.encode()),

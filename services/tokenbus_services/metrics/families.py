@@ -74,7 +74,7 @@ class Family(Generic[Subject]):
     The last word of the name, or the one before `total`, is its unit.
     """
     help: str
-    read: Callable[[Subject], "float | Samples | Histogram"]
+    read: Callable[[Subject], "float | Samples | Histogram | Mapping[str, Histogram]"]
     is_histogram: bool = False
 
     @property
@@ -96,17 +96,22 @@ class Family(Generic[Subject]):
 
     def collect(self, subject: Subject) -> Metric:
         """Read the metric."""
-        found = self.read(subject)
-        if isinstance(found, Histogram):
-            histogram = HistogramMetricFamily(self.name, self.help)
-            histogram.add_metric([], found.buckets(), found.sum)
-            return histogram
-        maker = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = maker(self.name, self.help, labels=self.labels)
+        found: Any = self.read(subject)
         # Copied in one operation of the interpreter: the service may change it meanwhile.
-        for label, value in dict(found).items() if isinstance(found, Mapping) else [((), found)]:
-            family.add_metric((label,) if isinstance(label, str) else label, value)
-        return family
+        samples = dict(found).items() if isinstance(found, Mapping) else [((), found)]
+        family: Any = _MAKERS[self.kind](self.name, self.help, labels=self.labels)
+        for label, value in samples:
+            values = (value.buckets(), value.sum) if self.is_histogram else (value,)
+            family.add_metric((label,) if isinstance(label, str) else label, *values)
+        made: Metric = family
+        return made
+
+
+_MAKERS: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 def families(

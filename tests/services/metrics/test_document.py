@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 
 from tests.pages import ROOT
 from tests.services.metrics.running import FAMILIES
+from tokenbus_services.gateway.metrics import VLLM
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -27,6 +28,12 @@ def test_every_metric_is_on_the_page() -> None:
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row[:2] for row in cells] == [[f"`{each.title}`", each.help] for each in FAMILIES]
     assert all(len(row) == 3 and row[2].endswith(".") for row in cells)
+
+
+def test_every_metric_of_vllm_is_on_the_page() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `vllm:")]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert cells == [[f"`{each.title}`", each.help] for each in VLLM]
 
 
 def test_queries_on_the_page_name_metrics_that_are_told() -> None:

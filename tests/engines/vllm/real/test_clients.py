@@ -6,10 +6,21 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engines.vllm.real.servers import CONTEXT, Answer, Servers, answers, as_listed_by_vllm, running, streams
+from tests.engines.vllm.real.servers import (
+    CONTEXT,
+    Answer,
+    Server,
+    Servers,
+    answers,
+    as_listed_by_vllm,
+    running,
+    streams,
+)
 from tests.engines.vllm.tiny_model import END, TEMPLATE, make
 from tests.integration.serving import error_of
+from tokenbus_services.gateway.metrics import VLLM
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +354,42 @@ def test_same_routes(servers: Servers, path: str) -> None:
         assert ours.json().keys() == theirs.json().keys()
     else:
         assert not ours.content
+
+
+def test_same_metrics_under_their_names(servers: Servers) -> None:
+    """Each of vLLM's names that we have counts the same requests the same way, in the same buckets."""
+    counted = []
+    for server in servers[:2]:
+        before = _metrics(server)
+        for body in (
+            TEXT | {"n": 2, **seeded(1)},
+            TEXT | GREEDY | {"stream": True},
+            {"prompt": [5] * 9, "max_tokens": 30},
+        ):
+            assert server.plain.post("/v1/completions", json=body).status_code == 200
+        after = _metrics(server)
+        counted.append({key: value - before.get(key, 0) for key, value in after.items()})
+    theirs, ours = counted
+    assert len({name for name, _ in ours}) == len(VLLM) + 2 * sum(family.is_histogram for family in VLLM)
+    for key, value in ours.items():
+        name, labels = key
+        is_time = "seconds" in name and not name.endswith("_count") and "+Inf" not in labels
+        is_longer = name.endswith("_bucket") and key not in theirs  # its buckets end at the model's context
+        assert is_time or is_longer or theirs[key] == value, key
+    assert {name for name, _ in ours} <= {name for name, _ in theirs}
+
+
+def _metrics(server: Server) -> dict[tuple[str, str], float]:
+    """Return what there is under vLLM's names that we have, by name and label."""
+    wanted = {family.name.removesuffix("_total") for family in VLLM}
+    page = server.plain.get("/metrics").text
+    return {
+        (sample.name, str(sample.labels.get("le", sample.labels.get("finished_reason", "")))): sample.value
+        for metric in text_string_to_metric_families(page)
+        if metric.name in wanted
+        for sample in metric.samples
+        if not sample.name.endswith("_created")
+    }
 
 
 def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
