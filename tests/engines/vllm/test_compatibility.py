@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,5 +127,26 @@ def test_member_that_an_object_lacks_is_named() -> None:
 
 def test_vllm_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"^vLLM is not installed: pip install 'tokenbus\[vllm\]'$"):
+    with pytest.raises(ImportError, match=r"^vLLM is not installed: pip install 'vllm>=0\.26,<0\.34'"):
+        load_vllm()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            RuntimeError("operator torchvision::nms\ndoes not exist"),
+            r"RuntimeError: operator torchvision::nms does not exist; on a CPU: pip uninstall torchvision .*",
+        ),
+        (OSError("libcuda.so.1: no such file"), r"OSError: libcuda.so.1: no such file"),
+    ],
+)
+def test_package_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, line: str) -> None:
+    def import_module(name: str) -> object:
+        if name == "vllm":
+            return SimpleNamespace(__version__="0.32.0")
+        raise error
+
+    monkeypatch.setattr("tokenbus_engines.vllm.compatibility.import_module", import_module)
+    with pytest.raises(ImportError, match=rf"^vLLM cannot be imported: {line}$"):
         load_vllm()

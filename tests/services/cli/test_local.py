@@ -61,6 +61,8 @@ async def test_anything_can_be_read() -> None:
     assert len(child.last_line) <= 1_048_576
     child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
     assert child.last_line == r": \x1b[2Jcleared"
+    child, _ = await read(b"before\ntokenbus: why\nlibrary: gone\n")
+    assert child.last_line == ": why"
 
 
 def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def running(model: Path) -> Iterator[Servers]:
         named = ["--model", str(model), "--served-model-name", model.name]
         theirs = deployment.start("vllm", vllm + named + arguments(OPTIONS))
         stack.callback(_end, theirs)
-        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
+        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--"]
         ours = deployment.start("up", command + arguments(OPTIONS))
         stack.callback(_end, ours)
         url = json.loads(ours.wait_for('"event": "up"'))["gateway"]

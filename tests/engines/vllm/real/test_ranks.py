@@ -51,7 +51,7 @@ async def answered(client: Client, cases: list[Case]) -> list[tuple[str, int, An
 
 async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: Path) -> None:
     """Requests go to the ranks in turn; either answers bit by bit as vLLM, and without a seed draws by itself."""
-    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
+    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--"]
     up = deployment.start("up", [*command, *arguments({**WHOLE, "data_parallel_size": 2})])
     # One at a time, as the ranks have them: a sum may depend on how many requests are in a step.
     expected = [answer for _, (answer,) in reference(model, WHOLE, *([case] for case in CASES))]

@@ -1,6 +1,8 @@
 """`tokenbus up --engine vllm`: a model in a folder, served over HTTP by two commands."""
 
 import json
+import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.tiny_model import CONTEXT, make_adapter
 from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
+from tests.pages import ROOT
 from tokenbus_services.model_files import ModelTokenizer
 
 MOST = 400.0
@@ -22,7 +25,7 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(programs, "MOST", MOST)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         deployment = Deployment(Path(folder), {"gateway.address": "127.0.0.1:0"})
-        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
+        command = _on_the_page(model)
         options = {**SHARED, "dtype": "float32", "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
         modules = ["--lora-modules", f"ada={make_adapter(Path(folder) / 'ada', 1)}"]
         up = deployment.start("up", command + arguments(options) + modules)
@@ -30,6 +33,14 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             yield json.loads(up.wait_for('"event": "up"'))["gateway"]
         finally:
             deployment.close()
+
+
+def _on_the_page(model: Path) -> list[str]:
+    """Return the command that docs/vllm.md has for a machine without a GPU, with a model of its own."""
+    page = (ROOT / "docs" / "vllm.md").read_text().partition("$ make vllm-cpu\n")[2]
+    (line,) = re.findall(r"^\$ tokenbus (up --engine vllm .*)$", page.partition("```")[0], re.MULTILINE)
+    words = shlex.split(line.replace("/models/qwen", str(model)))
+    return [COMMAND, *words[:1], "--json", *words[1:]]
 
 
 def test_model_in_a_folder_is_served(url: str, model: Path) -> None:
