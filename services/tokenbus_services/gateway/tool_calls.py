@@ -37,8 +37,8 @@ class CallWriter:
             return [_call(self._name, text)] if text.strip() else []
         try:
             found = json.loads(text)
-            return [_call(each["name"], json.dumps(each["parameters"], ensure_ascii=False)) for each in found]
-        except (ValueError, KeyError, TypeError):
+            return [_call(each["name"], _written(each["parameters"])) for each in found]
+        except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deeply for Python
             return []
 
 
@@ -102,6 +102,16 @@ class _CallScanner:
                 self._is_inside = False
                 return place + 1
         return len(text)
+
+
+def _written(arguments: object) -> str:
+    """Return arguments as JSON; half of a pair of surrogates, which no text may have, stays escaped."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(arguments)
+    return text
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:

@@ -166,9 +166,18 @@ def test_calls_come_as_their_text_does(calls: list[tuple[str, Any]], indent: int
     assert [(each["name"], json.loads(each["arguments"])) for each in whole] == calls
 
 
-@pytest.mark.parametrize("text", ['[{"name": "f", "parameters": {"a"', "[]", "", "{}", "[1]"])
+BEGUN = '[{"name": "f", "parameters": {"a"'
+
+
+@pytest.mark.parametrize("text", [BEGUN, BEGUN + ": " + "[" * 100_000, "[]", "", "{}", "[1]"])
 def test_output_that_was_cut_off_has_no_whole_call(text: str) -> None:
     assert CallWriter(ForcedCall(None, "")).calls(text) == []
+
+
+def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
+    """JSON may name one, UTF-8 has none: an answer with it could not be sent."""
+    (call,) = CallWriter(ForcedCall(None, "")).calls('[{"name": "f", "parameters": {"a": "\\ud83d é"}}]')
+    assert call["function"]["arguments"] == '{"a": "\\ud83d \\u00e9"}'
 
 
 class Spelling:
