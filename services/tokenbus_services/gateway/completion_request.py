@@ -11,9 +11,17 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_services.delivery.stop_strings import Stopping
 from tokenbus_services.gateway.bodies import Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
-from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
+from tokenbus_services.gateway.output_form import (
+    AutoCalls,
+    ForcedCall,
+    auto_calls,
+    forced_call,
+    structured_output,
+    tools_of,
+)
 from tokenbus_services.gateway.prompts import Cut, PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes
+from tokenbus_services.gateway.tool_parsers import PARSERS
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
@@ -63,6 +71,8 @@ class CompletionRequest:
     is_chat: bool = False
     forced: ForcedCall | None = None
     """What a chat has to call."""
+    auto: AutoCalls | None = None
+    """How calls are found in a chat's text; None: the text stays as it is."""
     form_field: str = "response_format"
     """The field of the body that says the output's form."""
 
@@ -156,10 +166,15 @@ class Reader:
         if forced is not None:
             common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
             common["form_field"] = "tool_choice"
+        auto = auto_calls(body, self._settings.tool_call_parser)
+        if auto is not None and PARSERS[auto.parser].shows_special:
+            common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
         prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
         logprobs = (top or 0) if body.logprobs else None
-        request = CompletionRequest(prompts=prompts, forced=forced, top_logprobs=logprobs, is_chat=True, **common)
+        request = CompletionRequest(
+            prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
+        )
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON

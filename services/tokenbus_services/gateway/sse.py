@@ -30,12 +30,16 @@ class StreamedAnswer(ChoicesAnswer):
     """A completion's or chat's choices: a chunk for each row."""
 
     content_type = EVENTS
+    _held = 0
+    """Characters that are held back, as they may be a call."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
         chunk = self._envelope.chunk(choice, text, pieces)
+        if self._request.auto is not None:
+            self._hold_back()
         if choice.reason is None:
             if chunk:
                 self.outbox.put(chunk, produced_at_ns)
@@ -52,6 +56,12 @@ class StreamedAnswer(ChoicesAnswer):
         if not self.has_begun:
             self._begin_stream()
         super().put_events(data, produced_at_ns)
+
+    def _hold_back(self) -> None:
+        """Count what is held back to what the answer holds."""
+        if not self.outbox.is_closed:
+            before, self._held = self._held, self._envelope.held
+            self.outbox.hold(self._held - before)
 
     def _begin_stream(self) -> None:
         self.has_begun = True
