@@ -76,6 +76,8 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
+    if generate.HasField("prompt_scoring"):
+        raise ValueError("prompt_scoring: none with this engine, got one")
     check_offered(sampling)
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
     if not 0 <= temperature < math.inf:

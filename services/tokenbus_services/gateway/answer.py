@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
 from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 from tokenbus_services.delivery.tokens import stop_of
@@ -15,7 +15,9 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.prompt_writers import prompt_logprobs
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 
 JSON = "application/json"
@@ -54,6 +56,9 @@ class Listener(Protocol):
 
     def take(self, view: RenderedStep, place: int) -> bool:
         """Take a row of a step; return whether more are wanted."""
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Take the scores of its prompt, before its first row."""
 
     def end(self, error: ApiError) -> None:
         """Take the error that ends it."""
@@ -154,6 +159,9 @@ class ChoicesAnswer(Answer, ABC):
         self.listeners = self._choices
         self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
 
+    def hold_prompt(self, size: int) -> None:
+        """Count what is held of prompts' scores, which only whole answers have."""
+
     @abstractmethod
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces."""
@@ -195,6 +203,12 @@ class Choice:
         """The stop that ended it, as its worker says."""
         self._text = RunningText(stopping)
         self._answer = answer
+        self._envelope = envelope
+        self._echo = envelope.echo(index)
+        """The prompt's text, until the choice has begun with it."""
+        self._scores: PromptScores | None = None
+        self.prompt_logprobs = b""
+        """What a whole answer has of the prompt's tokens, as JSON."""
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
         self._is_silent = all(part.is_empty for part in parts)
 
@@ -203,8 +217,23 @@ class Choice:
         """How many of its tokens have come."""
         return self.stream.tokens
 
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Take the scores of its prompt."""
+        self._scores = scores
+        if self._envelope.has_prompt_logprobs:
+            self.prompt_logprobs = prompt_logprobs(scores, vocabulary)
+            self._answer.hold_prompt(len(self.prompt_logprobs))
+
+    def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
+        self._echo = None
+        prompt = self._envelope.prompt(self.index)
+        pieces = [part.echo(prompt, self._scores, vocabulary) for part in self.parts]
+        self._answer.emit(self, text, pieces, 0)
+
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""
+        if self._echo is not None:
+            self._begin_with_prompt(self._echo, view.vocabulary)
         count = view.counts[place]
         stop = view.stops.get(place, 0) if view.stops else 0
         text = ""
@@ -266,6 +295,10 @@ class WholeAnswer(ChoicesAnswer):
         self._size = 0
         self._answer_bytes = settings.answer_bytes
 
+    def hold_prompt(self, size: int) -> None:
+        """Count what is held of prompts' scores."""
+        self._hold(size)
+
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
         """Collect a row's text and pieces."""
         if self.outbox.is_closed:
@@ -274,19 +307,21 @@ class WholeAnswer(ChoicesAnswer):
             choice.first_at = time.monotonic()
         self._texts[choice.index].append(text)
         self._pieces[choice.index].append(pieces)
-        size = _ROW_BYTES + len(text) + sum(map(_size, pieces))
+        has_room = self._hold(_ROW_BYTES + len(text) + sum(map(_size, pieces)))
+        if has_room and choice.reason is not None:
+            self._open -= 1
+            if not self._open:
+                self._finish()
+
+    def _hold(self, size: int) -> bool:
+        """Count what is collected, and return whether it goes on: it may be too much, or for all answers together."""
         self._size += size
         self.outbox.hold(size)
-        if self.outbox.is_closed:  # evicted: that was too much for all answers together
-            return
         if self._size > self._answer_bytes:
             limit = f"an answer of at most {self._answer_bytes} bytes"
             message = f"{limit}; a streamed one may be larger"
             self.end(ApiError(400, message, param="stream", code="answer_too_large"))
-        elif choice.reason is not None:
-            self._open -= 1
-            if not self._open:
-                self._finish()
+        return not self.outbox.is_closed
 
     def end(self, error: ApiError) -> None:
         """End with an error instead of an answer."""
@@ -304,13 +339,13 @@ class WholeAnswer(ChoicesAnswer):
                 choice.index, "".join(texts), [
                     part.name + part.joined(list(taken))
                     for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
-                ], choice.ending,
+                ], choice.ending, choice.prompt_logprobs,
             )
             for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
         ]  # fmt: skip
         self._texts, self._pieces = [], []
         self.outbox.drop()
-        self.outbox.put(self._envelope.whole(choices, self._tokens))
+        self.outbox.put(self._envelope.whole(choices, self._tokens, self._choices[0].prompt_logprobs))
         self.outbox.close()
 
 

@@ -10,7 +10,6 @@ MAX_FORM_CHARACTERS = 65_536
 MAX_BIASED, MAX_BIAS = 1024, 100
 """How many tokens may be biased, and by how much at most: what is beyond it is taken for that, as in vLLM."""
 ONLY: dict[str, Any] = {
-    "echo": False,
     "suffix": "",
     "modalities": ["text"],
     "use_beam_search": False,
@@ -223,6 +222,8 @@ class Generation(Sampling, kw_only=True):
     include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
     return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
+    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
+    prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
     return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
     truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
@@ -268,7 +269,7 @@ class Completion(Generation, kw_only=True):
     max_tokens: Annotated[int | None, says("The most tokens of a choice.")] = COMPLETION_TOKENS
     add_special_tokens: _Special = True
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
-    echo: Annotated[Any, _only("echo")] = None
+    echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
     best_of: Annotated[int | None, says("At most n: of more choices none would be better.")] = None
     suffix: Annotated[Any, _only("suffix")] = None
 
@@ -291,7 +292,7 @@ class Chat(Generation, kw_only=True):
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     reasoning_effort: Annotated[_Effort | None, says("A variable of the template, for models that think.")] = None
     include_reasoning: Annotated[Any, _only("include_reasoning")] = None
-    echo: Annotated[Any, _only("echo")] = None
+    echo: Annotated[bool | None, says("Not offered for chats: only false is accepted.", enum=[False, None])] = None
     modalities: Annotated[Any, _only("modalities")] = None
     verbosity: _Ignored = None
     prediction: _Ignored = None

@@ -66,6 +66,12 @@ class CompletionRequest:
     """Whether each chunk has the usage up to it."""
     names_ids: bool = False
     """Whether logprobs name tokens by their ids."""
+    echoes: Sequence[str] = ()
+    """The prompts' texts, where choices begin with them."""
+    prompt_scoring: Mapping[str, Any] | None = None
+    """What the prompts' tokens are scored with, by the contract's names."""
+    wants_prompt_logprobs: bool = False
+    """Whether a choice has them, beside what an echo has."""
     name: str = ""
     """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
     is_chat: bool = False
@@ -105,6 +111,7 @@ class CompletionRequest:
             sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
+            prompt_scoring=self.prompt_scoring,
         )
 
 
@@ -120,6 +127,8 @@ class Reader:
         """The models that the settings name; empty: those of the workers."""
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
         """The models that requests may name, and how many tokens a request of each may have; 0: not known."""
+        self.knows_models = bool(self.fixed_models)
+        """Whether the settings, or a worker, have said which they are."""
         self.parents: dict[str, str] = {}
         """Of those that are LoRA adapters, the models that they belong to."""
 
@@ -132,6 +141,7 @@ class Reader:
             known = [most for most in (found.get(name, 0), worker.max_model_tokens) if most]
             found[name] = min(known, default=0)
             parents |= dict.fromkeys(worker.lora_adapters, name)
+        self.knows_models |= bool(found)
         names = self.fixed_models or tuple(sorted(found)) or (DEFAULT_MODEL,)
         self.parents = {name: parents[name] for name in sorted(parents) if parents[name] in names and name not in names}
         self.models = {name: found.get(self.parents.get(name, name), 0) for name in (*names, *self.parents)}
@@ -146,6 +156,18 @@ class Reader:
             raise invalid("best_of", f"at most n, {body.n}, as choices are not selected, got {body.best_of}")
         special, cut = bool(body.add_special_tokens), self._cut(body, common["model"])
         prompts = self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=special, cut=cut)
+        if body.echo:
+            given = zip(body.prompt, prompts, strict=True)
+            common["echoes"] = [
+                each if isinstance(each, str) else self.encoder.text(ids, "prompt") for each, ids in given
+            ]
+            if body.logprobs is not None and common["prompt_scoring"] is None:
+                common["prompt_scoring"] = {"top_logprobs": body.logprobs}
+        if not common["sampling"]["max_tokens"]:
+            del common["sampling"]["max_tokens"]
+            if not (body.echo or common["prompt_scoring"]):
+                raise invalid("max_tokens", "at least 1 without echo and prompt_logprobs, got 0")
+            common["prompt_scoring"] = {**(common["prompt_scoring"] or {}), "without_generation": True}
         return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=body.logprobs, **common))
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -157,6 +179,8 @@ class Reader:
             raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
         if body.include_draft_logprobs and not body.logprobs:
             raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
+        if body.echo:
+            raise invalid("echo", "only false for chats, got true")
         if newer is not None:
             if older is not None and newer != older:
                 raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
@@ -238,6 +262,8 @@ class Reader:
             "wants_running_usage": bool(options.include_usage and options.continuous_usage_stats),
             "names_ids": body.return_tokens_as_token_ids,
             "name": body.request_id or "",
+            "prompt_scoring": _prompt_scoring(body),
+            "wants_prompt_logprobs": body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None,
         }
 
     def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
@@ -264,6 +290,22 @@ class Reader:
         if most == -1:  # one place is for the answer
             most = context - 1 if context else self._settings.max_prompt_tokens
         return Cut(most, body.truncation_side)
+
+
+def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
+    """Return what a body wants to be known of its prompts; raises an ApiError."""
+    k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
+    if k is None and ids is None:
+        return None
+    if body.stream:  # as in vLLM: no chunk has a place for them
+        raise invalid(
+            "prompt_logprobs" if k is not None else "prompt_logprob_token_ids", "only without stream, got it with"
+        )
+    if ids is None:
+        return {"top_logprobs": k}
+    if k:
+        raise invalid("prompt_logprobs", f"0 or absent beside prompt_logprob_token_ids, got {k}")
+    return {"token_ids": ids}
 
 
 def _sampling(body: Sampling) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tokenbus_contracts import ContractError
+from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus_services.delivery.step import FINISHED
@@ -110,10 +110,17 @@ class Dispatcher:
         A step that is not taken is not acked, and what is not acked piles up at the processor until it ends every
         request of this gateway. So every step is taken at once, and what piles up here is charged to its HTTP client.
         """
+        self._client.requests.on_scored = self._scored
         async with self._client.steps() as steps, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hand_out())
             async for output in steps:
                 self._take(output)
+
+    def _scored(self, scores: PromptScores) -> None:
+        """Give a request what the model says of its prompt: it comes before the step with its first row."""
+        one = self._opened.get(scores.request_key)
+        if one is not None:
+            one.listener.scored(scores, self._vocabulary)
 
     def _take(self, output: StepRows | RequestEnd) -> None:
         if isinstance(output, RequestEnd):

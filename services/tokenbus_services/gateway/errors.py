@@ -36,6 +36,7 @@ _FIELDS = {
     "sampling.structured_output": "response_format",
     "sampling.engine_arguments": "vllm_xargs",
     "tokens.token_ids": "prompt",
+    "prompt_scoring": "prompt_logprobs",
 }
 """By the contract's name of a field the API's, where they differ by more than `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")

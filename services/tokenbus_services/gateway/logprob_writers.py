@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.event_writer import EventStream
+from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists
 from tokenbus_services.gateway.rendered_step import RenderedStep
-from tokenbus_services.gateway.vocabulary import Tables
+from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
@@ -28,6 +30,9 @@ class Part(Protocol):
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the piece of a row's first `count` tokens."""
 
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Piece:
+        """Return the piece of a prompt that the text begins with."""
+
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the member's JSON value, from the rows' pieces in order."""
 
@@ -43,6 +48,9 @@ class Nothing:
     def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
         """Return nothing."""
         return
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> None:
+        """Return nothing."""
 
     def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
         """Return null."""
@@ -66,6 +74,9 @@ class Drafted:
         draft, there = found
         return self._part.take(draft, there, draft.counts[there])
 
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> None:
+        """Return nothing: no prompt was drafted."""
+
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the member's value."""
         given = [piece for piece in pieces if piece is not None]
@@ -82,6 +93,10 @@ class TokenIds:
         """Return the ids with commas between."""
         begin = view.begins[place]
         return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:  # noqa: ARG002
+        """Return nothing: a prompt's ids have a member of their own."""
+        return b""
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
@@ -131,6 +146,12 @@ class Lists:
         else:
             tops = [_NULL] * count
         return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:
+        """Return the four lists' elements of a prompt; tokens behind it count their characters from its end."""
+        self._progress.characters = characters_of(prompt, vocabulary)
+        tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
+        return echoed_lists(prompt, scores, vocabulary, tables) if scores is not None else (b"",) * 4
 
     def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
         """Return the object."""
@@ -193,6 +214,10 @@ class Entries:
             at += 2 * top_k
         return b"".join(written)[2:] + b"}"
 
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:  # noqa: ARG002
+        """Return nothing: chats have no echo."""
+        return b""
+
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
         return b'{"content":[' + b",".join(filter(None, pieces)) + b'],"refusal":null}'
@@ -224,8 +249,13 @@ class Columns:
             *(array.astype(kind, copy=False).tobytes() for array, kind in zip(arrays, _COLUMN_TYPES, strict=True)),
         )
 
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:  # noqa: ARG002
+        """Return nothing: columns are of what was generated."""
+        return ()
+
     def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
         """Return the object."""
+        pieces = [piece for piece in pieces if piece]
         tops, *arrays = pieces[0] if len(pieces) == 1 else map(b"".join, zip(*pieces, (b"",) * 6, strict=False))
         members = [b'"tokens":%d,"top_ks":"%b"' % (len(tops), b2a_base64(tops, newline=False))]
         for name, array in zip(_COLUMNS, arrays, strict=True):

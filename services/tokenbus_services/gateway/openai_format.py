@@ -44,7 +44,7 @@ class Envelope:
         request = self._request
         stopping = request.stopping
         is_plain = request.is_streamed and not (self._calls or stopping.texts or stopping.shows_special)
-        needs_python = request.names_ids or request.wants_running_usage
+        needs_python = request.names_ids or request.wants_running_usage or request.echoes
         if not is_plain or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
         before, behind = self._said.split(b"%b")
@@ -54,6 +54,16 @@ class Envelope:
         else:
             form = Form.CONTENT if request.is_chat else Form.LISTS if request.top_logprobs else Form.OWN
         return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
+
+    def echo(self, index: int) -> str | None:
+        """Return the text of its prompt that a choice begins with, if it does."""
+        request = self._request
+        return request.echoes[index // request.n] if request.echoes else None
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether the answer has `prompt_logprobs`."""
+        return self._request.wants_prompt_logprobs
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
@@ -118,13 +128,15 @@ class Envelope:
 
     # Whole.
 
-    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+    def whole(self, choices: Sequence[bytes], tokens: int, prompt_logprobs: bytes = b"") -> bytes:
         """Return the whole answer; `choices` are from `choice`."""
-        ids = self._prompt_ids(0) if self._request.is_chat else b""
+        ids = self._prompt_ids(0) + _of_prompt(prompt_logprobs) if self._request.is_chat else b""
         usage = self._usage(self._request.prompt_tokens, tokens)
         return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
+    def choice(
+        self, index: int, text: str, beside: Sequence[bytes], end: Ending | None, prompt_logprobs: bytes = b""
+    ) -> bytes:
         """Return a whole choice."""
         request = self._request
         said = b'"text":' + orjson.dumps(text)
@@ -132,7 +144,7 @@ class Envelope:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             said = b'"message":' + orjson.dumps(message | self._calls[index].message(text) if self._calls else message)
         members = b",".join([said, *beside, self._ending(index, end)])
-        ids = b"" if request.is_chat else self._prompt_ids(index)
+        ids = b"" if request.is_chat else self._prompt_ids(index) + _of_prompt(prompt_logprobs)
         return b'{"index":%d,' % index + members + ids + b"}"
 
     @property
@@ -150,15 +162,16 @@ class Envelope:
     def _prompt_ids(self, index: int) -> bytes:
         if not self._request.wants_ids:
             return b""
-        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
+        return b',"prompt_token_ids":' + orjson.dumps(self.prompt(index))
 
-    def _prompt(self, index: int) -> Sequence[int]:
+    def prompt(self, index: int) -> Sequence[int]:
+        """Return the prompt of a choice."""
         return self._request.prompts[index // self._request.n]
 
     def _usage_so_far(self, index: int, tokens: int) -> bytes:
         """Return the usage of a chunk that is not the last: of its choice where that is wanted."""
         if self._request.wants_running_usage:
-            return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
+            return b',"usage":' + self._usage(len(self.prompt(index)), tokens)
         return b',"usage":null' if self._request.wants_usage else b""
 
     @staticmethod
@@ -172,3 +185,7 @@ def _call_writers(request: CompletionRequest) -> Sequence[CallWriter] | Sequence
     if request.forced is not None:
         return [CallWriter(request.forced) for _ in range(request.choices)]
     return [] if request.auto is None else [AutoCallWriter(request.auto) for _ in range(request.choices)]
+
+
+def _of_prompt(logprobs: bytes) -> bytes:
+    return b',"prompt_logprobs":' + logprobs if logprobs else b""

@@ -99,10 +99,16 @@ class RequestTypes:
             "stop_token_ids": _array(token_id, 0, 1024),
             "allowed_token_ids": _array(token_id, 1, 65_536),
             "tokens": self._ids,
+            "prompt_logprobs": alternatives,
+            "prompt_logprob_token_ids": _array(token_id, 1, 256),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
             "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
         }
-        of_completions = {"logprobs": alternatives, "prompt": Annotated[Any, says("", anyOf=prompts)]}
+        of_completions = {
+            "max_tokens": _integer(0, gateway.max_tokens),
+            "logprobs": alternatives,
+            "prompt": Annotated[Any, says("", anyOf=prompts)],
+        }
         self.completion = _bounded(Completion, bounds | of_completions)
         self.chat = _bounded(Chat, bounds)
         self.inspection = _bounded(Inspection, bounds)

@@ -129,6 +129,8 @@ class Routes:
         gateway = self._gateway
         async with gateway.bodies.hold(_who(request)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
+            if not gateway.reader.knows_models:  # a body without a model means the first of them
+                await gateway.learn_models()
             try:
                 return await self._read_from(request, kind, data, decode)
             except ApiError as error:

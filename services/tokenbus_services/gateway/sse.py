@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_services.delivery.stop_strings import RunningText
 from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
 from tokenbus_services.gateway.buffers import Buffers
@@ -15,6 +15,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -94,6 +95,9 @@ class InspectedAnswer(Answer):
         request = self._request
         begin = {"request": f"{self._key:016x}", "model": request.model, "prompt_tokens": request.prompt_tokens}
         self.outbox.put(event("begin", begin))
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Take the scores of its prompt, for which it does not ask."""
 
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""

@@ -13,7 +13,7 @@ from tests.services.builders import generate_of, settings
 from tests.services.client.test_client import Processor, meeting
 from tests.support.waiting import turns
 from tokenbus.testing import RowShape
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.gateway.answer import Answer
 from tokenbus_services.gateway.api_keys import Caller
@@ -23,7 +23,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.tallies import Tally
-from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 
 
 class _Listener:
@@ -41,6 +41,9 @@ class _Listener:
         self.tokens = min(self.most, self.tokens + view.counts[place])
         self.seen.append(self.tokens)
         return True
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Prompts do not matter here."""
 
     def end(self, error: ApiError) -> None:
         self.seen.append(error.message)

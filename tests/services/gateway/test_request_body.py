@@ -11,7 +11,7 @@ from jsonschema_rs import Draft202012Validator
 
 from tests.services.builders import settings
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
-from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TokenBias
+from tokenbus_contracts.generated.request_pb2 import PromptScoring, SamplingParameters, TokenBias
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.openapi import document
@@ -105,6 +105,12 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"b - at `$.n`": 1}, "b - at `$.n`: no such field, got 1"),
         ("completion", {"stop": "\u00e9" * 2049}, "stop: at most 4096 bytes, got 4098"),
         ("completion", {"bad_words": ["a", "\u00e9" * 129]}, "bad_words[1]: at most 256 bytes, got 258"),
+        ("completion", {"prompt_logprobs": 21}, "prompt_logprobs: expected int <= 20, got 21"),
+        (
+            "completion",
+            {"prompt_logprob_token_ids": []},
+            "prompt_logprob_token_ids: expected array of length >= 1, got a length of 0",
+        ),
         ("completion", {"length_penalty": 2}, "length_penalty: only 1, got 2"),
         ("completion", {"use_beam_search": True}, "use_beam_search: only False, got True"),
         ("chat", {"modalities": ["text", "audio"]}, "modalities: only ['text'], got ['text', 'audio']"),
@@ -414,6 +420,49 @@ def test_more_choices_than_are_returned_are_refused() -> None:
     reader = Reader(settings(), vocabulary_of("bytes"))
     with pytest.raises(ApiError, match="best_of: at most n, 2, as choices are not selected, got 3"):
         reader.completion({"prompt": "a", "n": 2, "best_of": 3})
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "line"),
+    [
+        ("completion", {"max_tokens": 0}, "max_tokens: at least 1 without echo and prompt_logprobs, got 0"),
+        ("completion", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: only without stream, got it with"),
+        (
+            "chat",
+            {"prompt_logprobs": 1, "prompt_logprob_token_ids": [1]},
+            "prompt_logprobs: 0 or absent beside prompt_logprob_token_ids, got 1",
+        ),
+        ("chat", {"echo": True}, "echo: only false for chats, got true"),
+    ],
+)
+def test_scores_of_prompts_have_their_place(route: str, fields: dict[str, Any], line: str) -> None:
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    with pytest.raises(ApiError) as raised:
+        getattr(reader, route)(VALID[route][1] | {"model": DEFAULT_MODEL} | fields)
+    assert (raised.value.message, raised.value.param) == (line, line.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "scoring", "echoes"),
+    [
+        ({"echo": True}, None, ["ab"]),
+        ({"echo": True, "logprobs": 3}, {"top_logprobs": 3}, ["ab"]),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, {"top_logprobs": 5}, ["ab"]),
+        ({"echo": True, "max_tokens": 0}, {"without_generation": True}, ["ab"]),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, {"top_logprobs": 0, "without_generation": True}, []),
+        ({"prompt_logprob_token_ids": [7, 7]}, {"token_ids": [7, 7]}, []),
+    ],
+)
+def test_scores_of_prompts_are_asked_for(fields: dict[str, Any], scoring: Any, echoes: list[str]) -> None:  # noqa: ANN401
+    reader = Reader(settings(), vocabulary_of("numbers"))
+    for given_prompt in ("ab", [97, 98]):
+        request = reader.completion({"prompt": given_prompt, **fields})
+        generate = request.generate(0)
+        wanted = PromptScoring(**scoring) if scoring is not None else PromptScoring()
+        assert (generate.HasField("prompt_scoring"), generate.prompt_scoring) == (scoring is not None, wanted)
+        assert generate.sampling.HasField("max_tokens") == ("max_tokens" not in fields)
+        assert len(request.echoes) == len(echoes)
+    assert reader.completion({"prompt": "ab", **fields}).echoes == (echoes or ())
 
 
 def test_obfuscation_is_refused() -> None:

@@ -169,7 +169,7 @@ def joined(parts: list[tuple[dict[str, Any], dict[str, Any]]]) -> Choice:
             alternatives.append(tuple((each["token"], single(each["logprob"])) for each in entry["top_logprobs"]))
             assert entry["token"] == END or entry["bytes"] == list(entry["token"].encode())
         tokens += zip(found.get("tokens") or (), map(single, found.get("token_logprobs") or ()), strict=True)
-        tops = found.get("top_logprobs") or ()
+        tops = [top or {} for top in found.get("top_logprobs") or ()]  # of a prompt's first token nothing is said
         alternatives += [tuple(sorted((name, single(value)) for name, value in top.items())) for top in tops]
         offsets += found.get("text_offset") or ()
     return Choice(
@@ -177,9 +177,9 @@ def joined(parts: list[tuple[dict[str, Any], dict[str, Any]]]) -> Choice:
     )
 
 
-def single(value: float) -> float:
-    """Return a number as the one of 32 bits that it stands for; vLLM writes more digits than it has."""
-    return float(np.float32(value))
+def single(value: float | None) -> float:
+    """Return a number as the one of 32 bits that it stands for, as vLLM writes more digits; 1: there is none."""
+    return 1.0 if value is None else float(np.float32(value))
 
 
 def as_listed_by_vllm(ours: Answer, most: int) -> Answer:

@@ -1,0 +1,84 @@
+"""Writers of what an answer has of its prompt: the echo's part of the logprobs, and `prompt_logprobs`."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenbus_contracts import PromptScores
+from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+def echoed_lists(
+    prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the elements of the four lists that completions have, for a prompt's tokens; nothing is said of the first.
+
+    As for other tokens, the token itself is among its alternatives.
+    """
+    names = [tables.texts[token_id] for token_id in prompt]
+    logprobs = _written(scores.logprobs)
+    tops = [
+        _object(dict(zip(map(tables.texts.__getitem__, ids), values, strict=True)) | {name: own})
+        for name, own, ids, values in zip(
+            names[1:], logprobs, scores.alternative_token_ids.tolist(), _lines(scores.alternative_logprobs), strict=True
+        )
+    ]
+    offsets = accumulate(map(vocabulary.characters.__getitem__, prompt[:-1]), initial=0)
+    return (
+        b",".join(names),
+        b",".join([b"null", *logprobs]),
+        b",".join([b"null", *tops]),
+        b",".join(b"%d" % offset for offset in offsets),
+    )
+
+
+def characters_of(prompt: Sequence[int], vocabulary: Vocabulary) -> int:
+    """Return how many characters begin in a prompt's tokens."""
+    return sum(map(vocabulary.characters.__getitem__, prompt))
+
+
+def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> bytes:
+    """Return `prompt_logprobs` as vLLM has it: null for what is not scored, else by token id logprob, rank and text."""
+    values = _lines(scores.alternative_logprobs)
+    entries = [b"null"] * scores.position
+    for place, (token_id, own, rank) in enumerate(
+        zip(scores.token_ids.tolist(), _written(scores.logprobs), scores.ranks.tolist(), strict=True)
+    ):
+        others = zip(scores.alternative_token_ids[place].tolist(), values[place], strict=True)
+        ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
+        for number, (other, logprob) in enumerate(others, 1):
+            ranked.setdefault(other, (logprob, None if scores.are_named else number))
+        entries.append(
+            b"{%b}"
+            % b",".join(
+                b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
+                % (each, logprob, orjson.dumps(number), vocabulary.texts[each])
+                for each, (logprob, number) in ranked.items()
+            )
+        )
+    return b"[%b]" % b",".join(entries)
+
+
+def _object(members: dict[bytes, bytes]) -> bytes:
+    return b"{%b}" % b",".join(b"%b:%b" % member for member in members.items())
+
+
+def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+    """Return numbers as JSON: the shortest decimals that are the same float32."""
+    return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",") if values.size else []
+
+
+def _lines(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
+    """Return the same of each line."""
+    written = _written(values.ravel())
+    width = values.shape[1]
+    return (
+        [written[begin:end] for begin, end in pairwise(range(0, len(written) + 1, width))]
+        if width
+        else [[]] * len(values)
+    )
