@@ -13,8 +13,7 @@ from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.logprob_writers import Piece
-from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.settings import GatewaySettings
 
@@ -57,6 +56,34 @@ class Listener(Protocol):
 
     def end(self, error: ApiError) -> None:
         """Take the error that ends it."""
+
+
+class Format(Protocol):
+    """Writes one answer as an API has it."""
+
+    def stream(self, index: int) -> EventStream:
+        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+
+    def parts(self, progress: EventStream) -> Sequence[Part]:
+        """Return new writers of the members beside a choice's text."""
+
+    def beginnings(self) -> bytes:
+        """Return a stream's events before all rows."""
+
+    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
+        """Return a row's events, if it has any."""
+
+    def last(self, tokens: int) -> bytes:
+        """Return the end of a stream, after all rows."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the end of a stream that breaks."""
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
+        """Return a choice of a whole answer."""
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return a whole answer; `choices` are from `choice`."""
 
 
 def reason_of(view: RenderedStep, place: int) -> str | None:
@@ -140,19 +167,17 @@ class Answer:
 
 
 class ChoicesAnswer(Answer, ABC):
-    """An answer with choices in OpenAI's form."""
+    """An answer with choices, in the form of an API."""
 
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
-        self._envelope = envelope
+        self._format = form
         self._request = request
         stopping = request.stopping
-        self._choices = [Choice(index, stopping, envelope, self) for index in range(request.choices)]
+        self._choices = [Choice(index, stopping, form, self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
-        self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
+        self._answer_bytes = settings.answer_bytes
 
     @abstractmethod
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
@@ -160,9 +185,7 @@ class ChoicesAnswer(Answer, ABC):
 
     def end(self, error: ApiError) -> None:
         """End with an error, which names the field that the client sent."""
-        for named, field in self._fields.items():
-            error = error.about(named, field)
-        super().end(error)
+        super().end(error.renamed(self._request.fields))
 
     def outcomes(self) -> Iterator[Outcome]:
         """Yield what each choice came to."""
@@ -179,10 +202,10 @@ class ChoicesAnswer(Answer, ABC):
 class Choice:
     """One choice of an answer."""
 
-    def __init__(self, index: int, stopping: Stopping, envelope: Envelope, answer: "ChoicesAnswer") -> None:
+    def __init__(self, index: int, stopping: Stopping, form: Format, answer: "ChoicesAnswer") -> None:
         self.index = index
-        self.stream = envelope.stream(index)
-        self.parts = parts = envelope.parts(self.stream)
+        self.stream = form.stream(index)
+        self.parts = parts = form.parts(self.stream)
         self.reason: str | None = None
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
@@ -257,14 +280,11 @@ class WholeAnswer(ChoicesAnswer):
 
     content_type = JSON
 
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        super().__init__(request, envelope, settings, buffers)
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
+        super().__init__(request, form, settings, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
         self._size = 0
-        self._answer_bytes = settings.answer_bytes
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
         """Collect a row's text and pieces."""
@@ -300,7 +320,7 @@ class WholeAnswer(ChoicesAnswer):
 
     def _finish(self) -> None:
         choices = [
-            self._envelope.choice(
+            self._format.choice(
                 choice.index, "".join(texts), [
                     part.name + part.joined(list(taken))
                     for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
@@ -310,7 +330,7 @@ class WholeAnswer(ChoicesAnswer):
         ]  # fmt: skip
         self._texts, self._pieces = [], []
         self.outbox.drop()
-        self.outbox.put(self._envelope.whole(choices, self._tokens))
+        self.outbox.put(self._format.whole(choices, self._tokens))
         self.outbox.close()
 
 

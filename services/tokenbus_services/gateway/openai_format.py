@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 from tokenbus_services.gateway.native import Form
+from tokenbus_services.gateway.sse import event
 from tokenbus_services.gateway.tool_calls import CallWriter
 
 if TYPE_CHECKING:
@@ -116,6 +118,10 @@ class Envelope:
             return _DONE
         usage = self._usage(self._request.prompt_tokens, tokens)
         return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + _DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event("error", error.body)
 
     # Whole.
 

@@ -1,4 +1,4 @@
-"""Server-sent events: answers that are streamed, as chunks of OpenAI's API or as the inspector's tokens."""
+"""Server-sent events: answers that are streamed, in chunks of an API's form or as the inspector's tokens."""
 
 import codecs
 from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +35,14 @@ class StreamedAnswer(ChoicesAnswer):
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
-        chunk = self._envelope.chunk(choice, text, pieces)
+        chunk = self._format.chunk(choice, text, pieces)
         if choice.reason is None:
             if chunk:
                 self.outbox.put(chunk, produced_at_ns)
             return
         self._open -= 1
         if not self._open:
-            chunk += self._envelope.last(self._tokens)
+            chunk += self._format.last(self._tokens)
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
@@ -55,10 +55,10 @@ class StreamedAnswer(ChoicesAnswer):
 
     def _begin_stream(self) -> None:
         self.has_begun = True
-        self.outbox.put(self._envelope.beginnings())
+        self.outbox.put(self._format.beginnings())
 
     def _error_event(self, error: ApiError) -> bytes:
-        return event("error", error.body)
+        return self._format.error(error)
 
 
 class InspectedAnswer(Answer):

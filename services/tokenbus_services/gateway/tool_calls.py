@@ -24,12 +24,16 @@ class CallWriter:
 
     def delta(self, text: str) -> bytes:
         """Return a stream's next `delta`, an empty object where the text brings nothing new."""
-        if self._name is None:
-            pieces = self._calls.add(text)
-        else:
-            pieces = [Piece(0, None if self._has_begun else self._name, text)] if text or not self._has_begun else []
-            self._has_begun = True
+        pieces = self.pieces(text)
         return orjson.dumps({"tool_calls": [_delta(each) for each in pieces]} if pieces else {})
+
+    def pieces(self, text: str) -> "list[Piece]":
+        """Return the parts of calls that a stream's next text brings."""
+        if self._name is None:
+            return self._calls.add(text)
+        pieces = [Piece(0, None if self._has_begun else self._name, text)] if text or not self._has_begun else []
+        self._has_begun = True
+        return pieces
 
     def calls(self, text: str) -> list[dict[str, Any]]:
         """Return a whole output's `tool_calls`; none where it ended before it was complete."""

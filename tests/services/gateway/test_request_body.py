@@ -27,6 +27,8 @@ TOOL: dict[str, Any] = {"function": {"name": "f"}}
 VALID: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion": (TYPES.completion, COMPLETION),
     "chat": (TYPES.chat, CHAT),
+    "messages": (TYPES.messages, CHAT | {"max_tokens": 1}),
+    "token_count": (TYPES.token_count, CHAT),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
     "tokenization": (TYPES.tokenization, {"prompt": "a"}),
     "detokenization": (TYPES.detokenization, {"tokens": [1]}),
@@ -128,6 +130,27 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("chat", {"tools": [TOOL] * 129}, "tools: expected array of length <= 128, got a length of 129"),
         ("chat", {"tool_choice": "some"}, "tool_choice: one of 'none', 'auto', 'required', got 'some'"),
         ("chat", {"tool_choice": {"function": {}}}, "tool_choice.function.name: required, got nothing"),
+        ("messages", {"max_tokens": None}, "max_tokens: required, got nothing"),
+        ("messages", {"max_tokens": 6}, "max_tokens: expected int <= 5, got 6"),
+        (
+            "messages",
+            {"messages": [{"role": "tool", "content": "a"}]},
+            "messages[0].role: one of 'user', 'assistant', 'system', got 'tool'",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type: one of 'text', 'tool_use', 'tool_result', 'thinking', 'redacted_thinking', got 'image'",  # noqa: E501
+        ),
+        ("messages", {"tools": [{"name": "f"}]}, "tools[0].input_schema: required, got nothing"),
+        (
+            "messages",
+            {"tool_choice": {"type": "some"}},
+            "tool_choice.type: one of 'auto', 'any', 'tool', 'none', got 'some'",
+        ),
+        ("messages", {"thinking": {"type": "x"}}, "thinking.type: one of 'enabled', 'disabled', 'adaptive', got 'x'"),
+        ("messages", {"container": "c"}, "container: no such field, got 'c'"),
+        ("token_count", {"max_tokens": 1}, "max_tokens: no such field, got 1"),
         ("tokenization", {"chat_template_kwargs": 1}, "chat_template_kwargs: expected object | null, got 1"),
         ("chat", {"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
         (

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.builders import settings
-from tests.services.gateway.rendering import chunks, said
+from tests.services.gateway.rendering import chunks, said, spelled
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.output_form import ForcedCall
 from tokenbus_services.gateway.tool_calls import CallWriter
-from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
+from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}
 PLACE = {key: value for key, value in CITY.items() if key != "$defs"}
@@ -171,23 +171,6 @@ def test_output_that_was_cut_off_has_no_whole_call(text: str) -> None:
     assert CallWriter(ForcedCall(None, "")).calls(text) == []
 
 
-class Spelling:
-    """A tokenizer whose tokens are the pieces of one text."""
-
-    def __init__(self, pieces: dict[int, str]) -> None:
-        self._pieces = pieces
-        self.vocabulary_size = max(pieces) + 1
-
-    def encode(self, text: str) -> list[int]:
-        """Return nothing: no test encodes a text."""
-        del text
-        return []
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's text."""
-        return self._pieces.get(token_id, "").encode()
-
-
 TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
 
 
@@ -199,11 +182,7 @@ async def test_answer_has_calls_instead_of_a_text(name: str | None, status: RowS
         (batch([RowShape(3, 2, 3)], step=2), None),
         (batch([RowShape(3, 5, 2, status)], step=3), None),
     ]
-    ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
-    text = TEXT if name is None else '{"city": "Bern"}'
-    cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
-    pieces = {token: text[begin:end] for token, begin, end in zip(ids, cuts, cuts[1:], strict=False)}
-    vocabulary = Vocabulary(Spelling(pieces))
+    vocabulary = spelled(TEXT if name is None else '{"city": "Bern"}', steps)
     asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, forced=ForcedCall(name, ""))
     (whole,) = json.loads(await said(asked, steps, vocabulary))["choices"]
     assert whole["message"].items() >= {"role": "assistant", "content": ""}.items()
