@@ -1,10 +1,11 @@
-"""The gateway's other APIs in front of a running system, used by Anthropic's own client."""
+"""The gateway's other APIs in front of a running system: Anthropic's and OpenAI's own clients use them."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 from anthropic import AsyncAnthropic
 
@@ -15,12 +16,14 @@ from tokenbus_services.gateway.vocabulary import vocabulary_of
 pytestmark = pytest.mark.xdist_group("gateway")
 MODEL = "tokenbus"
 PROMPT = "How do you learn a language?"
+LOGPROBS: Any = "message.output_text.logprobs"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0.0}
 CHAT: dict[str, Any] = {**GREEDY, "messages": [{"role": "user", "content": PROMPT}]}
 MESSAGE: dict[str, Any] = {
     "model": MODEL, "messages": CHAT["messages"], "extra_body": {"temperature": 0.0}
 }  # fmt: skip
 """The client has no parameter of that name any more."""
+ASKED: dict[str, Any] = {**GREEDY, "input": PROMPT}
 SCHEMA = {"type": "object", "properties": {}}
 
 
@@ -118,3 +121,68 @@ async def test_messages_errors_are_anthropics(text: Served) -> None:
         assert (answer.status_code, answer.json()["error"]["type"]) == (415, "invalid_request_error")
         answer = await plain.get("/v1/messages")
         assert (answer.status_code, answer.json()["type"]) == (405, "error")
+
+
+async def test_response_is_what_a_chat_says(text: Served) -> None:
+    async with asking(text.url) as client:
+        chat = await client.chat.completions.create(
+            **CHAT, max_completion_tokens=24, logprobs=True, top_logprobs=2
+        )  # fmt: skip
+        given: dict[str, Any] = {**ASKED, "max_output_tokens": 24, "include": [LOGPROBS], "top_logprobs": 2}
+        whole = await client.responses.create(**given)
+        async with client.responses.stream(**given) as stream:
+            events = [event async for event in stream]
+        last = events[-1]
+        assert last.type == "response.incomplete"
+        tools: list[Any] = [{"type": "function", "name": "f", "description": "Tells it." * 2000, "strict": False}]
+        again = await client.responses.create(  # long enough for an encoder
+            **GREEDY,
+            tools=tools,
+            input=[{"role": "user", "content": PROMPT}, *whole.output, {"role": "user", "content": "More."}],
+        )
+    choice = chat.choices[0]
+    assert whole.output_text == choice.message.content == last.response.output_text
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, 24)
+    assert (whole.status, whole.incomplete_details and whole.incomplete_details.reason) == (
+        "incomplete",
+        "max_output_tokens",
+    )
+    (item,) = whole.output
+    assert item.type == "message"
+    (part,) = item.content
+    assert part.type == "output_text"
+    assert choice.logprobs is not None
+    assert [each.model_dump() for each in part.logprobs or ()] == [
+        each.model_dump() for each in choice.logprobs.content or ()
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert again.tools[0].model_dump(exclude_none=True) == tools[0]
+    assert again.usage is not None
+    assert again.usage.input_tokens == len(vocabulary_of("ngram").encode(f"{PROMPT}\n{whole.output_text}\nMore."))
+
+
+async def test_nothing_is_stored(text: Served) -> None:
+    async with asking(text.url) as client:
+        made = await client.responses.create(**ASKED, max_output_tokens=1, store=True, metadata={"a": "b"})
+        assert made.metadata == {"a": "b"}
+        for refused in ({"previous_response_id": made.id}, {"conversation": "c"}, {"background": True}):
+            (name,) = refused
+            with pytest.raises(openai.BadRequestError, match=f"{name}: ") as raised:
+                await client.responses.create(**ASKED, **refused)
+            assert raised.value.param == name
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+
+
+async def test_function_that_an_engine_cannot_force_is_refused_by_its_field(text: Served) -> None:
+    tools: list[Any] = [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}]
+    async with asking(text.url) as client:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.responses.create(
+                **ASKED,
+                tools=tools,
+                tool_choice="required",
+            )
+    assert raised.value.param == "tool_choice"

@@ -15,7 +15,7 @@ from tests.support.campaigns import IS_SOAK, many
 
 pytestmark = pytest.mark.xdist_group("gateway")
 POSTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     *("/inspect", "/tokenize", "/detokenize"),
 )
 # A body that is wrong may be too large first, which the checks do not take for a refusal.

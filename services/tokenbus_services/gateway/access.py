@@ -19,7 +19,7 @@ from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
-TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/inspect"})
+TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/inspect"})
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})

@@ -61,6 +61,9 @@ class Listener(Protocol):
 class Format(Protocol):
     """Writes one answer as an API has it."""
 
+    held: int
+    """How many bytes the last events of a stream will have of what was sent already."""
+
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
 

@@ -19,6 +19,7 @@ ONLY: dict[str, Any] = {
     "watermarking": False,
     "spaces_between_special_tokens": True,
     "include_reasoning": True,
+    "background": False,
 }
 """Fields of OpenAI's API and vLLM's that the gateway does not implement, each with the one value that it accepts."""
 

@@ -1,7 +1,7 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import orjson
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
-from tokenbus_services.gateway import messages_body
+from tokenbus_services.gateway import messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
@@ -69,6 +69,8 @@ class CompletionRequest:
     """What a chat has to call."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """By the name that an error has for a field the body's, where they differ."""
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the body that the answer has again."""
 
     @property
     def choices(self) -> int:
@@ -155,6 +157,12 @@ class Reader:
         """Return the JSON that answers a body of /v1/messages/count_tokens."""
         chat = messages_body.chat_of(self.types.read(self.types.token_count, value))
         return self._translated(chat, messages_body.FIELDS, self._counted)
+
+    def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/responses."""
+        body = self.types.read(self.types.responses, responses_body.typed(value))
+        request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
+        return replace(request, echoed=responses_body.echoed(body))
 
     def _translated(self, chat: Chat, names: Mapping[str, str], read: Callable[[Chat, Mapping[str, str]], T]) -> T:
         """Read the chat that another body is; errors name that body's fields."""

@@ -198,6 +198,14 @@ class Entries:
         return b'{"content":' + _listed(pieces) + b',"refusal":null}'
 
 
+class BareEntries(Entries):
+    """Logprobs as responses have them: the same list without an object around it."""
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the list."""
+        return _listed(pieces)
+
+
 class Columns:
     """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
 

@@ -45,6 +45,8 @@ def message_error(error: ApiError) -> dict[str, Any]:
 class MessagesFormat:
     """Writes one answer."""
 
+    held = 0
+
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         self._head = {"id": f"msg_{key:016x}", "type": "message", "role": "assistant", "model": request.model}

@@ -24,6 +24,8 @@ _DONE = b"data: [DONE]\n\n"
 class Envelope:
     """Writes one answer; what is the same in all of its chunks is encoded once."""
 
+    held = 0
+
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2

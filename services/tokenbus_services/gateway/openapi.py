@@ -155,6 +155,30 @@ class MessagesError(Struct, forbid_unknown_fields=True):
     error: MessagesErrorMembers
 
 
+class ResponsesUsage(Struct, forbid_unknown_fields=True):
+    """Token counts of a response."""
+
+    input_tokens: _Count
+    input_tokens_details: dict[str, _Count]
+    output_tokens: _Count
+    output_tokens_details: dict[str, _Count]
+    total_tokens: _Count
+
+
+class ResponsesAnswer(Struct):
+    """An answer of /v1/responses that is not streamed."""
+
+    id: str
+    object: Literal["response"]
+    created_at: _Count
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: _Object | None
+    output: list[_Object]
+    usage: ResponsesUsage
+
+
 class TokenizationAnswer(Struct):
     """An answer of /tokenize."""
 
@@ -174,10 +198,10 @@ def document(types: RequestTypes) -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
     answers = (
         *(Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer),
-        *(MessagesAnswer, TokenCountAnswer, MessagesError),
+        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer),
     )
     bodies = (
-        *(types.completion, types.chat, types.messages, types.token_count),
+        *(types.completion, types.chat, types.messages, types.token_count, types.responses),
         *(types.inspection, types.tokenization, types.detokenization),
     )
     _, schemas = msgspec.json.schema_components(
@@ -188,6 +212,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
         {"required": [name], "properties": {name: {"type": kind}}}
         for name, kind in (("prompt", "string"), ("messages", "array"))
     ]
+    schemas["InputMessage"]["required"].remove("type")
     return {
         "openapi": "3.1.0",
         "info": {
@@ -202,6 +227,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/v1/messages/count_tokens": _post(
                 "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"
             ),
+            "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),

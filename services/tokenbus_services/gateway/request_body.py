@@ -27,6 +27,7 @@ from tokenbus_services.gateway.bodies import (
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import HeldBody
 from tokenbus_services.gateway.messages_body import Messages, TokenCount
+from tokenbus_services.gateway.responses_body import Responses
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown
@@ -95,6 +96,7 @@ class RequestTypes:
             "n": _integer(1, gateway.max_choices),
             "max_tokens": tokens,
             "max_completion_tokens": tokens,
+            "max_output_tokens": tokens,
             "min_tokens": _integer(0, gateway.max_tokens),
             "top_logprobs": alternatives,
             "stop_token_ids": _array(token_id, 0, 1024),
@@ -108,6 +110,7 @@ class RequestTypes:
         self.chat = _bounded(Chat, bounds)
         self.messages = _bounded(Messages, bounds)
         self.token_count = _bounded(TokenCount, bounds)
+        self.responses = _bounded(Responses, bounds)
         self.inspection = _bounded(Inspection, bounds)
         self.tokenization = _bounded(Tokenization, bounds)
         self.detokenization = _bounded(Detokenization, bounds)

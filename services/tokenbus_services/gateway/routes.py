@@ -34,6 +34,7 @@ from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
+from tokenbus_services.gateway.responses_format import ResponsesFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
@@ -56,6 +57,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/completions": ("completion", Envelope),
     "/v1/chat/completions": ("chat", Envelope),
     "/v1/messages": ("messages", MessagesFormat),
+    "/v1/responses": ("responses", ResponsesFormat),
 }
 """By the route the reader's method for its bodies, and the form of its answers."""
 _UNWATCHED_SECONDS = 0.05

@@ -30,12 +30,16 @@ class StreamedAnswer(ChoicesAnswer):
     """A completion's or chat's choices: a chunk for each row."""
 
     content_type = EVENTS
+    _held = 0
+    """What of `held` the outbox counts."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
         chunk = self._format.chunk(choice, text, pieces)
+        if self._format.held > self._held and not self._hold():
+            return
         if choice.reason is None:
             if chunk:
                 self.outbox.put(chunk, produced_at_ns)
@@ -56,6 +60,15 @@ class StreamedAnswer(ChoicesAnswer):
     def _begin_stream(self) -> None:
         self.has_begun = True
         self.outbox.put(self._format.beginnings())
+
+    def _hold(self) -> bool:
+        """Count what the last events will have again; return whether the stream goes on."""
+        grown, self._held = self._format.held - self._held, self._format.held
+        self.outbox.keep(grown)
+        if self._held > self._answer_bytes:
+            message = f"an answer of at most {self._answer_bytes} bytes"
+            self.end(ApiError(400, message, code="answer_too_large"))
+        return not self.outbox.is_closed
 
     def _error_event(self, error: ApiError) -> bytes:
         return self._format.error(error)

@@ -91,9 +91,11 @@ MESSAGES = CHAT | {"max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]
         ("tokens.token_ids: at most 7", "chat", CHAT, "messages: at most 7"),
         ("tokens.token_ids[3]: below 7", "chat", CHAT, "messages[3]: below 7"),
         ("tokens.token_ids: at most 7", "messages", MESSAGES, "messages: at most 7"),
+        ("tokens.token_ids: at most 7", "responses", {"input": "a"}, "input: at most 7"),
         ("sampling.structured_output: none", "chat", FORCED, "tool_choice: none"),
         ("sampling.structured_output: none", "messages", MESSAGES | {"tool_choice": ANY}, "tool_choice: none"),
         ("sampling.structured_output: none", "messages", MESSAGES, "output_config.format: none"),
+        ("sampling.structured_output: none", "responses", {"input": "a"}, "text.format: none"),
         (
             "sampling.structured_output.regex: none",
             "completion",
@@ -101,6 +103,7 @@ MESSAGES = CHAT | {"max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]
             "structured_outputs.regex: none",
         ),
         ("sampling.stop[1]: too long", "messages", MESSAGES, "stop_sequences[1]: too long"),
+        ("sampling.max_tokens: at most 7", "responses", {"input": "a"}, "max_output_tokens: at most 7"),
     ],
 )
 async def test_answer_names_the_field_of_its_own_body(

@@ -29,6 +29,7 @@ VALID: dict[str, tuple[Any, dict[str, Any]]] = {
     "chat": (TYPES.chat, CHAT),
     "messages": (TYPES.messages, CHAT | {"max_tokens": 1}),
     "token_count": (TYPES.token_count, CHAT),
+    "responses": (TYPES.responses, {"input": "a"}),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
     "tokenization": (TYPES.tokenization, {"prompt": "a"}),
     "detokenization": (TYPES.detokenization, {"tokens": [1]}),
@@ -151,6 +152,27 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("messages", {"thinking": {"type": "x"}}, "thinking.type: one of 'enabled', 'disabled', 'adaptive', got 'x'"),
         ("messages", {"container": "c"}, "container: no such field, got 'c'"),
         ("token_count", {"max_tokens": 1}, "max_tokens: no such field, got 1"),
+        ("responses", {"max_output_tokens": 6}, "max_output_tokens: expected int <= 5, got 6"),
+        ("responses", {"background": True}, "background: only False, got True"),
+        ("responses", {"previous_response_id": "r"}, "previous_response_id: expected null, got 'r'"),
+        ("responses", {"conversation": "c"}, "conversation: expected null, got 'c'"),
+        ("responses", {"input": []}, "input: expected array of length >= 1, got a length of 0"),
+        (
+            "responses",
+            {"input": [{"type": "item_reference", "id": "a"}]},
+            "input[0].type: one of 'message', 'function_call', 'function_call_output', 'reasoning', got 'item_reference'",  # noqa: E501
+        ),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type: one of 'function', got 'web_search'"),
+        (
+            "responses",
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type: one of 'input_text', 'output_text', 'reasoning_text', got 'input_image'",
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "x"}}},
+            "text.format.type: one of 'text', 'json_object', 'json_schema', got 'x'",
+        ),
         ("tokenization", {"chat_template_kwargs": 1}, "chat_template_kwargs: expected object | null, got 1"),
         ("chat", {"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
         (
