@@ -52,6 +52,7 @@ _ThoughtKind = Literal["reasoning_text"]
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _FormKind = Literal["text", "json_object", "json_schema"]
+_Status = Literal["in_progress", "completed", "incomplete"]
 _Verbosity = Literal["low", "medium", "high"]
 _Truncation = Literal["disabled", "auto"]
 _Include = Literal[
@@ -103,7 +104,7 @@ class Item(Body, kw_only=True, tag_field="type"):
     """A part of a conversation."""
 
     id: Annotated[Name | None, says("Accepted and ignored.")] = None
-    status: Ignored = None
+    status: Annotated[_Status | None, says("Of an assistant's last message: `incomplete` is continued.")] = None
 
 
 class InputMessage(Item, kw_only=True, tag="message"):
@@ -198,6 +199,7 @@ class Responses(FullSampling, kw_only=True):
     choices: ClassVar[Mapping[str, Any]] = {
         "input.type": _ItemKind,
         "input.role": _Role,
+        "input.status": _Status,
         "input.content.type": _PartKind,
         "input.output.type": _TextKind,
         "tools.type": _Kind,
@@ -233,6 +235,7 @@ class Responses(FullSampling, kw_only=True):
     max_tool_calls: Ignored = None
 
 
+_UNFINISHED = ("in_progress", "incomplete")
 _SAME = (
     *(name for name in FullSampling.__struct_fields__ if name != "metadata"),
     *("model", "stream", "parallel_tool_calls", "chat_template_kwargs"),
@@ -263,8 +266,11 @@ def chat_of(body: Responses) -> Chat:
             raise invalid("stream_options.include_obfuscation", "only false, got true")
     given = body.tool_choice
     choice = FunctionChoice(function=FunctionName(name=given.name)) if isinstance(given, ResponsesChoice) else given
+    continues = _continues(body)
     return Chat(
         messages=_messages(body),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         max_tokens=body.max_output_tokens,
         tools=list(map(_tool, body.tools or ())) or None,
         tool_choice=choice,
@@ -299,6 +305,11 @@ def echoed(body: Responses) -> dict[str, Any]:
 
 def _given(value: Body) -> dict[str, Any]:
     return {name: member for name, member in msgspec.to_builtins(value).items() if member is not None}
+
+
+def _continues(body: Responses) -> bool:
+    last = body.input[-1] if body.input else None
+    return isinstance(last, InputMessage) and last.role == "assistant" and last.status in _UNFINISHED
 
 
 def _messages(body: Responses) -> list[Message]:

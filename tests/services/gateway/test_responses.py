@@ -61,6 +61,7 @@ async def _whole(asked: CompletionRequest, steps: Steps, output: str) -> dict[st
 
 
 def test_instructions_stand_before_a_text() -> None:
+    assert told("") == [{"role": "user", "content": ""}]
     assert told("a", instructions="b") == [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]
 
 
@@ -86,6 +87,14 @@ def test_what_the_model_thinks_says_and_calls_is_one_message() -> None:
         {"role": "assistant", "tool_calls": [CALLED]},
         {"role": "assistant", "content": "b"},
     ]
+
+
+@pytest.mark.parametrize(("status", "continues"), [(None, False), ("completed", False), ("incomplete", True)])
+def test_message_that_is_not_finished_is_continued(status: str | None, continues: bool) -> None:  # noqa: FBT001
+    begun = {"type": "message", "role": "assistant", "content": "b", "status": status}
+    body = READER.types.read(READER.types.responses, {"input": [begun]})
+    assert chat_of(body).continue_final_message is continues
+    assert chat_of(body).add_generation_prompt is not continues
 
 
 def test_fields_become_those_of_a_chat() -> None:

@@ -498,13 +498,29 @@ TO_RESPONSES: dict[str, dict[str, Any]] = {
     "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
     "json": {"max_output_tokens": 60, "text": {"format": {**FORM, "name": "n"}}},
     "effort": {"reasoning": {"effort": "low"}},
-}
+    "continued": {"input": [
+        {"role": "user", "content": "sat"},
+        {"type": "message", "role": "assistant", "status": "incomplete", "content": "one more "},
+    ]},
+    "required tools": {
+        "max_output_tokens": 200, "tools": RESPONSES_TOOLS, "tool_choice": "required", "logit_bias": SEVERAL
+    },
+    "required tools, cut off": {
+        "max_output_tokens": 4, "tools": RESPONSES_TOOLS, "tool_choice": "required", "logit_bias": SEVERAL
+    },
+    "named tool": {
+        "max_output_tokens": 60, "tools": RESPONSES_TOOLS, "tool_choice": {"type": "function", "name": "weather"},
+        "logit_bias": COMPACT,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("name", TO_RESPONSES)
 def test_same_responses(servers: Servers, name: str, is_streamed: bool) -> None:  # noqa: FBT001 - a parameter
     given = {"model": servers.model, "input": "sat on", "max_output_tokens": 12, "temperature": 0, **TO_RESPONSES[name]}
+    if "logit_bias" in given:
+        given["logit_bias"] = {_token(servers, text): bias for text, bias in given["logit_bias"].items()}
     theirs, ours = (_response(server, given | {"stream": is_streamed}) for server in servers[:2])
     assert ours == theirs
 
@@ -514,19 +530,26 @@ def _response(server: Server, body: dict[str, Any]) -> dict[str, Any]:
     if body["stream"]:
         *events, last = _events(server, "/v1/responses", body)
         found = last["response"]
-        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-        assert "".join(event["delta"] for event in deltas) == found["output"][0]["content"][0]["text"]
+        deltas = [event for event in events if event["type"].endswith(".delta")]
+        for place, item in enumerate(found["output"]):
+            assert "".join(event["delta"] for event in deltas if event["output_index"] == place) == _said(item)
         numbers = [event["sequence_number"] for event in (*events, last)]
         assert numbers == list(range(len(numbers)))
-        logprobs = [each for event in deltas for each in event["logprobs"]]
+        logprobs = [each for event in deltas for each in event.get("logprobs", ())]
     else:
         found = server.plain.post("/v1/responses", json=body).json()
-        logprobs = found["output"][0]["content"][0].get("logprobs") or []
+        parts = [part for item in found["output"] for part in item.get("content", ())]
+        logprobs = [each for part in parts for each in part["logprobs"] or ()]
     usage = {name: found["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")}
-    content = [(item["type"], [part["text"] for part in item["content"]]) for item in found["output"]]
+    content = [(item["type"], item.get("name"), _said(item)) for item in found["output"]]
     scored = [(each["token"], [other["token"] for other in each["top_logprobs"]]) for each in logprobs]
     details = found["incomplete_details"]
     return {"content": content, "usage": usage, "logprobs": scored, "status": found["status"], "details": details}
+
+
+def _said(item: dict[str, Any]) -> str:
+    said: str = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    return said
 
 
 # What differs, and on purpose.
