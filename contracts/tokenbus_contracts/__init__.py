@@ -13,6 +13,7 @@ from tokenbus_contracts.generated.enums import (
 )
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.prompt_scores import PromptScores
 from tokenbus_contracts.rows import Row
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ContractError",
     "Limits",
     "LogprobBatch",
+    "PromptScores",
     "Row",
     "RowStatus",
     "Rule",

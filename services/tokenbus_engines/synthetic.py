@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring
 from tokenbus_engines.admission import check_offered
 from tokenbus_engines.sampling import Words, mixed
 from tokenbus_services.worker.step import StepArrays
@@ -24,6 +24,8 @@ _UNLIMITED = 2**31 - 1
 _STATE = struct.Struct("<8sQI")
 """What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
 _MARK = b"tbsynth1"
+_OF_PROMPTS = 0x9E3779B97F4A7C15
+"""Keeps what is true of prompts apart from what is true of tokens."""
 
 
 class TrueTokens(NamedTuple):
@@ -62,6 +64,30 @@ def true_tokens(key: int, begin: int, end: int) -> TrueTokens:
     return sampled(draws(np.full(positions.size, key, np.uint64), positions))
 
 
+def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_key: int = 0) -> PromptScores:
+    """Return what is true of a prompt's tokens, which follows from the request's first key."""
+    first = min(max(1, asked.first_position), len(prompt))
+    positions = np.arange(first, len(prompt), dtype=np.uint64)
+    numbers = draws(np.full(positions.size, key ^ _OF_PROMPTS, np.uint64), positions)
+    true = sampled(numbers)
+    named = np.array(asked.token_ids, np.uint64)
+    ids, logprobs = alternatives(numbers, np.full(positions.size, asked.top_logprobs))
+    if named.size:
+        ids = np.broadcast_to(named.astype(np.uint32), (positions.size, named.size))
+        logprobs = _logprobs(mixed(numbers[:, None] ^ named), np.zeros(ids.shape, np.uint64))
+    return PromptScores(
+        request_key or key,
+        first,
+        len(prompt),
+        np.array(prompt[first:], np.uint32),
+        true.logprobs,
+        true.ranks,
+        ids.reshape(positions.size, named.size or asked.top_logprobs),
+        logprobs.reshape(positions.size, named.size or asked.top_logprobs),
+        are_named=bool(named.size),
+    )
+
+
 def _ids(numbers: Words, places: Words) -> npt.NDArray[np.uint32]:
     return ((numbers % np.uint64(VOCABULARY_SIZE) + places) % np.uint64(VOCABULARY_SIZE)).astype(np.uint32)
 
@@ -83,6 +109,8 @@ class _Running:
     top_k: int
     is_scored: bool
     is_aborted: bool = False
+    prompt_scores: PromptScores | None = None
+    """What is still to be said of its prompt."""
 
 
 class SyntheticEngine:
@@ -130,8 +158,14 @@ class SyntheticEngine:
             raise ValueError("state: none for a prefill engine, got one")
         begin = 0 if state is None else _position_in(state, key, end)
         first_key = generate.first_request_key or key
-        self._requests[key] = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
-        return len(generate.tokens.token_ids) or len(generate.text.text)
+        prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
+        row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
+        if generate.HasField("prompt_scoring"):
+            asked = generate.prompt_scoring
+            row.prompt_scores = true_prompt_scores(first_key, prompt, asked, key)
+            row.end = 0 if asked.without_generation else end
+        self._requests[key] = row
+        return len(prompt)
 
     def abort(self, key: int) -> None:
         """End a request at the next step."""
@@ -148,12 +182,18 @@ class SyntheticEngine:
         rows = [rows[place] for place in order]
         target = self._arrays(rows)
         target.index_to_batch_id = order.astype(np.uint32)
+        target.prompt_scores = [row.prompt_scores for row in rows if row.prompt_scores is not None]
         made = [target]
         if self._drafts:
-            made.append(replace(target, kind=BatchKind.DRAFT, statuses=None, draft_token_counts=None, states={}))
+            made.append(
+                replace(
+                    target, kind=BatchKind.DRAFT, statuses=None, draft_token_counts=None, states={}, prompt_scores=()
+                )
+            )
             target.draft_follows = True
         for row, status in [(row, self._status(row)) for row in rows]:
             row.position += self._count(row)
+            row.prompt_scores = None
             if status is not RowStatus.ACTIVE:
                 del self._requests[row.key]
         return made

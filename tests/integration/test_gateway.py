@@ -472,7 +472,7 @@ async def test_errors_of_the_engine_are_400(text: Served) -> None:
     async with asking(text.url) as client:
         with pytest.raises(openai.BadRequestError) as raised:
             await client.completions.create(model=MODEL, prompt="word " * 4000)
-        assert raised.value.code == "invalid_request"
-        assert "at most 2047 tokens" in raised.value.message
+        assert raised.value.code == "context_length_exceeded"
+        assert "this model's maximum context length is 2048 tokens" in raised.value.message
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=[10_000_000])

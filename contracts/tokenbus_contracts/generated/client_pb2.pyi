@@ -35,7 +35,7 @@ class ClientFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room")
+    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room", "prompt_scores")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ServerFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     number: int
     welcome: ClientWelcome
     refusal: _stream_pb2.Refusal
@@ -60,7 +61,8 @@ class ServerFrame(_message.Message):
     goodbye: _stream_pb2.Goodbye
     status: ProcessorStatus
     room: Room
-    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ...) -> None: ...
+    prompt_scores: _request_pb2.PromptScoresChunk
+    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., prompt_scores: _Optional[_Union[_request_pb2.PromptScoresChunk, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
     __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof", "wants_room")

@@ -45,7 +45,7 @@ ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_TAKEN_UP: ErrorCode
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key")
+    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Generate(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORING_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     model: str
     text: TextPrompt
@@ -76,7 +77,20 @@ class Generate(_message.Message):
     owner: int
     tokenizer_digest: int
     first_request_key: int
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ...) -> None: ...
+    prompt_scoring: PromptScoring
+    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ...) -> None: ...
+
+class PromptScoring(_message.Message):
+    __slots__ = ("top_logprobs", "token_ids", "first_position", "without_generation")
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    top_logprobs: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    first_position: int
+    without_generation: bool
+    def __init__(self, top_logprobs: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_position: _Optional[int] = ..., without_generation: bool = ...) -> None: ...
 
 class TextPrompt(_message.Message):
     __slots__ = ("text",)
@@ -233,11 +247,37 @@ class RequestError(_message.Message):
     def __init__(self, request_key: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("sequence", "admitted", "error")
+    __slots__ = ("sequence", "admitted", "error", "prompt_scores")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     admitted: Admitted
     error: RequestError
-    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+    prompt_scores: PromptScoresChunk
+    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ...) -> None: ...
+
+class PromptScoresChunk(_message.Message):
+    __slots__ = ("request_key", "position", "prompt_tokens", "token_ids", "logprobs", "ranks", "alternatives", "alternative_token_ids", "alternative_logprobs", "alternatives_are_named")
+    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_ARE_NAMED_FIELD_NUMBER: _ClassVar[int]
+    request_key: int
+    position: int
+    prompt_tokens: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    alternatives: int
+    alternative_token_ids: bytes
+    alternative_logprobs: bytes
+    alternatives_are_named: bool
+    def __init__(self, request_key: _Optional[int] = ..., position: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., alternative_token_ids: _Optional[bytes] = ..., alternative_logprobs: _Optional[bytes] = ..., alternatives_are_named: bool = ...) -> None: ...

@@ -1,7 +1,7 @@
 """VllmEngine: vLLM's EngineCore in this process, stepped as vLLM's own InprocClient does, without its front end."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ class _Computed(NamedTuple):
     indices: dict[str, int]
     """Each request's index in the step's arrays."""
     logprobs: Logprobs
+    prompts: Mapping[str, Any]
+    """The LogprobsTensors of prompts that were computed to their ends."""
     outputs: Sequence[Any]
     """Its EngineCoreOutput objects."""
 
@@ -161,6 +163,7 @@ class VllmEngine:
         except self._refusals as error:
             raise ValueError(_refusal(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
+        self._requests.prompts.add(name, generate)
         self._requests.add(name, Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer))
         return len(prompt)
 
@@ -182,11 +185,14 @@ class VllmEngine:
             self._compute()
         made = []
         for computed in self._computed:
+            scores = self._requests.prompts.taken(computed.prompts)
             rows, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
             if stopped:
                 self._core.abort_requests(stopped)
             if rows := last_rows + rows:
-                made.append(self._requests.arrays(rows, computed.logprobs))
+                arrays = self._requests.arrays(rows, computed.logprobs)
+                arrays.prompt_scores = scores
+                made.append(arrays)
             last_rows = NO_ROWS
         return [*made, self._requests.arrays(last_rows, None)] if last_rows else made
 
@@ -222,9 +228,10 @@ class VllmEngine:
 
         def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
             logprobs, computed.logprobs = computed.logprobs, None
+            prompts, computed.prompt_logprobs_dict = computed.prompt_logprobs_dict, {}
             outputs = update(scheduled, computed)
             mine = outputs[0].outputs if 0 in outputs else ()
-            self._computed.append(_Computed(scheduled, computed.req_id_to_index, logprobs, mine))
+            self._computed.append(_Computed(scheduled, computed.req_id_to_index, logprobs, prompts, mine))
             return outputs
 
         scheduler.update_from_output = update_from_output

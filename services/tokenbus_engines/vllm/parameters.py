@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tokenbus_contracts.generated.request_pb2 import Generate, StructuredOutput
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, StructuredOutput
 from tokenbus_engines.admission import check_ids
 
 _SEEDS = 2**63
@@ -74,7 +74,7 @@ _PARAMETERS = {
 """By the names of our fields. One that is not here, nor below, is refused by its name."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that vLLM takes beside its SamplingParams."""
-SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs")
+SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs", "prompt_logprobs")
 """All arguments of SamplingParams that a request may come to."""
 
 
@@ -104,4 +104,15 @@ def sampling_arguments(
         arguments[parameter.name] = parameter.value(value)
     if generate.HasField("top_logprobs"):
         arguments["logprobs"] = generate.top_logprobs
+    if generate.HasField("prompt_scoring"):
+        arguments |= _scoring(generate.prompt_scoring, most)
     return arguments
+
+
+def _scoring(asked: PromptScoring, most: int) -> dict[str, Any]:
+    if asked.token_ids:
+        raise ValueError(f"prompt_scoring.token_ids: none with this engine, got {len(asked.token_ids)}")
+    if asked.top_logprobs > most:
+        raise ValueError(f"prompt_scoring.top_logprobs: at most {most}, got {asked.top_logprobs}")
+    # A request of vLLM's has a token at least: the worker drops it.
+    return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}

@@ -11,10 +11,12 @@ import numpy as np
 from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_engines.vllm.columns import NO_ROWS, UNSCORED, Lines, Logprobs, Rows, method_of, step_arrays
+from tokenbus_engines.vllm.prompts import ScoredPrompts
 from tokenbus_services.worker import StepArrays
 
 _LEAST_SLOTS = 64
 _ACTIVE = int(RowStatus.ACTIVE)  # as _ABORTED in columns.py
+_WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
 _NOWHERE = np.iinfo(np.intp).max
 
 
@@ -75,6 +77,7 @@ class Requests:
         self._positions = np.zeros(0, np.uint32)
         self._top_ks = np.zeros(0, np.int16)
         self._with_stops: dict[str, Request] = {}
+        self.prompts = ScoredPrompts()
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -183,6 +186,8 @@ class Requests:
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
         stop = STOP_TOKEN if isinstance(output.stop_reason, int) else 0
         request = self._with_stops.get(output.request_id)
+        if status in _WHOLE and self.prompts.are_alone(output.request_id):
+            return [], RowStatus.FINISHED_LENGTH, 0
         if request is not None:
             kept, text = _until_stop(request.detokenizer, tokens, is_stop=reason == self._stop)
             if text is not None:
@@ -194,6 +199,7 @@ class Requests:
         for name in names:
             self._free.append(self._slots.pop(name))
             self._with_stops.pop(name, None)
+            self.prompts.remove(name)
             self._batch = _Batch([], NO_ROWS.indices)
 
     def _slots_of(self, names: Iterable[str]) -> Lines:

@@ -102,6 +102,13 @@ class RequestParameters(TypedDict, total=False):
     """What the engine takes beside these, as vLLM's extensions do: a JSON object, or its text; default: nothing."""
     top_logprobs: int | None
     """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
+    prompt_logprobs: int | None
+    """How many alternatives each token of the prompt has, at most 127, beside its own logprob and rank; default: the
+    prompt is not scored. With `max_tokens=0` it is scored alone, and no token is generated."""
+    prompt_logprob_token_ids: Sequence[int] | Ids | None
+    """The tokens whose logprobs each position has, at most 256; default: the most probable ones."""
+    prompt_logprob_start: int | None
+    """The first position of the prompt that is scored; default: all are, but for the first token."""
     include_draft_logprobs: bool | None
     """True: `Client.steps` gives what the draft model proposed, too; default: False."""
     model: str | None
@@ -124,10 +131,14 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
     generate.sampling.SetInParent()
     set_prompt(generate, prompt)
     for name, value in parameters.items():
-        if name not in _FIELDS:
+        if name not in RequestParameters.__annotations__:
             raise ContractError(name, f"a parameter of a request{_alike(name)}", value, rule=Rule.NAMED)
         if value is not None:
             _set(generate, name, value)
+    if generate.HasField("prompt_scoring") and generate.sampling.HasField("max_tokens"):
+        generate.prompt_scoring.without_generation = not generate.sampling.max_tokens
+        if generate.prompt_scoring.without_generation:
+            generate.sampling.ClearField("max_tokens")
     return generate
 
 
@@ -156,6 +167,7 @@ _FIELDS: dict[str, tuple[Any, bool]] = {
         else (Generate.DESCRIPTOR.fields_by_name["request_key" if name == "request_id" else name], False)
     )
     for name in RequestParameters.__annotations__
+    if not name.startswith("prompt_")
 }
 """By argument its field, and whether that is one of the sampling parameters."""
 
@@ -172,11 +184,11 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
 
 
 def _set(generate: Generate, name: str, value: object) -> None:
+    if name in _WRITERS:
+        _WRITERS[name](generate, value)
+        return
     field, is_sampling = _FIELDS[name]
     owner = generate.sampling if is_sampling else generate
-    if name in _WRITERS:
-        _WRITERS[name](generate.sampling, value)
-        return
     read = _READERS[field.type]
     if not field.is_repeated:
         setattr(owner, field.name, read(name, value))
@@ -192,21 +204,23 @@ def _each(name: str, value: object, read: Callable[[str, Any], object]) -> Itera
     yield from (read(f"{name}[{place}]", each) for place, each in enumerate(values))
 
 
-def _set_logit_bias(sampling: SamplingParameters, value: object) -> None:
+def _set_logit_bias(generate: Generate, value: object) -> None:
     if not isinstance(value, Mapping):
         raise ContractError("logit_bias", "a mapping of token ids to numbers", type(value).__name__, rule=Rule.TYPE)
     for place, (token_id, bias) in enumerate(value.items()):
         here = f"logit_bias[{place}]"
-        sampling.logit_bias.add(token_id=_whole(f"{here}.token_id", token_id, 32), bias=_number(f"{here}.bias", bias))
+        generate.sampling.logit_bias.add(
+            token_id=_whole(f"{here}.token_id", token_id, 32), bias=_number(f"{here}.bias", bias)
+        )
 
 
-def _set_structured_output(sampling: SamplingParameters, value: object) -> None:
+def _set_structured_output(generate: Generate, value: object) -> None:
     forms = StructuredOutput.__annotations__
     if not isinstance(value, Mapping) or len(value) != 1 or not forms.keys() >= value.keys():
         given = ", ".join(map(str, value)) or "none" if isinstance(value, Mapping) else type(value).__name__
         raise ContractError("structured_output", f"one of {', '.join(forms)}", given, rule=Rule.NAMED)
     ((form, given),) = value.items()
-    name, output = f"structured_output.{form}", sampling.structured_output
+    name, output = f"structured_output.{form}", generate.sampling.structured_output
     if form == "json_schema":
         output.json_schema.schema = _json(name, given) if isinstance(given, Mapping) else _text(name, given)
     elif form == "json_object":
@@ -225,15 +239,33 @@ def _set_structured_output(sampling: SamplingParameters, value: object) -> None:
             raise ContractError(name, "at least 1 text", "none", rule=Rule.LENGTH)
 
 
-def _set_engine_arguments(sampling: SamplingParameters, value: object) -> None:
+def _set_engine_arguments(generate: Generate, value: object) -> None:
     name = "engine_arguments"
-    sampling.engine_arguments = _json(name, value) if isinstance(value, Mapping) else _text(name, value)
+    generate.sampling.engine_arguments = _json(name, value) if isinstance(value, Mapping) else _text(name, value)
 
 
-_WRITERS: dict[str, Callable[[SamplingParameters, object], None]] = {
+def _set_prompt_logprobs(generate: Generate, value: object) -> None:
+    generate.prompt_scoring.top_logprobs = _whole("prompt_logprobs", value, 32)
+    generate.prompt_scoring.SetInParent()
+
+
+def _set_prompt_logprob_token_ids(generate: Generate, value: object) -> None:
+    name = "prompt_logprob_token_ids"
+    generate.prompt_scoring.token_ids.extend(_each(name, value, lambda where, each: _whole(where, each, 32)))
+    generate.prompt_scoring.SetInParent()
+
+
+def _set_prompt_logprob_start(generate: Generate, value: object) -> None:
+    generate.prompt_scoring.first_position = _whole("prompt_logprob_start", value, 32)
+
+
+_WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
     "engine_arguments": _set_engine_arguments,
+    "prompt_logprobs": _set_prompt_logprobs,
+    "prompt_logprob_token_ids": _set_prompt_logprob_token_ids,
+    "prompt_logprob_start": _set_prompt_logprob_start,
 }
 """By argument that is no plain value, nor a list of them, what writes it."""
 
@@ -282,5 +314,6 @@ _READERS: dict[int, Callable[[str, Any], object]] = {
 
 
 def _alike(name: str) -> str:
-    found = difflib.get_close_matches(name, _FIELDS, n=1)
-    return f", as {found[0]}" if found else f": {', '.join(_FIELDS)}"
+    names = RequestParameters.__annotations__
+    found = difflib.get_close_matches(name, names, n=1)
+    return f", as {found[0]}" if found else f": {', '.join(names)}"

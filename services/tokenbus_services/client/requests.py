@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
-from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import (
+    Abort,
+    Admitted,
+    ErrorCode,
+    Generate,
+    PromptScoresChunk,
+    RequestError,
+)
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus_services.client.scored_prompt import ScoredPrompt
 from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
 from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
 _MOST_IGNORED = 1024
+_WHOLE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _MOST_LOSSES = 4
 """A request is sent anew for at most so many workers that were lost before they answered: it may be what ends them.
 
@@ -47,6 +56,8 @@ class OpenRequest:
     """The request as it was sent, until a processor is known to have taken it."""
     include_drafts: bool
     stop_texts: tuple[str, ...] = ()
+    scoring: ScoredPrompt | None = None
+    """What has come of its prompt's scores, if it asked for them."""
     deadline_unix_ms: int = 0
     """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
     home: "ClientSession | None" = None
@@ -101,6 +112,8 @@ class OpenRequests:
         self._max_rows = max_rows
         self._patience = patience
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
+        self.on_scored: Callable[[PromptScores], None] = lambda _: None
+        """Hears the scores of each prompt, before the first row of its request is in the output stream."""
         self._ends: list[RequestEnd] = []
         """Ends that go into the output stream once the rows before them are there."""
         self._ignored_ids: dict[int, None] = {}
@@ -166,6 +179,7 @@ class OpenRequests:
             frame.generate,  # a copy: the application may change its message afterwards
             generate.include_draft_logprobs,
             tuple(generate.sampling.stop),
+            ScoredPrompt.of(generate),
             generate.deadline_unix_ms,
             home,
             sent_to,
@@ -253,9 +267,15 @@ class OpenRequests:
         self._sent_anew.pop(request.key, None)
 
     def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
+        if status in _WHOLE and request.scoring is not None and request.tokens.prompt_scores is None:
+            message = "its last row came before all scores of its prompt"
+            error = request_error(request.tokens.request_id, ErrorCode.ERROR_CODE_GAP, message)
+            self._failed(request, error, request.next_position)
+            return
         request.tokens.finish(status, stop)
         if self._on_output is not None:
-            self._ends.append(RequestEnd(request.tokens.request_id, status, None, stop))
+            tokens = request.tokens
+            self._ends.append(RequestEnd(tokens.request_id, status, None, stop, tokens.prompt_scores))
 
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
         """End a request with an error of a processor; it counts the tokens that came here."""
@@ -264,6 +284,9 @@ class OpenRequests:
             self._ended_requests.add(request.key, may_go_on=True)
         error.request_key = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
+        self._failed(request, error, generated)
+
+    def _failed(self, request: OpenRequest, error: RequestError, generated: int) -> None:
         request.tokens.fail(error, generated)
         if self._on_output is not None:
             failed = RequestFailedError(error, generated)
@@ -440,6 +463,21 @@ class OpenRequests:
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
             if request.closed_at is None:
                 self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
+
+    def scored(self, session: "ClientSession", chunk: PromptScoresChunk) -> None:
+        """Take what the model says of some of a prompt's tokens; of a request that was resumed nobody waits for it."""
+        request = self._known_by(chunk.request_key)
+        if request is None or request.scoring is None or request.home not in (None, session):
+            return
+        try:
+            is_whole = request.scoring.take(chunk)
+        except ContractError as error:
+            self._end(request, ErrorCode.ERROR_CODE_GAP, f"scores of its prompt came that cannot be read: {error}")
+            self._flush_ends()
+            return
+        if is_whole:
+            request.tokens.prompt_scores = scores = request.scoring.scores(request.tokens.request_id)
+            self.on_scored(scores)
 
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
         """Learn which processor has a request."""

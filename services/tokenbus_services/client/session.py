@@ -184,10 +184,8 @@ class ClientSession(ReconnectingSession):
         match body:
             case "outputs":
                 self._outputs(parts, has_draft=frame.outputs.has_draft)
-            case "admitted":
-                self._requests.admitted(self, frame.admitted)
-            case "error":
-                self._requests.failed(self, frame.error)
+            case "admitted" | "prompt_scores" | "error":
+                self._of_request(frame, body)
             case "room":
                 self._take_room(frame.room)
             case "status":
@@ -197,6 +195,15 @@ class ClientSession(ReconnectingSession):
             case "watched_item":
                 if self._watched is not None and self._watched_stream is not None:
                     self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
+
+    def _of_request(self, frame: ServerFrame, body: str) -> None:
+        """Take what a frame says of one request."""
+        if body == "admitted":
+            self._requests.admitted(self, frame.admitted)
+        elif body == "prompt_scores":
+            self._requests.scored(self, frame.prompt_scores)
+        else:
+            self._requests.failed(self, frame.error)
 
     def _answer_status(self, status: ProcessorStatus) -> None:
         asked, self._status = self._status, None

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus
 from tokenbus_services.delivery import RequestFailedError
 
 T = TypeVar("T")
@@ -44,6 +44,8 @@ class RequestEnd(NamedTuple):
     """The error that it ended with, and how many tokens came before; None: it has a status."""
     stop: int | str | None = None
     """The stop token or the stop text that ended it, as `Generation.stop`."""
+    prompt_scores: PromptScores | None = None
+    """What the model says of its prompt's tokens, as `Generation.prompt_scores`."""
 
 
 class StreamQueue(Generic[T]):

@@ -106,7 +106,7 @@ class RunningText:
             place = end - len(self.stop)
             self._held = ""
             return text[: place + len(self.stop)] if self.includes_stop else text[:place]
-        kept = max((_beginning(text, stop) for stop in self._stops), default=0)
+        kept = max((beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
@@ -116,7 +116,7 @@ class RunningText:
         return [(place + len(stop), number) for number, (place, stop) in enumerate(found) if place >= 0]
 
 
-def _beginning(text: str, stop: str) -> int:
+def beginning(text: str, stop: str) -> int:
     """Return how many of a text's last characters may begin a stop."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_contracts import LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
-from tokenbus_contracts.generated.request_pb2 import RequestError
+from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk, RequestError
+from tokenbus_services.delivery.ack_tracker import PendingAck
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step, Token
 from tokenbus_services.delivery.waiter import Waiter, WakeUps
@@ -53,11 +54,14 @@ class RequestTokens:
         """The stop token or the stop text that ended it, as far as the deliverer knows."""
         self.error: RequestError | None = None
         """The error it ended with."""
+        self.prompt_scores: PromptScores | None = None
+        """What the model says of the prompt's tokens, once all of it has come."""
         self.generated_tokens = 0
         """How many tokens its error says were generated, which may be more than came here."""
         self.waiting: deque[tuple[Step, int]] = deque()
         """The rows that were not taken yet, as a step and a place in it; after adding to it, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
+        self._scores: list[tuple[PromptScoresChunk, PendingAck]] = []
         self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
     def __len__(self) -> int:
@@ -76,6 +80,15 @@ class RequestTokens:
         self.waiting.append((step, row))
         self.wake()
         return len(self.waiting)
+
+    def put_scores(self, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Add what the model says of some of the prompt's tokens, which the pending ack counts."""
+        self._scores.append((chunk, pending_ack))
+
+    def give_up_scores(self) -> list[tuple[PromptScoresChunk, PendingAck]]:
+        """Return the prompt's scores that were not taken, and forget them; the caller releases their pending acks."""
+        scores, self._scores = self._scores, []
+        return scores
 
     def finish(self, status: RowStatus, stop: int | str | None = None) -> None:
         """End it without an error: the last row has come, perhaps with a stop of the request's own."""
@@ -102,6 +115,8 @@ class RequestTokens:
         """Drop what was not taken."""
         for step, _ in self.give_up():
             step.pending_ack.release()
+        for _, pending_ack in self.give_up_scores():
+            pending_ack.release()
         self._tokens.clear()
 
     def oldest(self) -> Step | None:
@@ -231,6 +246,14 @@ class Generation:
         request that was resumed only a stop token is known.
         """
         return self._tokens.stop
+
+    @property
+    def prompt_scores(self) -> PromptScores | None:
+        """What the model says of the prompt's tokens, as arrays: before the first token, where it was asked for.
+
+        None: not yet, not asked for, or a request that was resumed.
+        """
+        return self._tokens.prompt_scores
 
     @property
     def error(self) -> RequestError | None:

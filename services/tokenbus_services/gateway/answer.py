@@ -61,8 +61,12 @@ class Listener(Protocol):
 class Format(Protocol):
     """Writes one answer as an API has it."""
 
-    held: int
+    kept: int
     """How many bytes the last events of a stream will have of what was sent already."""
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
 
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""

@@ -13,9 +13,17 @@ from tokenbus_services.delivery.stop_strings import Stopping
 from tokenbus_services.gateway import messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
-from tokenbus_services.gateway.output_form import ForcedCall, forced_call, structured_output, tools_of
+from tokenbus_services.gateway.output_form import (
+    AutoCalls,
+    ForcedCall,
+    auto_calls,
+    forced_call,
+    structured_output,
+    tools_of,
+)
 from tokenbus_services.gateway.prompts import Cut, PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes, check_texts
+from tokenbus_services.gateway.tool_parsers import PARSERS
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
@@ -67,6 +75,8 @@ class CompletionRequest:
     is_chat: bool = False
     forced: ForcedCall | None = None
     """What a chat has to call."""
+    auto: AutoCalls | None = None
+    """How calls are found in a chat's text; None: the text stays as it is."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """By the name that an error has for a field the body's, where they differ."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
@@ -193,11 +203,16 @@ class Reader:
         if forced is not None:
             common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
             common["fields"]["response_format"] = "tool_choice"
+        auto = auto_calls(body, self._settings.tool_call_parser)
+        if auto is not None and PARSERS[auto.parser].shows_special:
+            common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
         prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
         logprobs = (top or 0) if body.logprobs else None
         common["fields"] = {"prompt": "messages", **names, **common["fields"]}
-        request = CompletionRequest(prompts=prompts, forced=forced, top_logprobs=logprobs, is_chat=True, **common)
+        request = CompletionRequest(
+            prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
+        )
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON

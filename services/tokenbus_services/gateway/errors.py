@@ -38,6 +38,8 @@ _FIELDS = {
     "tokens.token_ids": "prompt",
 }
 """By the contract's name of a field the API's, where they differ by more than `sampling.`."""
+_TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
+"""What a worker says of a prompt that leaves no room for a token."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
 """A field's name at the beginning of a reason, and what follows of its place."""
 
@@ -102,6 +104,9 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
     if status == 400 and what and found is not None:  # noqa: PLR2004 - a status speaks for itself
         field = _FIELDS.get(found[1], found[1].removeprefix("sampling.")) + found[2]
         reason = f"{field}:{what}"
+    too_many = _TOO_LONG.fullmatch(what) if field == "prompt" else None
+    if too_many is not None:  # of a worker whose model's context the gateway has not learned yet
+        return too_long("prompt", int(too_many[1]) + 1, int(too_many[2]))
     made = ApiError(
         status,
         reason + after,

@@ -13,7 +13,7 @@ from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.sse import event
-from tokenbus_services.gateway.tool_calls import CallWriter
+from tokenbus_services.gateway.tool_calls import call_writer
 
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Choice
@@ -45,14 +45,22 @@ def message_error(error: ApiError) -> dict[str, Any]:
 class MessagesFormat:
     """Writes one answer."""
 
-    held = 0
+    kept = 0
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         self._head = {"id": f"msg_{key:016x}", "type": "message", "role": "assistant", "model": request.model}
-        self._calls = None if request.forced is None else CallWriter(request.forced)
+        self._calls = call_writer(request)
         self._block = -1
         """The number of the content block that began last."""
+        self._kind = ""
+        """What it is, where it may go on."""
+        self._has_calls = False
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+        return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
         """Return how far the answer has come; its rows are for Python if they need more than their texts."""
@@ -80,15 +88,24 @@ class MessagesFormat:
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
         """Return a row's events."""
-        events = [_TEXT + orjson.dumps(text) + _BEHIND_TEXT] if text and self._calls is None else []
-        for piece in [] if self._calls is None else self._calls.pieces(text):
-            if piece.name is not None:
-                call = {"type": "tool_use", "id": _new_id(), "name": piece.name, "input": {}}
-                events += [self._end_block(), self._begin_block(call)]
-            delta = {"type": "input_json_delta", "partial_json": piece.arguments}
-            events.append(_event("content_block_delta", index=self._block, delta=delta))
+        events = []
+        if self._calls is None:
+            events = [_TEXT + orjson.dumps(text) + _BEHIND_TEXT] if text else []
+        else:
+            content, calls = self._calls.take(text, is_last=choice.ending is not None)
+            if content:
+                events += [
+                    self._to_block("text", {"type": "text", "text": ""}),
+                    self._delta(type="text_delta", text=content),
+                ]
+            for call in calls:
+                if call.name is not None:
+                    self._has_calls = True
+                    block = {"type": "tool_use", "id": _new_id(), "name": call.name, "input": {}}
+                    events += [self._to_block("", block)]
+                events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
         if choice.ending is not None:
-            ending = _ending(choice.ending, has_calls=self._calls is not None and self._block >= 0)
+            ending = _ending(choice.ending, has_calls=self._has_calls)
             events += [self._end_block(), _event("message_delta", delta=ending, usage=self._usage(choice.tokens))]
             events.append(_event("message_stop"))
         return b"".join(events)
@@ -107,8 +124,10 @@ class MessagesFormat:
         """Return the content, and why it ended."""
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if self._calls is not None:
-            content = list(_tool_uses(self._calls.calls(text)))
-        return orjson.dumps({"content": content, **_ending(end, has_calls=self._calls is not None and bool(content))})
+            said = self._calls.message(text)
+            calls = list(_tool_uses(said.get("tool_calls", ())))
+            content = [{"type": "text", "text": said["content"]}] * bool(said["content"]) + calls
+        return orjson.dumps({"content": content, **_ending(end, has_calls=any("input" in each for each in content))})
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
         """Return the whole answer."""
@@ -123,6 +142,16 @@ class MessagesFormat:
     def _begin_block(self, block: dict[str, Any]) -> bytes:
         self._block += 1
         return _event("content_block_start", index=self._block, content_block=block)
+
+    def _to_block(self, kind: str, block: dict[str, Any]) -> bytes:
+        """Return what begins another block, unless the last one is of the same kind and may go on."""
+        if kind and kind == self._kind:
+            return b""
+        self._kind = kind
+        return self._end_block() + self._begin_block(block)
+
+    def _delta(self, **delta: str) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
 
     def _end_block(self) -> bytes:
         return _event("content_block_stop", index=self._block) if self._block >= 0 else b""

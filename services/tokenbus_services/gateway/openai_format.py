@@ -13,7 +13,7 @@ from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.sse import event
-from tokenbus_services.gateway.tool_calls import CallWriter
+from tokenbus_services.gateway.tool_calls import call_writer
 
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Choice
@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 class Envelope:
     """Writes one answer; what is the same in all of its chunks is encoded once."""
 
-    held = 0
+    kept = 0
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
@@ -41,14 +41,13 @@ class Envelope:
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
-        forced = request.forced
-        self._calls = [] if forced is None else [CallWriter(forced) for _ in range(request.choices)]
+        self._calls = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
         request = self._request
         stopping = request.stopping
-        is_plain = request.is_streamed and not (request.forced or stopping.texts or stopping.shows_special)
+        is_plain = request.is_streamed and not (self._calls or stopping.texts or stopping.shows_special)
         needs_python = request.names_ids or request.wants_running_usage
         if not is_plain or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
@@ -101,7 +100,7 @@ class Envelope:
         index, end = choice.index, choice.ending
         said = self._said % orjson.dumps(text)
         if self._calls:
-            delta = self._calls[index].delta(text)
+            delta = self._calls[index].delta(text, is_last=end is not None)
             if delta == b"{}" and end is None and self._always:
                 return b""
             said = b'"delta":%b,' % delta
@@ -110,7 +109,7 @@ class Envelope:
         ])  # fmt: skip
         ending = self._going_on
         if end is not None or self._request.wants_running_usage:
-            why = b'"finish_reason":null' if end is None else self._ending(end)
+            why = b'"finish_reason":null' if end is None else self._ending(index, end)
             ending = b",%b}]%b}\n\n" % (why, self._usage_so_far(index, choice.tokens))
         return b"".join((self._openings[index], said, beside, ending))
 
@@ -138,18 +137,21 @@ class Envelope:
         request = self._request
         said = b'"text":' + orjson.dumps(text)
         if request.is_chat:
-            calls = self._calls[index].calls(text) if self._calls else []
-            message: dict[str, Any] = {"role": "assistant", "content": "" if self._calls else text, "refusal": None}
-            said = b'"message":' + orjson.dumps({**message, "tool_calls": calls} if calls else message)
-        members = b",".join([said, *beside, self._ending(end)])
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            said = b'"message":' + orjson.dumps(message | self._calls[index].message(text) if self._calls else message)
+        members = b",".join([said, *beside, self._ending(index, end)])
         ids = b"" if request.is_chat else self._prompt_ids(index)
         return b'{"index":%d,' % index + members + ids + b"}"
 
-    def _ending(self, end: Ending | None) -> bytes:
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+        return sum(each.held for each in self._calls)
+
+    def _ending(self, index: int, end: Ending | None) -> bytes:
         """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
         reason, stop = end or (None, None)
-        forced = self._request.forced
-        if reason == "stop" and forced is not None and forced.name is None:  # of a call by its name it stays as it is
+        if reason == "stop" and self._calls and self._calls[index].is_called:
             reason = "tool_calls"
         return b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
 

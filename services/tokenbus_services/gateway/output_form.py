@@ -87,6 +87,22 @@ class ForcedCall(NamedTuple):
     """The JSON Schema of the output."""
 
 
+class AutoCalls(NamedTuple):
+    """Functions that the model may call, in the text that it writes."""
+
+    parser: str
+    """The name of the parser that finds the calls."""
+    is_one: bool
+    """Whether only the first call counts."""
+
+
+def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
+    """Return how calls are found in an output that nothing forces to be one; None: its text stays as it is."""
+    if not parser or not body.tools or body.tool_choice not in (None, "auto"):
+        return None
+    return AutoCalls(parser, body.parallel_tool_calls is False)
+
+
 def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
     """Return a body's tools as templates have them; raises an ApiError."""
     tools = []

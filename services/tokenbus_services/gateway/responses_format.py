@@ -12,7 +12,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import BareEntries, Part, Piece
 from tokenbus_services.gateway.sse import event
-from tokenbus_services.gateway.tool_calls import CallWriter
+from tokenbus_services.gateway.tool_calls import call_writer
 
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Choice
@@ -29,11 +29,11 @@ class ResponsesFormat:
     """Writes one answer; all of its events are numbered, so Python writes them."""
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
-        self.held = 0
+        self.kept = 0
         self._request = request
         self._id = f"{key:016x}"
         self._created_at = int(time.time())
-        self._calls = None if request.forced is None else CallWriter(request.forced)
+        self._calls = call_writer(request)
         self._numbered = 0
         self._items: list[dict[str, Any]] = []
         """The items of the output that have ended."""
@@ -41,6 +41,11 @@ class ResponsesFormat:
         """The one that has not."""
         self._texts: list[str] = []
         """Its text, or its arguments, so far."""
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+        return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
         """Return how far the answer has come."""
@@ -57,22 +62,25 @@ class ResponsesFormat:
         response = self._response("in_progress", [])
         events = [self._event(f"response.{what}", response=response) for what in ("created", "in_progress")]
         if self._calls is None:
-            events.append(self._begin_item(self._message("in_progress", [])))
-            events.append(self._event("response.content_part.added", **self._place(), content_index=0, part=_text("")))
+            events.append(self._begin_message())
         return b"".join(events)
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's events."""
+        logprobs = _logprobs([part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)])
+        writer, is_last = self._calls, choice.ending is not None
+        content, calls = (text, []) if writer is None else writer.take(text, is_last=is_last)
         events = []
-        for part in [] if self._calls is None else self._calls.pieces(text):
-            if part.name is not None:
-                events += [self._end_item("completed"), self._begin_item(_call(part.name, "", "in_progress"))]
-            events.append(self._delta("response.function_call_arguments.delta", part.arguments))
-        if self._calls is None:
-            logprobs = _logprobs([part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)])
-            if text or logprobs != _NO_LOGPROBS:
-                members = {"content_index": 0, "logprobs": orjson.Fragment(logprobs)}
-                events.append(self._delta("response.output_text.delta", text, **members))
+        is_message = self._item is not None and self._item["type"] == "message"
+        if content and not is_message:
+            events += [self._end_item("completed"), self._begin_message()]
+        if content or (is_message and logprobs != _NO_LOGPROBS):
+            members = {"content_index": 0, "logprobs": orjson.Fragment(logprobs)}
+            events.append(self._delta("response.output_text.delta", content, **members))
+        for call in calls:
+            if call.name is not None:
+                events += [self._end_item("completed"), self._begin_item(_call(call.name, "", "in_progress"))]
+            events.append(self._delta("response.function_call_arguments.delta", call.arguments))
         if choice.ending is not None:
             status = _status(choice.ending)
             events.append(self._end_item(status))
@@ -98,8 +106,11 @@ class ResponsesFormat:
         if self._calls is None:
             output = [self._message(status, [_text(text, _logprobs([each.partition(b":")[2] for each in beside]))])]
         else:
-            functions = [call["function"] for call in self._calls.calls(text)]
-            output = [_call(each["name"], each["arguments"], status) for each in functions]
+            said = self._calls.message(text)
+            functions = [call["function"] for call in said.get("tool_calls", ())]
+            part = _text(said["content"], _logprobs([each.partition(b":")[2] for each in beside]))
+            output = [self._message(status, [part])] * bool(said["content"])
+            output += [_call(each["name"], each["arguments"], status) for each in functions]
         return orjson.dumps(self._response(status, output))
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
@@ -138,9 +149,19 @@ class ResponsesFormat:
         }
 
     def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        number = f"_{len(self._items)}" if self._items else ""
         return {
-            "id": f"msg_{self._id}", "type": "message", "status": status, "role": "assistant", "content": content,
-        }  # fmt: skip
+            "id": f"msg_{self._id}{number}",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def _begin_message(self) -> bytes:
+        begun = self._begin_item(self._message("in_progress", []))
+        added = {**self._place(), "content_index": 0, "part": _text("")}
+        return begun + self._event("response.content_part.added", **added)
 
     def _begin_item(self, item: dict[str, Any]) -> bytes:
         self._item, self._texts = item, []
@@ -171,7 +192,7 @@ class ResponsesFormat:
 
     def _delta(self, name: str, text: str, **members: object) -> bytes:
         self._texts.append(text)
-        self.held += _TEXT_BYTES + _AGAIN * len(orjson.dumps(text))
+        self.kept += _TEXT_BYTES + _AGAIN * len(orjson.dumps(text))
         return self._event(name, **self._place(), **members, delta=text)
 
     def _place(self) -> dict[str, Any]:

@@ -31,14 +31,18 @@ class StreamedAnswer(ChoicesAnswer):
 
     content_type = EVENTS
     _held = 0
-    """What of `held` the outbox counts."""
+    """Characters that are held back, as they may be a call."""
+    _kept = 0
+    """What of the form's `kept` the outbox counts."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
         chunk = self._format.chunk(choice, text, pieces)
-        if self._format.held > self._held and not self._hold():
+        if self._request.auto is not None:
+            self._hold_back()
+        if self._format.kept > self._kept and not self._keep():
             return
         if choice.reason is None:
             if chunk:
@@ -57,15 +61,21 @@ class StreamedAnswer(ChoicesAnswer):
             self._begin_stream()
         super().put_events(data, produced_at_ns)
 
+    def _hold_back(self) -> None:
+        """Count what is held back to what the answer holds."""
+        if not self.outbox.is_closed:
+            before, self._held = self._held, self._format.held
+            self.outbox.hold(self._held - before)
+
     def _begin_stream(self) -> None:
         self.has_begun = True
         self.outbox.put(self._format.beginnings())
 
-    def _hold(self) -> bool:
+    def _keep(self) -> bool:
         """Count what the last events will have again; return whether the stream goes on."""
-        grown, self._held = self._format.held - self._held, self._format.held
+        grown, self._kept = self._format.kept - self._kept, self._format.kept
         self.outbox.keep(grown)
-        if self._held > self._answer_bytes:
+        if self._kept > self._answer_bytes:
             message = f"an answer of at most {self._answer_bytes} bytes"
             self.end(ApiError(400, message, code="answer_too_large"))
         return not self.outbox.is_closed

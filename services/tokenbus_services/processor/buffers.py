@@ -5,8 +5,8 @@ from collections import deque
 from itertools import repeat
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
-from tokenbus_services.delivery import AckTracker, RequestTokens, Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
+from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.waiter import WakeUps
 from tokenbus_services.processor.requests import Request, RequestTable
@@ -68,6 +68,11 @@ class RequestBuffers:
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Learn which worker took a request: an iterator does not ask."""
 
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Keep what the model says of some of a prompt's tokens."""
+        pending_ack.keep()
+        self.tokens_of(request).put_scores(chunk, pending_ack)
+
     def look_elsewhere(self, error: RequestError) -> None:
         """Learn that other processors may have a part of a request: an iterator knows of this one alone."""
 
@@ -98,6 +103,8 @@ class RequestBuffers:
         """Drop the rows of a request that is not read any more."""
         for step, _ in tokens.give_up():
             step.pending_ack.release()
+        for _, pending_ack in tokens.give_up_scores():
+            pending_ack.release()
 
 
 class StepQueue:

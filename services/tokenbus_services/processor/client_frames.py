@@ -32,11 +32,22 @@ class Frame:
         self.body = body
         self.parts = parts
         self.pending_ack = pending_ack
+        """Of the rows, or the prompt's scores, in it: what an engine made."""
         self.ids = ids
-        self.size = sum(map(len, parts))
+        self.size = sum(map(len, parts)) if parts or pending_ack is None else len(body)
         """What it takes of a client's window, in bytes."""
-        self.cost = len(self.body) + self.size + len(ids) + _OVERHEAD
+        self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
         """What it is charged with, in bytes."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has rows; others say how requests ended, or have a prompt's scores."""
+        return bool(self.parts)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it has what an engine made; others say how requests ended."""
+        return self.pending_ack is not None
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
         """Return the rows of some requests in it, and what was drafted for them."""
@@ -74,7 +85,10 @@ def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
     """Return the requests that have rows in some frames, and how far each had come by them, in tokens."""
     reached: dict[int, int] = {}
     for frame in frames:
-        if frame.pending_ack is not None:
+        if not frame.has_rows:
+            for request_id in np.frombuffer(frame.ids, np.uint64).tolist():
+                reached.setdefault(request_id, 0)
+        elif frame.pending_ack is not None:
             batch = decode(frame.parts[0], limits)
             ends = (batch.positions + batch.token_counts).tolist()
             reached.update(zip(batch.request_keys.tolist(), ends, strict=True))

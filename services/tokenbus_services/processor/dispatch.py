@@ -322,19 +322,21 @@ def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | No
     # An older worker would ignore what its schema does not have yet.
     if not (name := _newer_field(generate)):
         return None
-    message = f"sampling.{name}: a worker of schema minor {MINOR}, got older ones alone"
+    message = f"{name}: a worker of schema minor {MINOR}, got older ones alone"
     return ErrorCode.ERROR_CODE_INVALID_REQUEST, message
 
 
 def _newer_field(generate: Generate) -> str:
-    """Return a sampling parameter of a request that the schema had not from its beginning, or an empty string."""
+    """Return a field of a request that the schema had not from its beginning, or not so wide, or an empty string."""
     sampling = generate.sampling
+    if generate.HasField("prompt_scoring"):
+        return "prompt_scoring"
     if len(sampling.stop_token_ids) > _STOP_IDS_BEFORE:
-        return "stop_token_ids"
+        return "sampling.stop_token_ids"
     if any(len(text.encode()) > _STOP_BYTES_BEFORE for text in sampling.stop):
-        return "stop"
+        return "sampling.stop"
     given = (field.name for field, value in sampling.ListFields() if field.number >= _MINOR_1 and value)
-    return next(given, "")
+    return next((f"sampling.{name}" for name in given), "")
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> _Kind:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
@@ -136,7 +136,7 @@ class Intake:
             pending_ack = self._batch(worker, entry, entry.contents, now)
         else:
             if isinstance(entry.contents, RequestEvent):
-                self._event(worker, entry.contents)
+                self._event(worker, entry.contents, pending_ack, now)
             pending_ack.release()
         pending_ack.arrived_at = now
         worker.stream.acks.add(entry.sequence, pending_ack, len(entry.payload))
@@ -166,7 +166,7 @@ class Intake:
             self._dead_letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
         return pending_ack
 
-    def _event(self, worker: Worker, event: RequestEvent) -> None:
+    def _event(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         match event.WhichOneof("event"):
             case "admitted":
                 request = self._own(worker, event.admitted.request_key)
@@ -175,6 +175,8 @@ class Intake:
                 elif request is not None:
                     request.generate = None
                     self.registry.admitted(request, event.admitted)
+            case "prompt_scores":
+                self._scored(worker, event.prompt_scores, pending_ack, now)
             case "error":
                 request_id = event.error.request_key
                 request = self._own(worker, request_id)
@@ -190,6 +192,20 @@ class Intake:
                     self._dispatch.give_back(request)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
+
+    def _scored(self, worker: Worker, chunk: PromptScoresChunk, pending_ack: PendingAck, now: float) -> None:
+        """Hand a request what the model says of some of its prompt's tokens; each chunk that comes again, too."""
+        try:
+            PromptScores.of(chunk)
+        except ContractError as error:
+            self.refused += 1
+            if (request := self._own(worker, chunk.request_key)) is not None:
+                self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, f"scores of its prompt were refused: {error}")
+            return
+        request = self.registry.scored_by(chunk.request_key, worker.source, now)
+        consumer = None if request is None else self.registry.consumer_of(request)
+        if request is not None and consumer is not None:
+            consumer.scored(request, chunk, pending_ack)
 
     def _own(self, worker: Worker, request_id: int) -> Request | None:
         """Return a request that a worker has."""

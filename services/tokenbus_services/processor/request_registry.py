@@ -134,6 +134,17 @@ class RequestRegistry:
         self.counts.opened += 1
         return request
 
+    def scored_by(self, request_id: int, source: Source, now: float) -> Request | None:
+        """Return the request whose prompt a stream scores, met here first if need be; None: it is not the stream's."""
+        request = self.table.get(request_id)
+        if request is None:
+            ids, positions = np.array([request_id], np.uint64), np.zeros(1, np.uint32)
+            if self.is_over(request_id, source) or self.refused(ids, positions, source)[0]:
+                return None
+            return self.meet(request_id, 0, source, now)
+        is_its = self.table.stream_of(request) in (NO_STREAM, source.stream)
+        return request if is_its and self.table.state_of(request) is not State.ENDED else None
+
     def answer(self, request_id: int, source: Source) -> None:
         """Learn from a handshake that a stream has a request, before any row of it came."""
         request = self.table.get(request_id)

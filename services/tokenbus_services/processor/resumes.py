@@ -116,7 +116,7 @@ class Resumes:
 
     def _search_one(self, other: Session, ids: RequestIds, found: dict[int, list[_Rows]]) -> None:
         for frame in other.send_queue.frames_of(ids):
-            if frame.pending_ack is None:
+            if frame.pending_ack is None or not frame.has_rows:
                 continue
             target, draft = frame.rows_of(ids, other.limits)
             for row, request_id in enumerate(target.request_keys.tolist()):
@@ -228,6 +228,9 @@ class Resumes:
         if not was_claimed:
             tokens = registry.buffers.tokens_of(request)
             error = tokens.error
+            for chunk, pending_ack in tokens.give_up_scores():
+                session.scored(request, chunk, pending_ack)
+                pending_ack.release()
             for step, row in tokens.give_up():
                 draft = step.draft_rows
                 session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, request_id), step.pending_ack)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
-from tokenbus_services.delivery import AckTracker, Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
+from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
@@ -52,6 +52,9 @@ class Consumer(Protocol):
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Learn which worker took a request."""
+
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Take what the model says of some of a prompt's tokens; what is kept of it counts in the pending ack."""
 
     def look_elsewhere(self, error: RequestError) -> None:
         """Learn why other processors may have a part of a request; it keeps its place here."""

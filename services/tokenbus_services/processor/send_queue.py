@@ -77,7 +77,7 @@ class SendQueue:
             frame.pending_ack.holders.append(self)
         self._waiting.append(frame)
         self.last_ordinal += 1
-        self.outputs += bool(frame.parts)
+        self.outputs += frame.is_output
         self.bytes += frame.cost
         self._budget.bytes += frame.cost
         self.peak = max(self.peak, len(self._sent) + len(self._waiting))
@@ -121,9 +121,9 @@ class SendQueue:
         frames = self.frames()
         self.discard()
         for frame in frames:
-            if not frame.parts:
+            if not frame.is_output:
                 self.put(frame)
-        return [frame for frame in frames if frame.parts]
+        return [frame for frame in frames if frame.is_output]
 
     def frames(self) -> list[Frame]:
         """Return all frames, oldest first."""
@@ -158,7 +158,7 @@ class SendQueue:
         )
 
     def _let_go(self, frame: Frame) -> None:
-        self.outputs -= bool(frame.parts)
+        self.outputs -= frame.is_output
         self.bytes -= frame.cost
         self._budget.bytes -= frame.cost
         if frame.pending_ack is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
 from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.processor.client_frames import OUTPUTS, Frame, output_frames
@@ -158,6 +158,11 @@ class Session(KnownPeer):
         """Say which worker took a request, and until when it may run."""
         admitted.deadline_unix_ms = request.deadline.unix_ms
         self.put(Frame(write_frame(ServerFrame(admitted=admitted))))
+
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Send what the model says of some of a prompt's tokens."""
+        ids = request.id.to_bytes(8, "little")
+        self.put(Frame(write_frame(ServerFrame(prompt_scores=chunk)), (), pending_ack, ids))
 
     def look_elsewhere(self, error: RequestError) -> None:
         """Say why other processors may have a part of a request; it keeps its place here."""

@@ -124,7 +124,7 @@ class Entry:
     @property
     def valid(self) -> str:
         """The values that are valid, in words."""
-        words = get_args(self.type)
+        words = [word or "nothing" for word in get_args(self.type)]
         return f"one of {', '.join(words)}" if words else str((self.meta.extra or {})["valid"])
 
     def value_in(self, settings: object) -> object:

@@ -284,6 +284,11 @@ class GatewaySettings(Section):
         "texts alone; or each with its role's name before it",
         default="auto",
     )
+    tool_call_parser: Literal["", "hermes", "llama3_json", "pythonic"] = choice(
+        "the form in which the model writes calls of functions that it may call, by vLLM's name; empty: none is looked "
+        "for in its texts",
+        default="",
+    )
     max_requests: int = count(1024, "requests", "the most open, each choice of an answer one; others get status 429")
     max_connections: int = count(4096, "connections", "the most at once; others get status 503")
     request_timeout_ms: int = milliseconds(

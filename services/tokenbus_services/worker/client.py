@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.active import ActiveRequests
 from tokenbus_services.worker.publisher import ReceivedHandoff
@@ -34,6 +34,9 @@ class PublisherClient(Protocol):
 
     def admitted(self, key: int, prompt_tokens: int) -> None:
         """Publish that the engine admitted a request."""
+
+    def scored(self, chunk: PromptScoresChunk) -> None:
+        """Publish what the engine says of some of a prompt's tokens: a chunk, behind those before."""
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Publish that a request ended with an error."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.active import ActiveRequests
@@ -74,6 +74,13 @@ class Emitter:
         """Publish that the engine admitted a request."""
         try:
             self.publisher.admitted(key, prompt_tokens)
+        except RetentionFullError as full:
+            self._end_unpublished(full)
+
+    def scored(self, chunk: PromptScoresChunk) -> None:
+        """Publish what the engine says of some of a prompt's tokens."""
+        try:
+            self.publisher.scored(chunk)
         except RetentionFullError as full:
             self._end_unpublished(full)
 

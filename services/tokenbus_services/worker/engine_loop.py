@@ -96,6 +96,9 @@ class EngineLoop:
         try:
             step = self._engine.step()
             for arrays in step:
+                for scores in arrays.prompt_scores:
+                    for chunk in scores.chunks():
+                        self._out.scored(chunk)
                 if arrays.states:
                     self._client.active.hand_off(arrays.states)
                 self._out.emit(arrays)

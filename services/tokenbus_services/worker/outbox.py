@@ -9,7 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
 from tokenbus_services.logs import logger
 from tokenbus_services.worker.assembler import on_host
 from tokenbus_services.worker.emitter import Emitter
@@ -55,6 +55,10 @@ class Outbox:
     def admitted(self, key: int, prompt_tokens: int) -> None:
         """Queue the event that the engine admitted a request."""
         self._put(lambda: self._emitter.admitted(key, prompt_tokens))
+
+    def scored(self, chunk: PromptScoresChunk) -> None:
+        """Queue what the engine says of some of a prompt's tokens."""
+        self._put(lambda: self._emitter.scored(chunk))
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Queue the event that a request ended with an error."""

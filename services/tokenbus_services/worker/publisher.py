@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import (
+    Abort,
+    Admitted,
+    ErrorCode,
+    Generate,
+    PromptScoresChunk,
+    RequestError,
+    RequestEvent,
+)
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, clock_for, transport_for
@@ -291,6 +299,10 @@ class Publisher:
             request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=max(1, prompt_tokens)
         )
         return self._publish_event(key, RequestEvent(admitted=admitted))
+
+    def scored(self, chunk: PromptScoresChunk) -> int:
+        """Publish what the engine says of some of a prompt's tokens; return the event's sequence, or 0 as above."""
+        return self._publish_event(chunk.request_key, RequestEvent(prompt_scores=chunk))
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
         """Publish that a request ended with an error; return the event's sequence, or 0 as above."""

@@ -1,11 +1,11 @@
 """StepArrays: what an engine's step computed, as arrays of any framework; and Launches, for steps that overlap."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
+from tokenbus_contracts import BatchKind, ContractError, PromptScores, Rule, SpeculativeMethod, StepPhase, ValueKind
 
 Array = Any
 """An array of numpy, paddle, torch, cupy or anything else that numpy can convert, on any device; or a sequence."""
@@ -84,6 +84,8 @@ class StepArrays:
     """The least number of messages that it is split into; its size may need more."""
     states: Mapping[int, bytes] = field(default_factory=dict)
     """By request id, the state with which a decode worker goes on with a request that this step hands off."""
+    prompt_scores: Sequence[PromptScores] = ()
+    """Of requests that asked for them: they are published before the batch, which has the request's first row."""
 
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))

@@ -68,7 +68,6 @@ def test_error_is_told_in_openais_shape(name: str) -> None:
         ("sampling.include_stop_string: only False", "include_stop_str_in_output: only False"),
         ("sampling.structured_output: none", "response_format: none"),
         ("top_logprobs: at most 20, got 21", "top_logprobs: at most 20, got 21"),
-        ("tokens.token_ids: at most 7 tokens, got 8", "prompt: at most 7 tokens, got 8"),
         ("tokens.token_ids[3]: below 7, got 8", "prompt[3]: below 7, got 8"),
     ],
 )
@@ -125,3 +124,10 @@ def test_reason_that_names_no_field_is_told_as_it_is() -> None:
 def test_code_of_a_newer_minor_is_a_server_error() -> None:
     failed = RequestFailedError(RequestError(request_key=1, code=99, message="new"))  # type: ignore[arg-type]
     assert (of_request(failed, 0).status, of_request(failed, 0).code) == (500, "99")
+
+
+def test_prompt_that_a_worker_finds_too_long_has_the_code_that_clients_know() -> None:
+    error = refused("tokens.token_ids: at most 2047 tokens, got 2050")
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    most = "this model's maximum context length is 2048 tokens, one of them for the answer"
+    assert error.message == f"prompt: {most}; got 2050 tokens"

@@ -19,7 +19,7 @@ from tokenbus_services.gateway.completion_request import CompletionRequest, Read
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.messages_body import chat_of
 from tokenbus_services.gateway.messages_format import MessagesFormat, message_error
-from tokenbus_services.gateway.output_form import ForcedCall
+from tokenbus_services.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus_services.gateway.sse import StreamedAnswer
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
@@ -219,6 +219,23 @@ async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: st
         deltas = [each["delta"] for each in events if each["type"] == "content_block_delta" and each["index"] == place]
         assert json.loads("".join(each["partial_json"] for each in deltas)) == arguments
     assert [each["index"] for each in events if each["type"] == "content_block_stop"] == list(range(len(calls)))
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
+    output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), _steps(RowStatus.FINISHED_STOP)
+    whole = await _whole(asked, steps, output)
+    said_first, call = whole["content"]
+    assert (said_first["text"].strip(), call["name"], call["input"]) == ("So:", "weather", {"city": "Bern"})
+    assert whole["stop_reason"] == "tool_use"
+    events = await _events(asked, steps, output)
+    begun = [each["content_block"]["type"] for each in events if each["type"] == "content_block_start"]
+    ended = [each["index"] for each in events if each["type"] == "content_block_stop"]
+    assert (begun, ended) == (["text", "tool_use"], [0, 1])
+    deltas = [(each["index"], each["delta"]) for each in events if each["type"] == "content_block_delta"]
+    assert "".join(each["text"] for index, each in deltas if not index) == said_first["text"]
+    assert json.loads("".join(each["partial_json"] for index, each in deltas if index)) == call["input"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 

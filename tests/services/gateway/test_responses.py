@@ -16,7 +16,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.output_form import ForcedCall
+from tokenbus_services.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.responses_body import chat_of, typed
 from tokenbus_services.gateway.responses_format import ResponsesFormat
@@ -190,6 +190,18 @@ async def test_forced_calls_are_items_of_their_own(name: str | None, output: str
         deltas = [each for each in events if each["type"].endswith("arguments.delta") and each["output_index"] == place]
         assert "".join(each["delta"] for each in deltas) == item["arguments"]
         assert {each["item_id"] for each in deltas} == {item["id"]}
+
+
+async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
+    output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), _steps()
+    whole = await _whole(asked, steps, output)
+    message, call = whole["output"]
+    text = message["content"][0]["text"]
+    assert (text.strip(), call["name"], json.loads(call["arguments"])) == ("So:", "weather", {"city": "Bern"})
+    items = (await _events(asked, steps, output))[-1]["response"]["output"]
+    assert [each["type"] for each in items] == ["message", "function_call"]
+    assert (items[0]["content"][0]["text"], items[1]["arguments"]) == (text, call["arguments"])
 
 
 def _broken(**overrides: Any) -> StreamedAnswer:  # noqa: ANN401 - settings

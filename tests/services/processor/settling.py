@@ -8,8 +8,8 @@ import numpy as np
 from tests.services.builders import generate_of, row_values, settings, step_of
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
-from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
-from tokenbus_services.delivery import AckTracker, Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
+from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import RequestRegistry
@@ -58,6 +58,9 @@ class Recorder:
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Its worker does not matter here."""
+
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Prompts do not matter here."""
 
     def look_elsewhere(self, error: RequestError) -> None:
         """There is nowhere else."""

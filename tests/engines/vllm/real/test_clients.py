@@ -54,6 +54,8 @@ WEATHER = {"type": "function", "function": {"name": "weather"}}
 CALLED = {"role": "assistant", "tool_calls": [
     {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
 ]}  # fmt: skip
+ONE = r"\[weather\(city=\"(Bern|Oslo)\", days=[0-9]\)\]"
+TWO = r"\[weather\(city='(Bern|Oslo)', days=-[1-9]\), now\(\)\]"
 IDS = {"return_token_ids": True}
 COMPACT = {"\n": -100, "\t": -100, "\r": -100, " ": -100}
 """By a token's text what is added to its logit; without these, the model hardly ever ends an object of JSON."""
@@ -64,6 +66,11 @@ SEVERAL = COMPACT | {",": 6, "w": 100}
 def seeded(seed: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - any parameter
     """Return the parameters of a random request."""
     return {"temperature": 1.0, "seed": seed, **others}
+
+
+def matching(pattern: str) -> dict[str, Any]:
+    """Return what has the model write what matches: a tiny one calls nothing of its own accord."""
+    return {"structured_outputs": {"regex": pattern}}
 
 
 HARMLESS: dict[str, Any] = {
@@ -160,6 +167,15 @@ CHATS: dict[str, dict[str, Any]] = {
     }},
     "no tool": {**GREEDY, "max_tokens": 6, "tools": TOOLS, "tool_choice": "none", "extra_body": IDS},
     "any tool": {**GREEDY, "max_tokens": 6, "tools": TOOLS, "extra_body": IDS},
+    "auto call": {**GREEDY, "max_tokens": 90, "tools": TOOLS, "logprobs": True, "extra_body": IDS | matching(ONE)},
+    "auto calls": {**seeded(3), "max_tokens": 90, "n": 2, "tools": TOOLS, "extra_body": matching(TWO)},
+    "one auto call": {
+        **GREEDY, "max_tokens": 90, "tools": TOOLS, "parallel_tool_calls": False, "extra_body": matching(TWO)
+    },
+    "auto text": {**GREEDY, "max_tokens": 90, "tools": TOOLS, "extra_body": matching("it is [0-9] \\[now\\(\\)\\]")},
+    "auto call that is not looked for": {
+        **GREEDY, "max_tokens": 90, "tools": TOOLS, "tool_choice": "none", "extra_body": matching(ONE)
+    },
     "named tool": {**GREEDY, "max_tokens": 90, "tools": TOOLS, "tool_choice": WEATHER, "logit_bias": COMPACT},
     "named tool, cut off": {**GREEDY, "max_tokens": 4, "tools": TOOLS, "tool_choice": WEATHER, "extra_body": IDS},
     "required tool": {
@@ -195,6 +211,9 @@ CHATS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+AUTO = {"auto call": 1, "auto calls": 2, "one auto call": 1, "auto text": 0, "auto call that is not looked for": 0}
+"""How many calls are found in answers that need have none."""
+
 
 @pytest.mark.parametrize("ask", [answers, streams])
 @pytest.mark.parametrize("name", COMPLETIONS)
@@ -217,6 +236,8 @@ def test_same_chats(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN
         assert not any(choice.text for choice in found)
         ended = "length" if "cut off" in name else "tool_calls" if given["tool_choice"] == "required" else "stop"
         assert {choice.ends[0] for choice in found} == {ended}
+    if name in AUTO:
+        assert {len(choice.calls) for choice in found} == {AUTO[name]}
     if name == "required tools":
         assert max(len(choice.calls) for choice in found) > 1
 

@@ -1,0 +1,124 @@
+"""PromptScores: what a model says of a prompt's tokens, as arrays, and in the chunks in which a stream carries it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
+
+Ids = npt.NDArray[np.uint32]
+Values = npt.NDArray[np.float32]
+_MOST_BYTES = 61_440
+"""Of a chunk's arrays, so that it fits into an event."""
+_ITEM_BYTES = 4
+_TOKEN_BYTES = 3 * _ITEM_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """The scores of a prompt's tokens from a position on; from 1, as nothing stands before the first token."""
+
+    request_key: int
+    position: int
+    prompt_tokens: int
+    """How many tokens the prompt has."""
+    token_ids: Ids
+    """The prompt's own."""
+    logprobs: Values
+    ranks: Ids
+    """From 1."""
+    alternative_token_ids: Ids
+    """A line for each token: the most probable first, or those that the request named."""
+    alternative_logprobs: Values
+    are_named: bool = False
+    """Whether the request named the alternatives."""
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token that is scored."""
+        return self.position + int(self.token_ids.size)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt ends there."""
+        return self.end >= self.prompt_tokens
+
+    def chunks(self) -> Iterator[PromptScoresChunk]:
+        """Yield the messages that carry it; at least one, so that its end is said."""
+        alternatives = self.alternative_logprobs.shape[1]
+        line = alternatives * _ITEM_BYTES
+        once, each = (line, line) if self.are_named else (0, 2 * line)
+        at_once = (_MOST_BYTES - once) // (_TOKEN_BYTES + each)
+        for begin in range(0, max(1, self.token_ids.size), at_once):
+            part = slice(begin, begin + at_once)
+            ids = self.alternative_token_ids[part]
+            yield PromptScoresChunk(
+                request_key=self.request_key,
+                position=self.position + begin,
+                prompt_tokens=self.prompt_tokens,
+                token_ids=_bytes(self.token_ids[part], "<u4"),
+                logprobs=_bytes(self.logprobs[part], "<f4"),
+                ranks=_bytes(self.ranks[part], "<u4"),
+                alternatives=alternatives,
+                alternative_token_ids=_bytes(ids[:1] if self.are_named else ids, "<u4"),
+                alternative_logprobs=_bytes(self.alternative_logprobs[part], "<f4"),
+                alternatives_are_named=self.are_named,
+            )
+
+    @classmethod
+    def of(cls, message: PromptScoresChunk) -> "PromptScores":
+        """Return what a chunk carries; a ContractError says what is wrong with it."""
+        count, alternatives = len(message.token_ids) // _ITEM_BYTES, message.alternatives
+        lines = min(1, count) if message.alternatives_are_named else count
+        ids = _array("alternative_token_ids", message.alternative_token_ids, "<u4", lines, alternatives)
+        read = cls(
+            message.request_key,
+            message.position,
+            message.prompt_tokens,
+            _array("token_ids", message.token_ids, "<u4", count),
+            _array("logprobs", message.logprobs, "<f4", count),
+            _array("ranks", message.ranks, "<u4", count),
+            np.broadcast_to(ids, (count, alternatives)) if message.alternatives_are_named else ids,
+            _array("alternative_logprobs", message.alternative_logprobs, "<f4", count, alternatives),
+            message.alternatives_are_named,
+        )
+        read.check()
+        return read
+
+    def check(self) -> None:
+        """Raise a ContractError for values that no prompt has."""
+        if self.end > max(self.prompt_tokens, 1) and self.token_ids.size:
+            limit = f"at most prompt_tokens, {self.prompt_tokens}, where the chunk ends"
+            raise ContractError("prompt_scores.position", limit, self.end, rule=Rule.MAX)
+        for name, values in (("logprobs", self.logprobs), ("alternative_logprobs", self.alternative_logprobs)):
+            if not np.isfinite(values).all():
+                raise ContractError(f"prompt_scores.{name}", "finite numbers", "others", rule=Rule.FINITE)
+        if self.ranks.size and not self.ranks.min():
+            raise ContractError("prompt_scores.ranks", 1, 0, rule=Rule.MIN)
+
+    def joined(self, other: "PromptScores") -> "PromptScores":
+        """Return these scores and those of the chunk behind."""
+        return replace(
+            self,
+            token_ids=np.concatenate([self.token_ids, other.token_ids]),
+            logprobs=np.concatenate([self.logprobs, other.logprobs]),
+            ranks=np.concatenate([self.ranks, other.ranks]),
+            alternative_token_ids=np.concatenate([self.alternative_token_ids, other.alternative_token_ids]),
+            alternative_logprobs=np.concatenate([self.alternative_logprobs, other.alternative_logprobs]),
+        )
+
+
+def _bytes(values: npt.NDArray[Any], kind: str) -> bytes:
+    return np.ascontiguousarray(values, kind).tobytes()
+
+
+def _array(name: str, data: bytes, kind: str, *shape: int) -> Any:  # noqa: ANN401 - an array of either kind
+    size = _ITEM_BYTES * math.prod(shape)
+    if len(data) != size:
+        raise ContractError(f"prompt_scores.{name}", f"{size} bytes, for {shape}", len(data), rule=Rule.LENGTH)
+    return np.frombuffer(data, kind).reshape(shape)

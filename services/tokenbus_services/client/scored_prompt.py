@@ -1,0 +1,41 @@
+"""ScoredPrompt: what has come of a prompt's scores, each chunk once and in order."""
+
+from dataclasses import replace
+from functools import reduce
+from typing import Self
+
+from tokenbus_contracts import ContractError, PromptScores, Rule
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
+
+
+class ScoredPrompt:
+    """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
+
+    def __init__(self, first_position: int) -> None:
+        """Begin at the first position that was asked for."""
+        self._next = max(1, first_position)
+        self._chunks: list[PromptScores] = []
+
+    @classmethod
+    def of(cls, generate: Generate) -> Self | None:
+        """Return what a request waits for, or None: it asked for no scores."""
+        wanted = generate.HasField("prompt_scoring")
+        return cls(generate.prompt_scoring.first_position) if wanted else None
+
+    def take(self, message: PromptScoresChunk) -> bool:
+        """Take a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""
+        chunk = PromptScores.of(message)
+        if chunk.end <= self._next and self._chunks:
+            return False
+        expected = min(self._next, chunk.prompt_tokens)  # a first position behind the prompt is its end
+        if chunk.position != expected:
+            raise ContractError("prompt_scores.position", f"{expected}, as the next", chunk.position, rule=Rule.MIN)
+        self._chunks.append(chunk)
+        self._next = chunk.end
+        return chunk.is_last
+
+    def scores(self, request_id: int) -> PromptScores:
+        """Return all of it, under the request's own id."""
+        whole = reduce(PromptScores.joined, self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        self._chunks = [whole]
+        return replace(whole, request_key=request_id)
