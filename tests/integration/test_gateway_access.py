@@ -93,6 +93,13 @@ async def test_keys_let_in_and_are_read_again(
         assert (await plain.get("/v1/models", headers=twice)).status_code == 401
         assert (await plain.get(f"/v1/models?api_key={clear}")).status_code == 401
 
+        anthropics = {"x-api-key": clear}
+        assert await answers(plain, "/v1/models", headers=anthropics)
+        for given in ({"x-api-key": f"{clear}x"}, anthropics | {"authorization": "Bearer none"}, {}):
+            answer = await plain.post("/v1/messages", headers=given, json={})
+            assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        assert (await plain.get("/v1/models", headers=[*anthropics.items()] * 2)).status_code == 401
+
         second = keys.add("bob")
         await until(lambda: answers(plain, "/v1/models", headers=second))
         stream = await client.completions.create(model="tokenbus", prompt="a", max_tokens=LONG, stream=True)

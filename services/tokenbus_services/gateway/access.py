@@ -19,7 +19,7 @@ from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
-TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/inspect"})
+TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/inspect"})
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
@@ -80,7 +80,7 @@ class Access:
         try:
             answer = self._admit(scope, headers, added)
         except ApiError as error:
-            answer = error_response(error)
+            answer = error_response(error, scope["path"])
         if answer is not None:
             await answer(scope, receive, sending)
         else:
@@ -134,16 +134,16 @@ class Access:
                 message = f"{path}: for clients on the gateway's own machine, as it has no gateway.keys_file"
                 raise self._refused(scope, "no_key", ApiError(403, message, code="not_local"))
             return Visitor(callers.anonymous, is_near)
-        given = headers.getlist("authorization")
+        given = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
         caller = callers.find(_bearer(given)) if given else None
         if caller is not None:
             return Visitor(caller, is_known=True)
         if is_open or (path in _INSIDE and is_near and not given):
             return Visitor(callers.anonymous, is_near)
         if given:
-            message = "authorization: Bearer and an API key that this gateway knows, got another"
+            message = "authorization: Bearer, or x-api-key, with an API key that this gateway knows, got another"
             raise self._refused(scope, "unknown_key", ApiError(401, message, code="invalid_api_key"))
-        message = "authorization: Bearer and an API key, got none"
+        message = "authorization: Bearer, or x-api-key, with an API key, got none"
         raise self._refused(scope, "no_key", ApiError(401, message, code="missing_api_key"))
 
     def _charge(self, scope: Scope, caller: Caller, added: dict[str, str]) -> None:

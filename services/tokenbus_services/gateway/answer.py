@@ -7,15 +7,13 @@ from typing import NamedTuple, Protocol
 
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
-from tokenbus_services.delivery.stop_strings import RunningText, Stopping
+from tokenbus_services.delivery.stop_strings import RunningText
 from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.logprob_writers import Piece
-from tokenbus_services.gateway.openai_format import Envelope
-from tokenbus_services.gateway.prompt_writers import prompt_logprobs
+from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
@@ -62,6 +60,44 @@ class Listener(Protocol):
 
     def end(self, error: ApiError) -> None:
         """Take the error that ends it."""
+
+
+class Format(Protocol):
+    """Writes one answer as an API has it."""
+
+    kept: int
+    """How many bytes the last events of a stream will have of what was sent already."""
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+
+    def stream(self, index: int) -> EventStream:
+        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+
+    def parts(self, progress: EventStream) -> Sequence[Part]:
+        """Return new writers of the members beside a choice's text."""
+
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
+        """Take the scores of a choice's prompt, where the answer has them; return how many bytes are held of them."""
+
+    def beginnings(self) -> bytes:
+        """Return a stream's events before all rows."""
+
+    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
+        """Return a row's events, if it has any."""
+
+    def last(self, tokens: int) -> bytes:
+        """Return the end of a stream, after all rows."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the end of a stream that breaks."""
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
+        """Return a choice of a whole answer."""
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return a whole answer; `choices` are from `choice`."""
 
 
 def reason_of(view: RenderedStep, place: int) -> str | None:
@@ -145,19 +181,16 @@ class Answer:
 
 
 class ChoicesAnswer(Answer, ABC):
-    """An answer with choices in OpenAI's form."""
+    """An answer with choices, in the form of an API."""
 
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
-        self._envelope = envelope
+        self._format = form
         self._request = request
-        stopping = request.stopping
-        self._choices = [Choice(index, stopping, envelope, self) for index in range(request.choices)]
+        self._choices = [Choice(index, request, form, self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
-        self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
+        self._answer_bytes = settings.answer_bytes
 
     def hold_prompt(self, size: int) -> None:
         """Count what is held of prompts' scores, which only whole answers have."""
@@ -168,9 +201,7 @@ class ChoicesAnswer(Answer, ABC):
 
     def end(self, error: ApiError) -> None:
         """End with an error, which names the field that the client sent."""
-        for named, field in self._fields.items():
-            error = error.about(named, field)
-        super().end(error)
+        super().end(error.renamed(self._request.fields))
 
     def outcomes(self) -> Iterator[Outcome]:
         """Yield what each choice came to."""
@@ -187,10 +218,11 @@ class ChoicesAnswer(Answer, ABC):
 class Choice:
     """One choice of an answer."""
 
-    def __init__(self, index: int, stopping: Stopping, envelope: Envelope, answer: "ChoicesAnswer") -> None:
+    def __init__(self, index: int, request: CompletionRequest, form: Format, answer: "ChoicesAnswer") -> None:
+        stopping = request.stopping
         self.index = index
-        self.stream = envelope.stream(index)
-        self.parts = parts = envelope.parts(self.stream)
+        self.stream = form.stream(index)
+        self.parts = parts = form.parts(self.stream)
         self.reason: str | None = None
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
@@ -203,12 +235,11 @@ class Choice:
         """The stop that ended it, as its worker says."""
         self._text = RunningText(stopping)
         self._answer = answer
-        self._envelope = envelope
-        self._echo = envelope.echo(index)
+        self._form = form
+        self._request = request
+        self._echo = request.echoes[index // request.n] if request.echoes else None
         """The prompt's text, until the choice has begun with it."""
         self._scores: PromptScores | None = None
-        self.prompt_logprobs = b""
-        """What a whole answer has of the prompt's tokens, as JSON."""
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
         self._is_silent = all(part.is_empty for part in parts)
 
@@ -220,13 +251,12 @@ class Choice:
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
         """Take the scores of its prompt."""
         self._scores = scores
-        if self._envelope.has_prompt_logprobs:
-            self.prompt_logprobs = prompt_logprobs(scores, vocabulary)
-            self._answer.hold_prompt(len(self.prompt_logprobs))
+        if self._request.wants_prompt_logprobs:
+            self._answer.hold_prompt(self._form.scored(self.index, scores, vocabulary))
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
-        prompt = self._envelope.prompt(self.index)
+        prompt = self._request.prompts[self.index // self._request.n]
         pieces = [part.echo(prompt, self._scores, vocabulary) for part in self.parts]
         self._answer.emit(self, text, pieces, 0)
 
@@ -286,14 +316,11 @@ class WholeAnswer(ChoicesAnswer):
 
     content_type = JSON
 
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        super().__init__(request, envelope, settings, buffers)
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
+        super().__init__(request, form, settings, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
         self._size = 0
-        self._answer_bytes = settings.answer_bytes
 
     def hold_prompt(self, size: int) -> None:
         """Count what is held of prompts' scores."""
@@ -335,17 +362,17 @@ class WholeAnswer(ChoicesAnswer):
 
     def _finish(self) -> None:
         choices = [
-            self._envelope.choice(
+            self._format.choice(
                 choice.index, "".join(texts), [
                     part.name + part.joined(list(taken))
                     for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
-                ], choice.ending, choice.prompt_logprobs,
+                ], choice.ending,
             )
             for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
         ]  # fmt: skip
         self._texts, self._pieces = [], []
         self.outbox.drop()
-        self.outbox.put(self._envelope.whole(choices, self._tokens, self._choices[0].prompt_logprobs))
+        self.outbox.put(self._format.whole(choices, self._tokens))
         self.outbox.close()
 
 

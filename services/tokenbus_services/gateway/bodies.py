@@ -1,6 +1,7 @@
 """The types of request bodies: their fields with meanings and the bounds of every deployment, as OpenAPI shows them."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +18,7 @@ ONLY: dict[str, Any] = {
     "watermarking": False,
     "spaces_between_special_tokens": True,
     "include_reasoning": True,
+    "background": False,
 }
 """Fields of OpenAI's API and vLLM's that the gateway does not implement, each with the one value that it accepts."""
 
@@ -26,27 +28,28 @@ def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
     return Meta(description=meaning, extra_json_schema=schema or None)
 
 
-def _only(name: str) -> Meta:
+def only(name: str) -> Meta:
+    """Return what the document says of a field of which one value is accepted."""
     return says(f"Not offered: only {ONLY[name]!r} is accepted.", enum=[ONLY[name], None])
 
 
-_Ignored = Annotated[Any, says("Accepted and ignored.")]
+Ignored = Annotated[Any, says("Accepted and ignored.")]
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=4_194_304)]
-_Content = Annotated[str, Meta(max_length=4_194_304)]
-_Name = Annotated[str, Meta(max_length=256)]
-_Label = Annotated[str, Meta(min_length=1, max_length=256)]
-_Word = Annotated[str, Meta(min_length=1, max_length=256)]
+Content = Annotated[str, Meta(max_length=4_194_304)]
+Name = Annotated[str, Meta(max_length=256)]
+Label = Annotated[str, Meta(min_length=1, max_length=256)]
+Word = Annotated[str, Meta(min_length=1, max_length=256)]
 """`RequestTypes` holds it to the bytes that the contract allows, and a stop text, too."""
-_Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
-_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Form = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
-_Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
+Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
 _Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
-_Temperature = Annotated[float, Meta(ge=0, le=100)]
-_TopP = Annotated[float, Meta(gt=0, le=1)]
-_TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Repetition = Annotated[float, Meta(gt=0, le=100)]
@@ -64,7 +67,7 @@ CHOICES: dict[str, Any] = {
     "tools.type": _Kind,
     "tool_choice": _WhichTools,
     "tool_choice.type": _Kind,
-    "reasoning_effort": _Effort,
+    "reasoning_effort": Effort,
     "truncation_side": _Side,
     "response_format.type": _FormType,
 }
@@ -74,57 +77,59 @@ CHOICES: dict[str, Any] = {
 class Body(Struct, kw_only=True, forbid_unknown_fields=True):
     """An object that has no other fields than those that are declared."""
 
+    choices: ClassVar[Mapping[str, Any]] = CHOICES
+
 
 class ContentPart(Body):
     """A part of a message."""
 
     type: Annotated[_PartKind, says("The kind of part.")]
-    text: Annotated[_Content, says("The text.")]
+    text: Annotated[Content, says("The text.")]
 
 
 class CalledFunction(Body, kw_only=True):
     """A function that the assistant called."""
 
-    name: Annotated[_Name, says("Its name.")]
-    arguments: Annotated[_Content | None, says("Its arguments, as the text of a JSON object.")] = None
+    name: Annotated[Name, says("Its name.")]
+    arguments: Annotated[Content | None, says("Its arguments, as the text of a JSON object.")] = None
 
 
 class ToolCall(Body, kw_only=True):
     """A call that the assistant made."""
 
-    id: Annotated[_Name | None, says("What the message with the result names as its tool_call_id.")] = None
+    id: Annotated[Name | None, says("What the message with the result names as its tool_call_id.")] = None
     type: Annotated[_Kind | None, says("What is called.")] = None
     function: Annotated[CalledFunction, says("The function.")]
 
 
 _Parts = Annotated[list[ContentPart], Meta(min_length=1, max_length=64)]
 _Calls = Annotated[list[ToolCall], Meta(max_length=128)]
-_Thoughts = Annotated[_Content | None, says("What the assistant thought, for templates that show it.")]
-_Null = Annotated[None, says("Not offered: only null is accepted.")]
+_Thoughts = Annotated[Content | None, says("What the assistant thought, for templates that show it.")]
+Null = Annotated[None, says("Not offered: only null is accepted.")]
 
 
 class Message(Body, kw_only=True):
     """A message of a chat."""
 
     role: Annotated[_Role, says("Who wrote the message.")]
-    content: Annotated[_Content | _Parts | None, says("The text, or its parts; an assistant's may be absent.")] = None
-    name: Annotated[_Name | None, says("The writer's name, for templates that show it.")] = None
+    content: Annotated[Content | _Parts | None, says("The text, or its parts; an assistant's may be absent.")] = None
+    name: Annotated[Name | None, says("The writer's name, for templates that show it.")] = None
     tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None
-    tool_call_id: Annotated[_Name | None, says("Which call a tool's message answers.")] = None
+    tool_call_id: Annotated[Name | None, says("Which call a tool's message answers.")] = None
     reasoning: _Thoughts = None
     reasoning_content: _Thoughts = None
     # OpenAI's own client sends an answer back with these fields, all null.
-    refusal: _Null = None
-    annotations: _Null = None
-    audio: _Null = None
-    function_call: _Null = None
+    refusal: Null = None
+    annotations: Null = None
+    audio: Null = None
+    function_call: Null = None
 
 
 class Function(Body, kw_only=True):
     """A function, as the model sees it."""
 
-    name: Annotated[_Label, says("Its name.")]
-    description: Annotated[_Description | None, says("What it does.")] = None
+    name: Annotated[Label, says("Its name.")]
+    description: Annotated[Description | None, says("What it does.")] = None
     parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
     strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
 
@@ -139,7 +144,7 @@ class Tool(Body, kw_only=True):
 class FunctionName(Body):
     """The name of a function."""
 
-    name: Annotated[_Label, says("One of the functions of tools.")]
+    name: Annotated[Label, says("One of the functions of tools.")]
 
 
 class FunctionChoice(Body, kw_only=True):
@@ -157,12 +162,12 @@ _Continues = Annotated[bool | None, says("Whether the answer continues the last 
 _Special = Annotated[bool | None, says("Whether the tokens that the model wants around a text are added.")]
 _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
-_Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
-_Stops = Annotated[list[_Stop], Meta(max_length=16)]
+Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
+Stops = Annotated[list[Stop], Meta(max_length=16)]
 _Extra = str | int | float
-_Extras = dict[str, _Extra | list[_Extra]]
-_BadWords = Annotated[list[_Word], Meta(max_length=256)]
-_OutputTexts = Annotated[list[_Label], Meta(min_length=1, max_length=1024)]
+Extras = dict[str, _Extra | list[_Extra]]
+_BadWords = Annotated[list[Word], Meta(max_length=256)]
+_OutputTexts = Annotated[list[Label], Meta(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(Body, kw_only=True):
@@ -179,7 +184,7 @@ class StructuredOutputs(Body, kw_only=True):
 class ResponseSchema(Body, kw_only=True):
     """A JSON Schema with a name."""
 
-    name: Annotated[_Name, says("Its name, which is ignored.")]
+    name: Annotated[Name, says("Its name, which is ignored.")]
     description: Annotated[_Form | None, says("Accepted and ignored.")] = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema.")] = None
     strict: Annotated[bool | None, says("Accepted and ignored: the schema always holds.")] = None
@@ -206,30 +211,17 @@ class StreamOptions(Body, kw_only=True):
 class Sampling(Body, kw_only=True):
     """What every route that generates takes."""
 
-    temperature: Annotated[_Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
-    top_p: Annotated[_TopP | None, says("The probability mass that is kept.")] = None
-    stop: Annotated[_Stop | _Stops | None, says("Texts that end the answer, and are cut off.")] = None
+    temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
+    top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
+    stop: Annotated[Stop | Stops | None, says("Texts that end the answer, and are cut off.")] = None
     seed: Annotated[_Int64 | None, says("Makes sampling repeatable; choice i of a prompt uses seed + i.")] = None
 
 
-class Generation(Sampling, kw_only=True):
-    """What completions and chats have in common."""
+class FullSampling(Sampling, kw_only=True):
+    """What completions, chats and responses have in common."""
 
-    model: Annotated[_Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
-    n: Annotated[int, says("How many choices each prompt has.")] = 1
-    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
-    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
-    include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
-    return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
-    return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
-    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
-    prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
-    return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
+    top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
-    truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
-    truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
-    request_id: Annotated[_Label | None, says("What the answer's id has behind `cmpl-` or `chatcmpl-`.")] = None
-    top_k: Annotated[_TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     min_p: Annotated[_Share | None, says("The least share of the top probability kept.")] = None
     presence_penalty: Annotated[_Penalty | None, says("What tokens lose that the output has already.")] = None
     frequency_penalty: Annotated[_Penalty | None, says("What tokens lose each time that the output has them.")] = None
@@ -241,25 +233,45 @@ class Generation(Sampling, kw_only=True):
     skip_special_tokens: Annotated[bool | None, says("Whether special tokens are left out of the text.")] = True
     bad_words: Annotated[_BadWords | None, says("Texts that are not generated.")] = None
     allowed_token_ids: Annotated[list[int] | None, says("The only tokens to choose from.")] = None
-    response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, says("The same, with more forms: one of them.")] = None
-    use_beam_search: Annotated[Any, _only("use_beam_search")] = None
-    length_penalty: Annotated[Any, _only("length_penalty")] = None
-    watermarking: Annotated[Any, _only("watermarking")] = None
-    spaces_between_special_tokens: Annotated[Any, _only("spaces_between_special_tokens")] = None
-    user: _Ignored = None
-    metadata: _Ignored = None
-    service_tier: _Ignored = None
-    prompt_cache_key: _Ignored = None
-    prompt_cache_retention: _Ignored = None
-    safety_identifier: _Ignored = None
-    session_id: _Ignored = None
-    store: _Ignored = None
-    return_token_offsets: _Ignored = None
-    mm_payload: _Ignored = None
+    structured_outputs: Annotated[StructuredOutputs | None, says("The form that the answer has, as vLLM says it.")] = (
+        None
+    )
+    use_beam_search: Annotated[Any, only("use_beam_search")] = None
+    length_penalty: Annotated[Any, only("length_penalty")] = None
+    watermarking: Annotated[Any, only("watermarking")] = None
+    spaces_between_special_tokens: Annotated[Any, only("spaces_between_special_tokens")] = None
+    user: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    session_id: Ignored = None
+    store: Ignored = None
+    return_token_offsets: Ignored = None
+    mm_payload: Ignored = None
     priority: Annotated[_Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
-    vllm_xargs: Annotated[_Extras | None, says("What extensions of the engine take.")] = None
-    cache_salt: Annotated[_Word | None, says("Prompts' states are shared within one salt.")] = None
+    vllm_xargs: Annotated[Extras | None, says("What extensions of the engine take.")] = None
+    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+
+
+class Generation(FullSampling, kw_only=True):
+    """What completions and chats have in common."""
+
+    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    n: Annotated[int, says("How many choices each prompt has.")] = 1
+    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
+    include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
+    return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
+    return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
+    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
+    prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
+    return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
+    truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
+    truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
+    request_id: Annotated[Label | None, says("What the answer's id has behind `cmpl-` or `chatcmpl-`.")] = None
+    response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
 
 
 class Completion(Generation, kw_only=True):
@@ -271,7 +283,7 @@ class Completion(Generation, kw_only=True):
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
     best_of: Annotated[int | None, says("At most n: of more choices none would be better.")] = None
-    suffix: Annotated[Any, _only("suffix")] = None
+    suffix: Annotated[Any, only("suffix")] = None
 
 
 class Chat(Generation, kw_only=True):
@@ -283,19 +295,19 @@ class Chat(Generation, kw_only=True):
     continue_final_message: _Continues = False
     add_special_tokens: _Special = False
     documents: _Documents = None
-    chat_template_kwargs: _Variables = None
+    chat_template_kwargs: Variables = None
     tool_choice: Annotated[_WhichTools | FunctionChoice | None, says("Whether, or which, functions are called.")] = None
     parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
     max_completion_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
     max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
-    reasoning_effort: Annotated[_Effort | None, says("A variable of the template, for models that think.")] = None
-    include_reasoning: Annotated[Any, _only("include_reasoning")] = None
+    reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
+    include_reasoning: Annotated[Any, only("include_reasoning")] = None
     echo: Annotated[bool | None, says("Not offered for chats: only false is accepted.", enum=[False, None])] = None
-    modalities: Annotated[Any, _only("modalities")] = None
-    verbosity: _Ignored = None
-    prediction: _Ignored = None
+    modalities: Annotated[Any, only("modalities")] = None
+    verbosity: Ignored = None
+    prediction: Ignored = None
 
 
 class Inspection(Sampling, kw_only=True):
@@ -310,7 +322,7 @@ class Inspection(Sampling, kw_only=True):
 class Tokenization(Body, kw_only=True):
     """A body of /tokenize."""
 
-    model: Annotated[_Name | None, says("One of those that /v1/models lists.")] = None
+    model: Annotated[Name | None, says("One of those that /v1/models lists.")] = None
     prompt: Annotated[Text | None, says("The text; either this or messages.")] = None
     messages: Annotated[_Messages | None, says("The chat; either this or prompt.")] = None
     tools: _Tools = None
@@ -318,12 +330,12 @@ class Tokenization(Body, kw_only=True):
     continue_final_message: _Continues = False
     add_special_tokens: _Special = None
     documents: _Documents = None
-    chat_template_kwargs: _Variables = None
+    chat_template_kwargs: Variables = None
     return_token_strs: Annotated[bool | None, says("Adds token_strs: the text of each token.")] = False
 
 
 class Detokenization(Body, kw_only=True):
     """A body of /detokenize."""
 
-    model: Annotated[_Name | None, says("One of those that /v1/models lists.")] = None
+    model: Annotated[Name | None, says("One of those that /v1/models lists.")] = None
     tokens: Annotated[list[int], says("The token ids.")]

@@ -205,6 +205,11 @@ class Outbox:
             self._is_full = True
             self._on_full()
 
+    def keep(self, count: int) -> None:
+        """Count what the answer keeps to send it again at its end; neither makes the outbox full."""
+        self._most += 2 * count
+        self.hold(count)
+
     def drop(self) -> None:
         """Throw away what waits."""
         self._chunks.clear()

@@ -1,15 +1,17 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import orjson
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
-from tokenbus_services.gateway.bodies import Generation, Sampling, StreamOptions
+from tokenbus_services.gateway import messages_body, responses_body
+from tokenbus_services.gateway.bodies import Chat, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import (
     AutoCalls,
@@ -20,12 +22,14 @@ from tokenbus_services.gateway.output_form import (
     tools_of,
 )
 from tokenbus_services.gateway.prompts import Cut, PromptEncoder
-from tokenbus_services.gateway.request_body import RequestTypes
+from tokenbus_services.gateway.request_body import RequestTypes, check_texts
 from tokenbus_services.gateway.tool_parsers import PARSERS
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
+T = TypeVar("T")
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
@@ -79,8 +83,10 @@ class CompletionRequest:
     """What a chat has to call."""
     auto: AutoCalls | None = None
     """How calls are found in a chat's text; None: the text stays as it is."""
-    form_field: str = "response_format"
-    """The field of the body that says the output's form."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """By the name that an error has for a field the body's, where they differ."""
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the body that the answer has again."""
 
     @property
     def choices(self) -> int:
@@ -172,7 +178,38 @@ class Reader:
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/chat/completions."""
-        body = self.types.read(self.types.chat, value)
+        return self._chat(self.types.read(self.types.chat, value))
+
+    def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/messages."""
+        chat = messages_body.chat_of(self.types.read(self.types.messages, value))
+        return self._translated(chat, messages_body.FIELDS, self._chat)
+
+    def token_count(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /v1/messages/count_tokens."""
+        chat = messages_body.chat_of(self.types.read(self.types.token_count, value))
+        return self._translated(chat, messages_body.FIELDS, self._counted)
+
+    def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/responses."""
+        body = self.types.read(self.types.responses, responses_body.typed(value))
+        request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
+        return replace(request, echoed=responses_body.echoed(body))
+
+    def _translated(self, chat: Chat, names: Mapping[str, str], read: Callable[[Chat, Mapping[str, str]], T]) -> T:
+        """Read the chat that another body is; errors name that body's fields."""
+        try:
+            check_texts(chat)
+            return read(chat, names)
+        except ApiError as error:
+            raise error.renamed(names) from None
+
+    def _counted(self, chat: Chat, _names: Mapping[str, str]) -> bytes:
+        if chat.model is not None:
+            self._check_model(chat.model)
+        return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, tools_of(chat)))})
+
+    def _chat(self, body: Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
         top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
         if top is not None and not body.logprobs:
@@ -189,13 +226,14 @@ class Reader:
         forced = forced_call(body, tools)
         if forced is not None:
             common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
-            common["form_field"] = "tool_choice"
+            common["fields"]["response_format"] = "tool_choice"
         auto = auto_calls(body, self._settings.tool_call_parser)
         if auto is not None and PARSERS[auto.parser].shows_special:
             common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
         prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
         logprobs = (top or 0) if body.logprobs else None
+        common["fields"] = {"prompt": "messages", **names, **common["fields"]}
         request = CompletionRequest(
             prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
         )
@@ -253,7 +291,7 @@ class Reader:
             "parent": self.parents.get(model, ""),
             "n": body.n,
             "sampling": _sampling(body),
-            "form_field": "response_format" if body.structured_outputs is None else "structured_outputs",
+            "fields": {} if body.structured_outputs is None else {"response_format": "structured_outputs"},
             "wants_drafts": body.include_draft_logprobs,
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,

@@ -61,10 +61,13 @@ class ApiError(Exception):
         self.tokens = 0
         """How many tokens came before it."""
 
-    def about(self, param: str, name: str) -> "ApiError":
-        """Return this error, with another name for the field that it is about if that is `param`, or a part of it."""
-        if self.param is not None and re.split(r"[.\[]", self.param, maxsplit=1)[0] == param:
-            self.param, self.message = (name + each.removeprefix(param) for each in (self.param, self.message))
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """Return this error, with the name that `names` has for the field that it is about, or is a part of."""
+        param = self.param or ""
+        for name in sorted(names, key=len, reverse=True):
+            if param == name or param.startswith((f"{name}.", f"{name}[")):
+                self.param, self.message = (names[name] + each.removeprefix(name) for each in (param, self.message))
+                break
         return self
 
     @property

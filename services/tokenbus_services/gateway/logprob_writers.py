@@ -100,7 +100,7 @@ class TokenIds:
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
-        return b"[" + b",".join(filter(None, pieces)) + b"]"
+        return _listed(pieces)
 
 
 class Lists:
@@ -220,7 +220,15 @@ class Entries:
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
-        return b'{"content":[' + b",".join(filter(None, pieces)) + b'],"refusal":null}'
+        return b'{"content":' + _listed(pieces) + b',"refusal":null}'
+
+
+class BareEntries(Entries):
+    """Logprobs as responses have them: the same list without an object around it."""
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the list."""
+        return _listed(pieces)
 
 
 class Columns:
@@ -261,6 +269,10 @@ class Columns:
         for name, array in zip(_COLUMNS, arrays, strict=True):
             members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
         return b"{" + b",".join(members) + b"}"
+
+
+def _listed(pieces: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(filter(None, pieces)) + b"]"
 
 
 def _tables(view: RenderedStep, *, names_ids: bool) -> Tables:

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 from tokenbus_services.gateway.native import Form
-from tokenbus_services.gateway.tool_calls import AutoCallWriter, CallWriter
+from tokenbus_services.gateway.prompt_writers import prompt_logprobs
+from tokenbus_services.gateway.sse import event
+from tokenbus_services.gateway.tool_calls import call_writer
+from tokenbus_services.gateway.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Choice
@@ -22,12 +27,15 @@ _DONE = b"data: [DONE]\n\n"
 class Envelope:
     """Writes one answer; what is the same in all of its chunks is encoded once."""
 
+    kept = 0
+
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
         name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or f'{key:016x}'}"
         head = {"id": name, "object": kind[request.is_streamed], "created": int(time.time()), "model": request.model}
         self._head = orjson.dumps(head)[:-1]
+        self._prompt_logprobs: dict[int, bytes] = {}
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
         self._said = b'"delta":{"content":%b},' if request.is_chat else b'"text":%b,'
@@ -37,7 +45,7 @@ class Envelope:
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
-        self._calls = _call_writers(request)
+        self._calls = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
@@ -55,15 +63,10 @@ class Envelope:
             form = Form.CONTENT if request.is_chat else Form.LISTS if request.top_logprobs else Form.OWN
         return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
 
-    def echo(self, index: int) -> str | None:
-        """Return the text of its prompt that a choice begins with, if it does."""
-        request = self._request
-        return request.echoes[index // request.n] if request.echoes else None
-
-    @property
-    def has_prompt_logprobs(self) -> bool:
-        """Whether the answer has `prompt_logprobs`."""
-        return self._request.wants_prompt_logprobs
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
+        """Take the scores of a choice's prompt for `prompt_logprobs`; return how many bytes are held of them."""
+        written = self._prompt_logprobs[index] = prompt_logprobs(scores, vocabulary)
+        return len(written)
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
@@ -126,17 +129,19 @@ class Envelope:
         usage = self._usage(self._request.prompt_tokens, tokens)
         return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + _DONE
 
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event("error", error.body)
+
     # Whole.
 
-    def whole(self, choices: Sequence[bytes], tokens: int, prompt_logprobs: bytes = b"") -> bytes:
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
         """Return the whole answer; `choices` are from `choice`."""
-        ids = self._prompt_ids(0) + _of_prompt(prompt_logprobs) if self._request.is_chat else b""
+        ids = self._of_prompt(0) if self._request.is_chat else b""
         usage = self._usage(self._request.prompt_tokens, tokens)
         return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
 
-    def choice(
-        self, index: int, text: str, beside: Sequence[bytes], end: Ending | None, prompt_logprobs: bytes = b""
-    ) -> bytes:
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
         request = self._request
         said = b'"text":' + orjson.dumps(text)
@@ -144,7 +149,7 @@ class Envelope:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             said = b'"message":' + orjson.dumps(message | self._calls[index].message(text) if self._calls else message)
         members = b",".join([said, *beside, self._ending(index, end)])
-        ids = b"" if request.is_chat else self._prompt_ids(index) + _of_prompt(prompt_logprobs)
+        ids = b"" if request.is_chat else self._of_prompt(index)
         return b'{"index":%d,' % index + members + ids + b"}"
 
     @property
@@ -159,33 +164,26 @@ class Envelope:
             reason = "tool_calls"
         return b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
 
+    def _of_prompt(self, index: int) -> bytes:
+        """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""
+        logprobs = self._prompt_logprobs.get(index)
+        return self._prompt_ids(index) + (b"" if logprobs is None else b',"prompt_logprobs":' + logprobs)
+
     def _prompt_ids(self, index: int) -> bytes:
         if not self._request.wants_ids:
             return b""
-        return b',"prompt_token_ids":' + orjson.dumps(self.prompt(index))
+        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
 
-    def prompt(self, index: int) -> Sequence[int]:
-        """Return the prompt of a choice."""
+    def _prompt(self, index: int) -> Sequence[int]:
         return self._request.prompts[index // self._request.n]
 
     def _usage_so_far(self, index: int, tokens: int) -> bytes:
         """Return the usage of a chunk that is not the last: of its choice where that is wanted."""
         if self._request.wants_running_usage:
-            return b',"usage":' + self._usage(len(self.prompt(index)), tokens)
+            return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
         return b',"usage":null' if self._request.wants_usage else b""
 
     @staticmethod
     def _usage(prompt: int, tokens: int) -> bytes:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         return orjson.dumps(usage)
-
-
-def _call_writers(request: CompletionRequest) -> Sequence[CallWriter] | Sequence[AutoCallWriter]:
-    """Return what writes each choice's calls; nothing where none is looked for."""
-    if request.forced is not None:
-        return [CallWriter(request.forced) for _ in range(request.choices)]
-    return [] if request.auto is None else [AutoCallWriter(request.auto) for _ in range(request.choices)]
-
-
-def _of_prompt(logprobs: bytes) -> bytes:
-    return b',"prompt_logprobs":' + logprobs if logprobs else b""

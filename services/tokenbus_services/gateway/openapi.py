@@ -9,7 +9,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tokenbus_services.gateway.request_body import RequestTypes
 
 _SCHEMAS = "#/components/schemas/"
-_ERROR = {"$ref": f"{_SCHEMAS}Error"}
 _ERRORS = {
     400: "A field is wrong: `param` names it.",
     401: "No API key, or an unknown one.",
@@ -116,6 +115,70 @@ class ChatAnswer(CompletionAnswer, kw_only=True):
     prompt_token_ids: list[_Count] | UnsetType = UNSET
 
 
+class MessagesUsage(Struct, forbid_unknown_fields=True):
+    """Token counts of a message."""
+
+    input_tokens: _Count
+    output_tokens: _Count
+
+
+class MessagesAnswer(Struct, forbid_unknown_fields=True):
+    """An answer of /v1/messages that is not streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[_Object]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class TokenCountAnswer(Struct, forbid_unknown_fields=True):
+    """An answer of /v1/messages/count_tokens."""
+
+    input_tokens: _Count
+
+
+class MessagesErrorMembers(Struct, forbid_unknown_fields=True):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(Struct, forbid_unknown_fields=True):
+    """An answer of /v1/messages that is an error."""
+
+    type: Literal["error"]
+    error: MessagesErrorMembers
+
+
+class ResponsesUsage(Struct, forbid_unknown_fields=True):
+    """Token counts of a response."""
+
+    input_tokens: _Count
+    input_tokens_details: dict[str, _Count]
+    output_tokens: _Count
+    output_tokens_details: dict[str, _Count]
+    total_tokens: _Count
+
+
+class ResponsesAnswer(Struct):
+    """An answer of /v1/responses that is not streamed."""
+
+    id: str
+    object: Literal["response"]
+    created_at: _Count
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: _Object | None
+    output: list[_Object]
+    usage: ResponsesUsage
+
+
 class TokenizationAnswer(Struct):
     """An answer of /tokenize."""
 
@@ -133,15 +196,23 @@ class DetokenizationAnswer(Struct):
 
 def document(types: RequestTypes) -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
-    answers = (Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer)
+    answers = (
+        *(Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer),
+        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer),
+    )
+    bodies = (
+        *(types.completion, types.chat, types.messages, types.token_count, types.responses),
+        *(types.inspection, types.tokenization, types.detokenization),
+    )
     _, schemas = msgspec.json.schema_components(
-        (types.completion, types.chat, types.inspection, types.tokenization, types.detokenization, *answers),
+        (*bodies, *answers),
         ref_template=_SCHEMAS + "{name}",
     )
     schemas["Tokenization"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": kind}}}
         for name, kind in (("prompt", "string"), ("messages", "array"))
     ]
+    schemas["InputMessage"]["required"].remove("type")
     return {
         "openapi": "3.1.0",
         "info": {
@@ -152,6 +223,11 @@ def document(types: RequestTypes) -> dict[str, Any]:
         "paths": {
             "/v1/completions": _post("Continue a text.", "Completion", "CompletionAnswer"),
             "/v1/chat/completions": _post("Continue a chat.", "Chat", "ChatAnswer"),
+            "/v1/messages": _post("Continue a chat.", "Messages", "MessagesAnswer", error="MessagesError"),
+            "/v1/messages/count_tokens": _post(
+                "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"
+            ),
+            "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
@@ -168,13 +244,16 @@ def document(types: RequestTypes) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, body: str, answer: str | None, *, is_streamed: bool = True) -> dict[str, Any]:
+def _post(
+    summary: str, body: str, answer: str | None, *, is_streamed: bool = True, error: str = "Error"
+) -> dict[str, Any]:
     content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
         content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer}}
     responses = {"200": {"description": "The answer.", "content": content}}
+    errors = {"application/json": {"schema": {"$ref": _SCHEMAS + error}}}
     for status, meaning in _ERRORS.items():
-        responses[str(status)] = {"description": meaning, "content": {"application/json": {"schema": _ERROR}}}
+        responses[str(status)] = {"description": meaning, "content": errors}
     body_schema = {"application/json": {"schema": {"$ref": _SCHEMAS + body}}}
     return {
         "post": {

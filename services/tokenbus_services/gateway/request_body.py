@@ -17,7 +17,7 @@ from tokenbus_services.gateway.bodies import (
     Chat,
     Completion,
     Detokenization,
-    Generation,
+    FullSampling,
     Inspection,
     Sampling,
     Text,
@@ -26,6 +26,8 @@ from tokenbus_services.gateway.bodies import (
 )
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import HeldBody
+from tokenbus_services.gateway.messages_body import Messages, TokenCount
+from tokenbus_services.gateway.responses_body import Responses
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown
@@ -94,6 +96,7 @@ class RequestTypes:
             "n": _integer(1, gateway.max_choices),
             "max_tokens": tokens,
             "max_completion_tokens": tokens,
+            "max_output_tokens": tokens,
             "min_tokens": _integer(0, gateway.max_tokens),
             "top_logprobs": alternatives,
             "stop_token_ids": _array(token_id, 0, 1024),
@@ -111,6 +114,9 @@ class RequestTypes:
         }
         self.completion = _bounded(Completion, bounds | of_completions)
         self.chat = _bounded(Chat, bounds)
+        self.messages = _bounded(Messages, bounds)
+        self.token_count = _bounded(TokenCount, bounds)
+        self.responses = _bounded(Responses, bounds)
         self.inspection = _bounded(Inspection, bounds)
         self.tokenization = _bounded(Tokenization, bounds)
         self.detokenization = _bounded(Detokenization, bounds)
@@ -136,8 +142,8 @@ class RequestTypes:
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
         if isinstance(body, Sampling):
-            _check_texts(body)
-        if isinstance(body, Generation) and body.logit_bias is not None:
+            check_texts(body)
+        if isinstance(body, FullSampling) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
         return body
 
@@ -163,10 +169,10 @@ class RequestTypes:
         return [converted(given, self._ids if isinstance(given, list) else Text, "prompt")]
 
 
-def _check_texts(body: Sampling) -> None:
+def check_texts(body: Sampling) -> None:
     """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
     given = [("stop", body.stop, _MAX_STOP_BYTES)]
-    if isinstance(body, Generation):
+    if isinstance(body, FullSampling):
         given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES), ("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
     for name, texts, most in given:
         for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):

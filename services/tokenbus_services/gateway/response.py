@@ -15,6 +15,7 @@ from tokenbus_services.gateway.connection import ChunkWriter, Connection, connec
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.messages_format import message_error
 from tokenbus_services.gateway.sse import EVENTS
 from tokenbus_services.logs import logger
 
@@ -28,10 +29,11 @@ _PIECE_BYTES = 65_536
 _STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
-def error_response(error: ApiError) -> Response:
-    """Return the response of an error."""
+def error_response(error: ApiError, path: str) -> Response:
+    """Return the response of an error, as the API of a path has it."""
+    body = message_error(error) if path.startswith("/v1/messages") else error.body
     headers = {"cache-control": "no-store", **error.headers}
-    return JSONResponse(error.body, status_code=error.status, headers=headers)
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 class AnswerResponse(Response):
@@ -108,7 +110,7 @@ class AnswerResponse(Response):
         await outbox.ready()
         if self._answer.error is not None and not self._answer.has_begun:
             outbox.is_sent = True
-            response = error_response(await self._explain(self._answer.error))
+            response = error_response(await self._explain(self._answer.error), scope["path"])
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return

@@ -21,18 +21,20 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
-from tokenbus_services.gateway.answer import JSON, Answer, WholeAnswer
+from tokenbus_services.gateway.answer import JSON, Answer, Format, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus_services.gateway.gateway import Counts, Gateway
+from tokenbus_services.gateway.messages_format import MessagesFormat
 from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
+from tokenbus_services.gateway.responses_format import ResponsesFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
@@ -51,6 +53,13 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+_ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] = {
+    "/v1/completions": ("completion", Envelope),
+    "/v1/chat/completions": ("chat", Envelope),
+    "/v1/messages": ("messages", MessagesFormat),
+    "/v1/responses": ("responses", ResponsesFormat),
+}
+"""By the route the reader's method for its bodies, and the form of its answers."""
 _UNWATCHED_SECONDS = 0.05
 """Most texts are encoded before it is worth while to watch whether their client leaves."""
 _OTHER = "other"
@@ -78,9 +87,10 @@ class Routes:
 
     def app(self) -> ASGIApp:
         """Return the application."""
-        tokens = {"/v1/completions": self._completions, "/v1/chat/completions": self._chat}
+        tokens = {path: self._answering(kind, form) for path, (kind, form) in _ANSWERS.items()}
         routes = [
             *(Route(path, handler, methods=["POST"]) for path, handler in tokens.items()),
+            Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
@@ -110,11 +120,14 @@ class Routes:
 
     # Tokens.
 
-    async def _completions(self, request: Request) -> Response:
-        return self._answer(request, await self._read(request, "completion", _DECODER.decode))
+    def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
+        """Return the handler of a route: `kind` is the reader's method for its bodies."""
 
-    async def _chat(self, request: Request) -> Response:
-        return self._answer(request, await self._read(request, "chat", _DECODER.decode))
+        async def handle(request: Request) -> Response:
+            """Answer a request."""
+            return self._answer(request, await self._read(request, kind, _DECODER.decode), form)
+
+        return handle
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
@@ -174,13 +187,15 @@ class Routes:
                 each.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    def _answer(self, request: Request, asked: CompletionRequest) -> Response:
+    def _answer(
+        self, request: Request, asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format]
+    ) -> Response:
         settings = self._gateway.settings.gateway
         maker = StreamedAnswer if asked.is_streamed else WholeAnswer
         first = _draw_key()
         # The answer's id names its requests on the bus: the first one's id, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
-        return self._begin(request, asked, maker(asked, Envelope(asked, first), settings, self._gateway.buffers), keys)
+        return self._begin(request, asked, maker(asked, form(asked, first), settings, self._gateway.buffers), keys)
 
     def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
         feed = self._gateway.feed
@@ -205,6 +220,9 @@ class Routes:
 
     async def _tokenize(self, request: Request) -> Response:
         return self._long(request, await self._read(request, "tokenization", bytes))
+
+    async def _count_tokens(self, request: Request) -> Response:
+        return self._long(request, await self._read(request, "token_count", bytes))
 
     async def _detokenize(self, request: Request) -> Response:
         return self._long(request, await self._read(request, "detokenization", bytes))
@@ -282,7 +300,8 @@ class Routes:
 
     async def _defect(self, request: Request, _error: Exception) -> Response:
         self._gateway.repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
-        return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+        error = ApiError(500, "a defect of the gateway; its log says more", code="internal")
+        return error_response(error, request.url.path)
 
 
 class _Page(StaticFiles):
@@ -314,7 +333,7 @@ class _Direct:
         try:
             response = await handler(request)
         except ApiError as error:
-            response = error_response(error)
+            response = error_response(error, scope["path"])
         await response(scope, receive, send)
 
 
@@ -351,17 +370,17 @@ def _who(request: Request) -> str:
     return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
 
 
-async def _api_error(_request: Request, error: ApiError) -> Response:
-    return error_response(error)
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return error_response(error, request.url.path)
 
 
 async def _no_such_route(request: Request, error: HTTPException) -> Response:
     what = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:  # noqa: PLR2004 - a status speaks for itself
-        made = error_response(ApiError(405, f"{what}: another method", code="method_not_allowed"))
+        made = error_response(ApiError(405, f"{what}: another method", code="method_not_allowed"), request.url.path)
         made.headers.update(error.headers or {})
         return made
-    return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"))
+    return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"), request.url.path)
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""Server-sent events: answers that are streamed, as chunks of OpenAI's API or as the inspector's tokens."""
+"""Server-sent events: answers that are streamed, in chunks of an API's form or as the inspector's tokens."""
 
 import codecs
 from collections.abc import Callable, Iterator, Sequence
@@ -33,21 +33,25 @@ class StreamedAnswer(ChoicesAnswer):
     content_type = EVENTS
     _held = 0
     """Characters that are held back, as they may be a call."""
+    _kept = 0
+    """What of the form's `kept` the outbox counts."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
-        chunk = self._envelope.chunk(choice, text, pieces)
+        chunk = self._format.chunk(choice, text, pieces)
         if self._request.auto is not None:
             self._hold_back()
+        if self._format.kept > self._kept and not self._keep():
+            return
         if choice.reason is None:
             if chunk:
                 self.outbox.put(chunk, produced_at_ns)
             return
         self._open -= 1
         if not self._open:
-            chunk += self._envelope.last(self._tokens)
+            chunk += self._format.last(self._tokens)
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
@@ -61,15 +65,24 @@ class StreamedAnswer(ChoicesAnswer):
     def _hold_back(self) -> None:
         """Count what is held back to what the answer holds."""
         if not self.outbox.is_closed:
-            before, self._held = self._held, self._envelope.held
+            before, self._held = self._held, self._format.held
             self.outbox.hold(self._held - before)
 
     def _begin_stream(self) -> None:
         self.has_begun = True
-        self.outbox.put(self._envelope.beginnings())
+        self.outbox.put(self._format.beginnings())
+
+    def _keep(self) -> bool:
+        """Count what the last events will have again; return whether the stream goes on."""
+        grown, self._kept = self._format.kept - self._kept, self._format.kept
+        self.outbox.keep(grown)
+        if self._kept > self._answer_bytes:
+            message = f"an answer of at most {self._answer_bytes} bytes"
+            self.end(ApiError(400, message, code="answer_too_large"))
+        return not self.outbox.is_closed
 
     def _error_event(self, error: ApiError) -> bytes:
-        return event("error", error.body)
+        return self._format.error(error)
 
 
 class InspectedAnswer(Answer):

@@ -3,12 +3,15 @@
 import json
 import re
 import secrets
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from tokenbus_services.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus_services.gateway.tool_parsers import PARSERS, Call, written
+
+if TYPE_CHECKING:
+    from tokenbus_services.gateway.completion_request import CompletionRequest
 
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
 """The beginning of an element of the list that `required` makes the output."""
@@ -26,14 +29,18 @@ class CallWriter:
         self._has_begun = False
         self._calls = _CallScanner()
 
-    def delta(self, text: str, *, is_last: bool = False) -> bytes:  # noqa: ARG002 - as AutoCallWriter's
+    def delta(self, text: str, *, is_last: bool = False) -> bytes:
         """Return a stream's next `delta`, an empty object where the text brings nothing new."""
-        if self._name is None:
-            pieces = self._calls.add(text)
-        else:
-            pieces = [Piece(0, None if self._has_begun else self._name, text)] if text or not self._has_begun else []
-            self._has_begun = True
+        _, pieces = self.take(text, is_last=is_last)
         return orjson.dumps({"tool_calls": [_delta(each) for each in pieces]} if pieces else {})
+
+    def take(self, text: str, *, is_last: bool) -> "tuple[str, list[Piece]]":  # noqa: ARG002 - as AutoCallWriter's
+        """Return what a stream's next text brings: no text, and parts of calls."""
+        if self._name is None:
+            return "", self._calls.add(text)
+        pieces = [Piece(0, None if self._has_begun else self._name, text)] if text or not self._has_begun else []
+        self._has_begun = True
+        return "", pieces
 
     def message(self, text: str) -> dict[str, Any]:
         """Return a whole output's members of a message: no text, and `tool_calls`."""
@@ -68,12 +75,17 @@ class AutoCallWriter:
 
     def delta(self, text: str, *, is_last: bool) -> bytes:
         """Return a stream's next `delta`, an empty object where nothing is certain."""
-        content, calls = self._take(text, is_last=is_last)
+        content, pieces = self.take(text, is_last=is_last)
         delta: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            begin = self._count - len(calls)
-            delta["tool_calls"] = [_delta(Piece(begin + place, *call)) for place, call in enumerate(calls)]
+        if pieces:
+            delta["tool_calls"] = [_delta(each) for each in pieces]
         return orjson.dumps(delta)
+
+    def take(self, text: str, *, is_last: bool) -> "tuple[str, list[Piece]]":
+        """Return what is certain with a stream's next text: text, and calls, each in one part."""
+        content, calls = self._take(text, is_last=is_last)
+        begin = self._count - len(calls)
+        return content, [Piece(begin + place, *call) for place, call in enumerate(calls)]
 
     def message(self, text: str) -> dict[str, Any]:
         """Return a whole output's members of a message: as vLLM has it, no text of spaces alone beside calls."""
@@ -155,6 +167,13 @@ class _CallScanner:
                 self._is_inside = False
                 return place + 1
         return len(text)
+
+
+def call_writer(request: "CompletionRequest") -> CallWriter | AutoCallWriter | None:
+    """Return what writes a choice's calls; None where none is looked for."""
+    if request.forced is not None:
+        return CallWriter(request.forced)
+    return None if request.auto is None else AutoCallWriter(request.auto)
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:

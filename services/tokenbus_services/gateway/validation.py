@@ -6,7 +6,6 @@ from typing import Any, get_args
 import msgspec
 import orjson
 
-from tokenbus_services.gateway.bodies import CHOICES
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.settings.errors import shown
 
@@ -31,8 +30,8 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     except msgspec.ValidationError as error:
         # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the place, to which the value is added.
         limit, found, path = str(error).rpartition(" - at `$")
-        # The place in an object whose members have any name is `[...]`.
-        limit, path = (limit, path[:-1].replace("[...]", "")) if found else (path, "")
+        # An object whose members have any name is left at `[...]`: which of them it is, is not said.
+        limit, path = (limit, path[:-1].partition("[...]")[0]) if found else (path, "")
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
     where = (where + path).removeprefix(".")
@@ -41,8 +40,8 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
         is_missing, name = member[1] == "missing required", member[2]
         where = f"{where}.{name}".removeprefix(".")
         raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
-    if limit.startswith("Invalid enum value"):
-        limit = "one of " + ", ".join(map(repr, get_args(CHOICES[_PLACE.sub("", where)])))
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter of what tells one type from another
+        limit = "one of " + ", ".join(map(repr, get_args(kind.choices[_PLACE.sub("", where)])))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
 

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tests.services.builders import settings
 from tokenbus_contracts import LogprobBatch
-from tokenbus_services.gateway.answer import WholeAnswer
+from tokenbus_services.gateway.answer import Format, WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.event_writer import EventWriter
@@ -23,10 +23,41 @@ KEY = 0xA
 Steps = Sequence[tuple[LogprobBatch, LogprobBatch | None]]
 
 
-async def said(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -> bytes:
+class Spelling:
+    """A tokenizer whose tokens are the pieces of one text."""
+
+    def __init__(self, pieces: dict[int, str]) -> None:
+        self._pieces = pieces
+        self.vocabulary_size = max(pieces) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Return nothing: no test encodes a text."""
+        del text
+        return []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's text."""
+        return self._pieces.get(token_id, "").encode()
+
+
+def spelled(text: str, steps: Steps) -> Vocabulary:
+    """Return a vocabulary in which the tokens of some steps' rows, together, are a text."""
+    ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
+    cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
+    return Vocabulary(
+        Spelling({token: text[begin:end] for token, begin, end in zip(ids, cuts, cuts[1:], strict=False)})
+    )
+
+
+async def said(
+    asked: CompletionRequest,
+    steps: Steps,
+    vocabulary: Vocabulary,
+    form: Callable[[CompletionRequest, int], Format] = Envelope,
+) -> bytes:
     """Return what an answer sends of some steps, of which its requests have the first rows."""
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
-    answer = maker(asked, Envelope(asked, KEY), settings().gateway, Buffers(2**30))
+    answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     writer = EventWriter(vocabulary, len(answer.listeners))
     keys = steps[0][0].request_keys.tolist()
@@ -54,6 +85,16 @@ def chunks(data: bytes) -> Iterator[dict[str, Any]]:
     assert (done, rest) == ("data: [DONE]", "")
     for event in events:
         yield json.loads(event.removeprefix("data: "))
+
+
+def named(data: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream that has no mark at its end; each is named by its data's type."""
+    found = []
+    for event in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, _, text = event.partition("\n")
+        found.append(json.loads(text.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 def array(text: str, kind: str) -> npt.NDArray[Any]:

@@ -9,9 +9,10 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 STATUSES = {
     "INVALID_REQUEST": 400,
@@ -75,22 +76,39 @@ def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> Non
     assert (error.message, error.param) == (message, message.partition(":")[0])
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+FORCED = CHAT | {"tools": [TOOL], "tool_choice": "required"}
+ANY = {"type": "any"}
+MESSAGES = CHAT | {"max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]}
+
+
 @pytest.mark.parametrize(
-    ("reason", "fields", "message"),
+    ("reason", "route", "body", "message"),
     [
-        ("tokens.token_ids: at most 7 tokens", {}, "prompt: at most 7 tokens"),
-        ("tokens.token_ids: at most 7 tokens", {"is_chat": True}, "messages: at most 7 tokens"),
-        ("tokens.token_ids[3]: below 7", {"is_chat": True}, "messages[3]: below 7"),
-        ("sampling.structured_output: none", {"form_field": "tool_choice"}, "tool_choice: none"),
+        ("tokens.token_ids: at most 7", "completion", {"prompt": "a"}, "prompt: at most 7"),
+        ("tokens.token_ids: at most 7", "chat", CHAT, "messages: at most 7"),
+        ("tokens.token_ids[3]: below 7", "chat", CHAT, "messages[3]: below 7"),
+        ("tokens.token_ids: at most 7", "messages", MESSAGES, "messages: at most 7"),
+        ("tokens.token_ids: at most 7", "responses", {"input": "a"}, "input: at most 7"),
+        ("sampling.structured_output: none", "chat", FORCED, "tool_choice: none"),
+        ("sampling.structured_output: none", "messages", MESSAGES | {"tool_choice": ANY}, "tool_choice: none"),
+        ("sampling.structured_output: none", "messages", MESSAGES, "output_config.format: none"),
+        ("sampling.structured_output: none", "responses", {"input": "a"}, "text.format: none"),
         (
             "sampling.structured_output.regex: none",
-            {"form_field": "structured_outputs"},
+            "completion",
+            {"prompt": "a", "structured_outputs": {"regex": "a"}},
             "structured_outputs.regex: none",
         ),
+        ("sampling.stop[1]: too long", "messages", MESSAGES, "stop_sequences[1]: too long"),
+        ("sampling.max_tokens: at most 7", "responses", {"input": "a"}, "max_output_tokens: at most 7"),
     ],
 )
-async def test_answer_names_the_field_of_its_own_body(reason: str, fields: dict[str, Any], message: str) -> None:
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], **fields)
+async def test_answer_names_the_field_of_its_own_body(
+    reason: str, route: str, body: dict[str, Any], message: str
+) -> None:
+    asked = getattr(Reader(settings(), vocabulary_of("bytes")), route)(body)
     answer = WholeAnswer(asked, Envelope(asked, 1), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     answer.end(refused(reason))

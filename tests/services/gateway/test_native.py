@@ -12,9 +12,11 @@ from tests.services.gateway.rendering import chunks, said
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_services.gateway import native
+from tokenbus_services.gateway.answer import Choice
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Entries, Lists
+from tokenbus_services.gateway.messages_format import MessagesFormat
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 
@@ -128,6 +130,34 @@ async def test_streams_are_the_same_without_it(
         found.append(await said(asked, [*steps, (last, None)], Vocabulary(_Words())))
     assert found[0] == found[1]
     assert len(list(chunks(found[0]))) > len(steps) // 2
+
+
+@pytest.mark.parametrize("stops", [(), ("d1",)])
+async def test_messages_are_the_same_without_it(stops: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anthropic's events are the same bytes; with it, Python writes only the rows of stops and split characters."""
+    random = np.random.default_rng(4)
+    steps = [(_drawn(random, 1, 20, Scoring.NONE), None) for _ in range(40)]
+    last = batch([RowShape(1, tokens=1, status=RowStatus.FINISHED_LENGTH)])
+    asked = CompletionRequest(
+        model="m", prompts=[[1]], is_streamed=True, is_chat=True, sampling={"stop": stops} if stops else {}
+    )  # fmt: skip
+    written: list[str] = []
+    chunk = MessagesFormat.chunk
+
+    def counted(self: MessagesFormat, choice: Choice, text: str, pieces: Any) -> bytes:  # noqa: ANN401
+        """Write down which texts come to Python."""
+        written.append(text)
+        return chunk(self, choice, text, pieces)
+
+    monkeypatch.setattr(MessagesFormat, "chunk", counted)
+    found, counts = [], []
+    for render in (native._render, None):
+        monkeypatch.setattr(native, "_render", render)
+        written.clear()
+        found.append(await said(asked, [*steps, (last, None)], Vocabulary(_Words()), MessagesFormat))
+        counts.append(len(written))
+    assert found[0] == found[1]
+    assert (counts[0] < counts[1]) is not bool(stops)
 
 
 def test_numbers_are_those_of_orjson() -> None:

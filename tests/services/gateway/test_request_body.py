@@ -27,6 +27,9 @@ TOOL: dict[str, Any] = {"function": {"name": "f"}}
 VALID: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion": (TYPES.completion, COMPLETION),
     "chat": (TYPES.chat, CHAT),
+    "messages": (TYPES.messages, CHAT | {"max_tokens": 1}),
+    "token_count": (TYPES.token_count, CHAT),
+    "responses": (TYPES.responses, {"input": "a"}),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
     "tokenization": (TYPES.tokenization, {"prompt": "a"}),
     "detokenization": (TYPES.detokenization, {"tokens": [1]}),
@@ -105,6 +108,7 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"b - at `$.n`": 1}, "b - at `$.n`: no such field, got 1"),
         ("completion", {"stop": "\u00e9" * 2049}, "stop: at most 4096 bytes, got 4098"),
         ("completion", {"bad_words": ["a", "\u00e9" * 129]}, "bad_words[1]: at most 256 bytes, got 258"),
+        ("completion", {"vllm_xargs": {"a": [None]}}, "vllm_xargs: expected int | float | str, got {'a': [None]}"),
         ("completion", {"prompt_logprobs": 21}, "prompt_logprobs: expected int <= 20, got 21"),
         (
             "completion",
@@ -134,6 +138,48 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("chat", {"tools": [TOOL] * 129}, "tools: expected array of length <= 128, got a length of 129"),
         ("chat", {"tool_choice": "some"}, "tool_choice: one of 'none', 'auto', 'required', got 'some'"),
         ("chat", {"tool_choice": {"function": {}}}, "tool_choice.function.name: required, got nothing"),
+        ("messages", {"max_tokens": None}, "max_tokens: required, got nothing"),
+        ("messages", {"max_tokens": 6}, "max_tokens: expected int <= 5, got 6"),
+        (
+            "messages",
+            {"messages": [{"role": "tool", "content": "a"}]},
+            "messages[0].role: one of 'user', 'assistant', 'system', got 'tool'",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type: one of 'text', 'tool_use', 'tool_result', 'thinking', 'redacted_thinking', got 'image'",  # noqa: E501
+        ),
+        ("messages", {"tools": [{"name": "f"}]}, "tools[0].input_schema: required, got nothing"),
+        (
+            "messages",
+            {"tool_choice": {"type": "some"}},
+            "tool_choice.type: one of 'auto', 'any', 'tool', 'none', got 'some'",
+        ),
+        ("messages", {"thinking": {"type": "x"}}, "thinking.type: one of 'enabled', 'disabled', 'adaptive', got 'x'"),
+        ("messages", {"container": "c"}, "container: no such field, got 'c'"),
+        ("token_count", {"max_tokens": 1}, "max_tokens: no such field, got 1"),
+        ("responses", {"max_output_tokens": 6}, "max_output_tokens: expected int <= 5, got 6"),
+        ("responses", {"background": True}, "background: only False, got True"),
+        ("responses", {"previous_response_id": "r"}, "previous_response_id: expected null, got 'r'"),
+        ("responses", {"conversation": "c"}, "conversation: expected null, got 'c'"),
+        ("responses", {"input": []}, "input: expected array of length >= 1, got a length of 0"),
+        (
+            "responses",
+            {"input": [{"type": "item_reference", "id": "a"}]},
+            "input[0].type: one of 'message', 'function_call', 'function_call_output', 'reasoning', got 'item_reference'",  # noqa: E501
+        ),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type: one of 'function', got 'web_search'"),
+        (
+            "responses",
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type: one of 'input_text', 'output_text', 'reasoning_text', got 'input_image'",
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "x"}}},
+            "text.format.type: one of 'text', 'json_object', 'json_schema', got 'x'",
+        ),
         ("tokenization", {"chat_template_kwargs": 1}, "chat_template_kwargs: expected object | null, got 1"),
         ("chat", {"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
         (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from tests.services.builders import settings
-from tests.services.gateway.rendering import chunks, said
+from tests.services.gateway.rendering import Spelling, chunks, said
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus
@@ -213,23 +213,6 @@ def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
     """JSON may name one, UTF-8 has none: an answer with it could not be sent."""
     (call,) = CallWriter(ForcedCall(None, "")).calls('[{"name": "f", "parameters": {"a": "\\ud83d é"}}]')
     assert call["function"]["arguments"] == '{"a": "\\ud83d \\u00e9"}'
-
-
-class Spelling:
-    """A tokenizer whose tokens are the pieces of one text."""
-
-    def __init__(self, pieces: dict[int, str]) -> None:
-        self._pieces = pieces
-        self.vocabulary_size = max(pieces) + 1
-
-    def encode(self, text: str) -> list[int]:
-        """Return nothing: no test encodes a text."""
-        del text
-        return []
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's text."""
-        return self._pieces.get(token_id, "").encode()
 
 
 Steps = list[tuple[LogprobBatch, None]]

@@ -469,6 +469,158 @@ def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
             server.openai.completions.create(model=servers.model, prompt="a", max_tokens=-1)
 
 
+ASKED: list[Any] = [{"role": "user", "content": "sat on a mat"}]
+CALLING: list[Any] = [
+    {"role": "user", "content": [{"type": "text", "text": "the cat"}, {"type": "text", "text": "sat"}]},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "a", "signature": ""},
+        {"type": "text", "text": "on"},
+        {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Bern"}},
+    ]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "rain"}]},
+        {"type": "text", "text": "more"},
+    ]},
+]  # fmt: skip
+MESSAGES_TOOLS = [
+    {"name": "weather", "description": "tells it", "input_schema": CITY}, {"name": "now", "input_schema": {}}
+]  # fmt: skip
+SYSTEM = [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "the "}]
+FORM = {"type": "json_schema", "schema": CITY}
+TO_MESSAGES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "default sampling of top_k 1": {"temperature": 1, "top_k": 1},
+    "system": {"system": "the cat"},
+    "system in blocks": {"system": [*SYSTEM, {"type": "text", "text": "cat"}]},
+    "system among messages": {"messages": [{"role": "system", "content": "the cat"}, *ASKED]},
+    "calls and results": {"messages": CALLING, "tools": MESSAGES_TOOLS},
+    "stop": {"max_tokens": 40, "stop_sequences": ["e", "zz"]},
+    "json": {"max_tokens": 60, "output_config": {"format": FORM}},
+    "effort": {"output_config": {"effort": "low"}},
+    "no thinking": {"thinking": {"type": "disabled"}},
+    "thinking, as the model likes": {"thinking": {"type": "adaptive"}},
+    "variables": {"chat_template_kwargs": {"mood": "glad"}},
+    "tools": {"tools": MESSAGES_TOOLS, "tool_choice": {"type": "none"}},
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("name", TO_MESSAGES)
+def test_same_messages(servers: Servers, name: str, is_streamed: bool) -> None:  # noqa: FBT001 - a parameter
+    given = {"model": servers.model, "messages": ASKED, "max_tokens": 12, "temperature": 0, **TO_MESSAGES[name]}
+    theirs, ours = (_message(server, given | {"stream": is_streamed}) for server in servers[:2])
+    assert ours == theirs
+
+
+def _message(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what an answer of /v1/messages says, whole or joined from its events."""
+    if not body["stream"]:
+        found = server.plain.post("/v1/messages", json=body).json()
+    else:
+        found = {"content": []}
+        for event in _events(server, "/v1/messages", body):
+            if event["type"] == "message_start":
+                found |= event["message"]
+            elif event["type"] == "content_block_start":
+                found["content"].append(event["content_block"])
+            elif event["type"] == "content_block_delta":
+                found["content"][event["index"]]["text"] += event["delta"]["text"]
+            elif event["type"] == "message_delta":
+                found |= event["delta"] | {"usage": event["usage"]}
+    usage = {name: found["usage"][name] for name in ("input_tokens", "output_tokens")}
+    content = [(block["type"], block["text"]) for block in found["content"]]
+    return {"content": content, "usage": usage, **{name: found.get(name) for name in MESSAGE_MEMBERS}}
+
+
+MESSAGE_MEMBERS = ("type", "role", "model", "stop_reason", "stop_sequence")
+
+
+def _events(server: Server, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with server.plain.stream("POST", path, json=body) as sent:
+        for line in sent.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("name", ["system in blocks", "calls and results", "no thinking", "variables"])
+def test_same_counts_of_messages_tokens(servers: Servers, name: str) -> None:
+    given = {"model": servers.model, "messages": ASKED, **TO_MESSAGES[name]}
+    theirs, ours = (server.plain.post("/v1/messages/count_tokens", json=given).json() for server in servers[:2])
+    assert ours["input_tokens"] == theirs["input_tokens"]
+
+
+RESPONSES_TOOLS: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+ITEMS: list[Any] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "the cat"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "on", "annotations": []}]},
+    {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Bern"}'},
+    {"type": "function_call_output", "call_id": "1", "output": "rain"},
+    {"role": "user", "content": "more"},
+]
+TO_RESPONSES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {**seeded(7), "top_p": 0.9},
+    "instructions": {"instructions": "the cat"},
+    "conversation": {"input": ITEMS, "tools": RESPONSES_TOOLS, "tool_choice": "none"},
+    "stop": {"max_output_tokens": 40, "stop": ["e", "zz"]},
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    "json": {"max_output_tokens": 60, "text": {"format": {**FORM, "name": "n"}}},
+    "effort": {"reasoning": {"effort": "low"}},
+    "continued": {"input": [
+        {"role": "user", "content": "sat"},
+        {"type": "message", "role": "assistant", "status": "incomplete", "content": "one more "},
+    ]},
+    "required tools": {
+        "max_output_tokens": 200, "tools": RESPONSES_TOOLS, "tool_choice": "required", "logit_bias": SEVERAL
+    },
+    "required tools, cut off": {
+        "max_output_tokens": 4, "tools": RESPONSES_TOOLS, "tool_choice": "required", "logit_bias": SEVERAL
+    },
+    "named tool": {
+        "max_output_tokens": 60, "tools": RESPONSES_TOOLS, "tool_choice": {"type": "function", "name": "weather"},
+        "logit_bias": COMPACT,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("name", TO_RESPONSES)
+def test_same_responses(servers: Servers, name: str, is_streamed: bool) -> None:  # noqa: FBT001 - a parameter
+    given = {"model": servers.model, "input": "sat on", "max_output_tokens": 12, "temperature": 0, **TO_RESPONSES[name]}
+    if "logit_bias" in given:
+        given["logit_bias"] = {_token(servers, text): bias for text, bias in given["logit_bias"].items()}
+    theirs, ours = (_response(server, given | {"stream": is_streamed}) for server in servers[:2])
+    assert ours == theirs
+
+
+def _response(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what an answer of /v1/responses says."""
+    if body["stream"]:
+        *events, last = _events(server, "/v1/responses", body)
+        found = last["response"]
+        deltas = [event for event in events if event["type"].endswith(".delta")]
+        for place, item in enumerate(found["output"]):
+            assert "".join(event["delta"] for event in deltas if event["output_index"] == place) == _said(item)
+        numbers = [event["sequence_number"] for event in (*events, last)]
+        assert numbers == list(range(len(numbers)))
+        logprobs = [each for event in deltas for each in event.get("logprobs", ())]
+    else:
+        found = server.plain.post("/v1/responses", json=body).json()
+        parts = [part for item in found["output"] for part in item.get("content", ())]
+        logprobs = [each for part in parts for each in part["logprobs"] or ()]
+    usage = {name: found["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+    content = [(item["type"], item.get("name"), _said(item)) for item in found["output"]]
+    scored = [(each["token"], [other["token"] for other in each["top_logprobs"]]) for each in logprobs]
+    details = found["incomplete_details"]
+    return {"content": content, "usage": usage, "logprobs": scored, "status": found["status"], "details": details}
+
+
+def _said(item: dict[str, Any]) -> str:
+    said: str = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    return said
+
+
 # What differs, and on purpose.
 
 
