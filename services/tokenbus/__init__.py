@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from tokenbus_services.bus import AddressError
     from tokenbus_services.client import (
         Client,
+        ControlError,
         Generation,
+        Operator,
         RequestEnd,
         RequestParameters,
         StepRows,
@@ -73,6 +75,7 @@ __all__ = [
     "BatchKind",
     "Client",
     "ContractError",
+    "ControlError",
     "Engine",
     "EngineBrokenError",
     "EngineStepError",
@@ -82,6 +85,7 @@ __all__ = [
     "LogError",
     "LogprobBatch",
     "NotRunningError",
+    "Operator",
     "Output",
     "Outputs",
     "Processor",

@@ -1,18 +1,21 @@
 """SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again.
 
-Which token a request has at a position, its logprob, rank and alternatives follow from the request's first key and the
-position alone, wherever and however often they are computed: the ground truth that tests and benchmarks compare with.
+Which token a request has at a position, its logprob, rank and alternatives follow from the request's first key, the
+position and the version of the weights alone, wherever and however often they are computed: the ground truth that tests
+and benchmarks compare with.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod
+from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring
 from tokenbus_engines.admission import check_offered
 from tokenbus_engines.sampling import Words, mixed
@@ -58,10 +61,15 @@ def alternatives(
     return _ids(owners, places), _logprobs(owners, places)
 
 
-def true_tokens(key: int, begin: int, end: int) -> TrueTokens:
+def true_tokens(key: int, begin: int, end: int, weight_version: int = 0) -> TrueTokens:
     """Return the tokens that a request has from one position to before another."""
     positions = np.arange(begin, end, dtype=np.uint64)
-    return sampled(draws(np.full(positions.size, key, np.uint64), positions))
+    return sampled(draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions))
+
+
+def _weighed(keys: Words, weight_version: int) -> Words:
+    """Return what tokens follow from with the weights of a version."""
+    return keys ^ mixed(np.full(1, weight_version, np.uint64)) if weight_version else keys
 
 
 def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_key: int = 0) -> PromptScores:
@@ -109,6 +117,7 @@ class _Running:
     top_k: int
     is_scored: bool
     is_aborted: bool = False
+    has_begun: bool = False
     prompt_scores: PromptScores | None = None
     """What is still to be said of its prompt."""
 
@@ -139,11 +148,25 @@ class SyntheticEngine:
         self._max_rows = max_rows
         self._requests: dict[int, _Running] = {}
         self._step = 0
+        self.weight_version = 0
+        """What its tokens follow from, too."""
+        self.world_size = 1
+        self.lora_adapters: tuple[str, ...] = ()
+        self.max_model_tokens = 0
+        self.tokenizer_digest, self.tokenizer_probes = 0, ()
+        self._pauses_new = self._pauses_running = False
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests)
+        return bool(self._runnable())
+
+    def _runnable(self) -> list[_Running]:
+        """Return what a step computes: while it is paused, those that end, and of the others those that run."""
+        rows = self._requests.values()
+        if not self._pauses_new:
+            return list(rows)
+        return [row for row in rows if row.is_aborted or (row.has_begun and not self._pauses_running)]
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
@@ -176,7 +199,7 @@ class SyntheticEngine:
     def step(self) -> Sequence[StepArrays]:
         """Compute a step: the target, then the draft."""
         self._step += 1
-        rows = list(self._requests.values())[: self._max_rows]
+        rows = self._runnable()[: self._max_rows]
         # Engines sort rows by what they compute for them; here by the step's number.
         order = np.random.default_rng(self._step).permutation(len(rows))
         rows = [rows[place] for place in order]
@@ -193,10 +216,45 @@ class SyntheticEngine:
             target.draft_follows = True
         for row, status in [(row, self._status(row)) for row in rows]:
             row.position += self._count(row)
-            row.prompt_scores = None
+            row.has_begun, row.prompt_scores = True, None
             if status is not RowStatus.ACTIVE:
                 del self._requests[row.key]
         return made
+
+    def pause(self, *, running: bool) -> None:
+        """Begin no new request, and go on with none if `running`."""
+        self._pauses_new, self._pauses_running = True, running
+
+    def resume(self) -> None:
+        """Compute all of them."""
+        self._pauses_new = self._pauses_running = False
+
+    def load_weights(self, folder: Path) -> None:
+        """Look whether there are weights; those of this engine are their version alone."""
+        if not any(folder.glob("*.safetensors")):
+            raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {str(folder)!r} without")
+
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any]) -> None:
+        """Take nothing: as above. `{"fails": true}` fails, for who wants to see what then happens."""
+        if arguments.get("fails"):
+            raise RuntimeError(f"the transfer broke at {WeightTransferStage.Name(stage)}")
+
+    def reset_prefix_cache(self) -> None:
+        """Keep none."""
+
+    def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
+        """Have an adapter of that name, which changes no token."""
+        if name in self.lora_adapters and not replace:
+            raise ValueError(f"load_adapter.name: one that is not loaded, got {name!r}")
+        if not folder.is_dir():
+            raise ValueError(f"load_adapter.folder: a folder, got {str(folder)!r}")
+        self.lora_adapters = (*(each for each in self.lora_adapters if each != name), name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Have it no more."""
+        if name not in self.lora_adapters:
+            raise ValueError(f"unload_adapter.name: one that is loaded, got {name!r}")
+        self.lora_adapters = tuple(each for each in self.lora_adapters if each != name)
 
     def close(self) -> None:
         """Forget every request."""
@@ -205,7 +263,7 @@ class SyntheticEngine:
     def _arrays(self, rows: Sequence[_Running]) -> StepArrays:
         """Return the target's batch."""
         counts = np.array([self._count(row) for row in rows], np.uint8)
-        first_keys = np.array([row.first_key for row in rows], np.uint64)
+        first_keys = _weighed(np.array([row.first_key for row in rows], np.uint64), self.weight_version)
         positions = np.array([row.position for row in rows], np.uint32)
         top_ks = np.array([row.top_k for row in rows], np.uint8)
         starts = np.cumsum(counts, dtype=np.intp) - counts
@@ -228,6 +286,7 @@ class SyntheticEngine:
             top_ks=top_ks,
             draft_token_counts=np.maximum(counts, 1) - 1,
             method=SpeculativeMethod.MTP,
+            weight_version=self.weight_version,
             parts=self._parts,
             states={
                 row.key: _STATE.pack(_MARK, row.key, row.position + self._count(row))

@@ -1,5 +1,6 @@
 # Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
 from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from tokenbus_contracts.generated import control_pb2 as _control_pb2
 from tokenbus_contracts.generated import request_pb2 as _request_pb2
 from tokenbus_contracts.generated import stream_pb2 as _stream_pb2
 from google.protobuf.internal import containers as _containers
@@ -11,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye", "status", "ended")
+    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye", "status", "ended", "control")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,7 @@ class ClientFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
     hello: ClientHello
     generate: _request_pb2.Generate
     abort: _request_pb2.Abort
@@ -32,10 +34,11 @@ class ClientFrame(_message.Message):
     goodbye: _stream_pb2.Goodbye
     status: StatusRequest
     ended: Ended
-    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    control: _control_pb2.Control
+    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room", "prompt_scores")
+    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room", "prompt_scores", "control_answer")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +52,7 @@ class ServerFrame(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ANSWER_FIELD_NUMBER: _ClassVar[int]
     number: int
     welcome: ClientWelcome
     refusal: _stream_pb2.Refusal
@@ -62,7 +66,8 @@ class ServerFrame(_message.Message):
     status: ProcessorStatus
     room: Room
     prompt_scores: _request_pb2.PromptScoresChunk
-    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., prompt_scores: _Optional[_Union[_request_pb2.PromptScoresChunk, _Mapping]] = ...) -> None: ...
+    control_answer: _control_pb2.ControlAnswer
+    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., prompt_scores: _Optional[_Union[_request_pb2.PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
     __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof", "wants_room")

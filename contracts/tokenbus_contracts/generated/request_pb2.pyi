@@ -1,5 +1,6 @@
 # Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
 from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from tokenbus_contracts.generated import control_pb2 as _control_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -247,16 +248,18 @@ class RequestError(_message.Message):
     def __init__(self, request_key: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("sequence", "admitted", "error", "prompt_scores")
+    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ANSWER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     admitted: Admitted
     error: RequestError
     prompt_scores: PromptScoresChunk
-    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ...) -> None: ...
+    control_answer: _control_pb2.ControlAnswer
+    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ...) -> None: ...
 
 class PromptScoresChunk(_message.Message):
     __slots__ = ("request_key", "position", "prompt_tokens", "token_ids", "logprobs", "ranks", "alternatives", "alternative_token_ids", "alternative_logprobs", "alternatives_are_named")

@@ -1,5 +1,6 @@
 # Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
 from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from tokenbus_contracts.generated import control_pb2 as _control_pb2
 from tokenbus_contracts.generated import request_pb2 as _request_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -94,7 +95,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., item: _Optional[_Union[Item, _Mapping]] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ProcessorFrame(_message.Message):
-    __slots__ = ("welcome", "refusal", "credit", "ack", "replay", "heartbeat", "goodbye", "generate", "abort", "void_ticket")
+    __slots__ = ("welcome", "refusal", "credit", "ack", "replay", "heartbeat", "goodbye", "generate", "abort", "void_ticket", "control")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +106,7 @@ class ProcessorFrame(_message.Message):
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     VOID_TICKET_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     credit: Credit
@@ -115,10 +117,11 @@ class ProcessorFrame(_message.Message):
     generate: _request_pb2.Generate
     abort: _request_pb2.Abort
     void_ticket: VoidTicket
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., void_ticket: _Optional[_Union[VoidTicket, _Mapping]] = ...) -> None: ...
+    control: _control_pb2.Control
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., void_ticket: _Optional[_Union[VoidTicket, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "handoff_address", "handoff_ticket", "handoff_server_key", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "handoff_key", "tokenizer_probes")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "handoff_address", "handoff_ticket", "handoff_server_key", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "handoff_key", "tokenizer_probes", "takes_control")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +146,7 @@ class Hello(_message.Message):
     PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_PROBES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_CONTROL_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     worker_id: str
@@ -167,7 +171,8 @@ class Hello(_message.Message):
     processors: int
     handoff_key: bytes
     tokenizer_probes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., handoff_key: _Optional[bytes] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ...) -> None: ...
+    takes_control: bool
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., handoff_key: _Optional[bytes] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ...) -> None: ...
 
 class VoidTicket(_message.Message):
     __slots__ = ("ticket",)

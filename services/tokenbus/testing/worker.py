@@ -6,6 +6,7 @@ from functools import partial
 
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
+from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineBrokenError, NotRunningError, Publisher
@@ -33,6 +34,10 @@ class _WakingPublisher(Publisher):
 
     def take_request(self, request: Generate | Abort) -> None:
         super().take_request(request)
+        self._came.set()
+
+    def take_control(self, control: Control) -> None:
+        super().take_control(control)
         self._came.set()
 
     def add_handoff(self, handoff: ReceivedHandoff) -> None:
@@ -82,6 +87,7 @@ class Worker:
             clock=self._clock,
             handoff=HandoffPoint() if receiver is None else receiver.point,
             model=self.engine if isinstance(self.engine, DescribesModel) else None,
+            takes_control=True,
         )
         sender = None
         await self._stack.enter_async_context(publisher)

@@ -42,6 +42,8 @@ class Role(str, Enum):
     """Watch workers' streams."""
     HANDOFF = "handoff"
     """Hand requests off to decode workers."""
+    OPERATOR = "operator"
+    """Pause workers' engines, change their weights, and all else that operators ask of them."""
 
 
 @dataclass(frozen=True, slots=True)

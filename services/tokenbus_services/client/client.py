@@ -11,10 +11,12 @@ from weakref import ref
 
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, clock_for, transport_for
+from tokenbus_services.client.commands import Commands
 from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus_services.client.requests import OpenRequests
@@ -107,6 +109,7 @@ class Client:
             client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=has_several
         )
         """The open requests."""
+        self._commands = Commands()
         self._clock = clock or clock_for(listed_addresses(bus.clients_address)[0])
         self._watched: tuple[str, TakeItem] | None = None
         self._connections = ProcessorConnections(processors, self._begin, self.requests, self._clock)
@@ -126,6 +129,7 @@ class Client:
             self.settings.limits,
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
+            commands=self._commands,
         )
         if self._watched is not None:
             session.watch(*self._watched)
@@ -406,6 +410,25 @@ class Client:
         if not (answers := [status.result() for status in asked if status.done()]):
             raise TimeoutError
         return merged(answers)
+
+    async def control(
+        self, control: Control, processor_id: str = "", *, timeout_seconds: float = 600.0
+    ) -> ControlAnswer:
+        """Have a worker's engine do what an operator asks, and return what became of it; `Operator` does so for all.
+
+        The worker is the one of a processor, which `WorkerStatus.processor_id` names; empty: of the only one. A command
+        that is sent again, because a connection broke, is done once. Raises a ContractError for one that breaks its
+        bounds, and a TimeoutError where no answer comes in time: the worker may do it yet.
+        """
+        sessions = [each for each in self.sessions if processor_id in ("", each.processor_id)]
+        if not sessions:
+            raise TimeoutError(f"processor {processor_id} is not connected")
+        answer = self._commands.send(sessions[0], control)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await answer
+        finally:
+            self._commands.forget(control)
 
     def _close_steps(self) -> None:
         self.requests.close_stream()

@@ -25,6 +25,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
+from tokenbus_services.client.commands import Commands
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.link import PROOF_BYTES, RECONNECT_SHARE, ReconnectingSession, SessionState
 
@@ -40,13 +41,21 @@ class ClientSession(ReconnectingSession):
     """A client's connection to one processor, or to the next life of it: the frames that they exchange."""
 
     def __init__(
-        self, hello: ClientHello, requests: OpenRequests, limits: Limits, *, interval: float, timeout: float
+        self,
+        hello: ClientHello,
+        requests: OpenRequests,
+        limits: Limits,
+        *,
+        interval: float,
+        timeout: float,
+        commands: Commands | None = None,
     ) -> None:
         super().__init__(interval, timeout)
         self._introduction = deepcopy(hello)
         self._introduction.proof = hello.proof or secrets.token_bytes(PROOF_BYTES)
         self._limits = limits
         self._requests = requests
+        self._commands = commands or Commands()
         self.ordinal = requests.join(self)
         self._outgoing: deque[bytes] = deque()
         self._number = 0
@@ -186,6 +195,8 @@ class ClientSession(ReconnectingSession):
                 self._outputs(parts, has_draft=frame.outputs.has_draft)
             case "admitted" | "prompt_scores" | "error":
                 self._of_request(frame, body)
+            case "control_answer":
+                self._commands.answered(frame.control_answer)
             case "room":
                 self._take_room(frame.room)
             case "status":
@@ -236,6 +247,8 @@ class ClientSession(ReconnectingSession):
             self.say(ClientFrame(watch=Watch(worker_id=self._watched[0])))
         if self._status is not None:
             self.say(ClientFrame(status=StatusRequest()))
+        for control in self._commands.of(self):
+            self.say(ClientFrame(control=control))
 
     def _refused(self, refusal: Refusal, now: float) -> None:
         super()._refused(refusal, now)

@@ -41,6 +41,8 @@ class Token(NamedTuple):
     """The request that it belongs to."""
     is_shed: bool = False
     """Whether its alternatives were dropped on the way, because a worker had no room for them."""
+    weight_version: int = 0
+    """The version of the weights that computed it; 0: not known."""
 
 
 class TokenLists:
@@ -80,6 +82,7 @@ class TokenLists:
     def tokens_of(self, place: int) -> list[Token]:
         """Return the tokens of a row, by its place in the columns."""
         key, position, scoring = self._keys[place], self._positions[place], self._scorings[place]
+        version = self._rows.header.weight_version
         begin, end, scored = self._starts[place], self._starts[place + 1], self._scored[place]
         is_shed = scoring == _SHED
         alternatives: list[tuple[tuple[int, float], ...]] = []
@@ -91,7 +94,7 @@ class TokenLists:
             if scoring != _UNSCORED:
                 logprob, rank = self._logprobs[scored + at], self._ranks[scored + at]
             pairs = alternatives[at] if alternatives else ()
-            tokens.append(tuple.__new__(Token, (token_id, position + at, logprob, rank, pairs, key, is_shed)))
+            tokens.append(tuple.__new__(Token, (token_id, position + at, logprob, rank, pairs, key, is_shed, version)))
         return tokens
 
 

@@ -26,6 +26,7 @@ from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
+from tokenbus_services.processor.controls import Controls
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.requests import NO_OWNER
@@ -71,6 +72,7 @@ class ClientConnections(Connections[Session]):
         self._routes = count(_FIRST_ROUTE)
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
+        self.controls = Controls(dispatch.workers)
         self._status = StatusReport(settings.processor.id, dispatch)
         self._room: tuple[float, Room, list[bytes]] | None = None
         self.resumes = Resumes(
@@ -126,6 +128,9 @@ class ClientConnections(Connections[Session]):
             case "watch":
                 _check_role(session.may_watch, Role.OBSERVER)
                 self.watchers.add(session, frame.watch.worker_id)
+            case "control":
+                _check_role(session.may_control, Role.OPERATOR)
+                self.controls.submit(session, frame.control)
             case "heartbeat":
                 session.echo_ns = frame.heartbeat.sent_at_ns
             case "status":
@@ -197,8 +202,8 @@ class ClientConnections(Connections[Session]):
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
         identity = self.peers.listener.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
-        may_watch = identity.may(Role.OBSERVER)
-        if not (may_ask or may_watch):
+        may_watch, may_control = identity.may(Role.OBSERVER), identity.may(Role.OPERATOR)
+        if not (may_ask or may_watch or may_control):
             message = f"key {identity.name} may not be client {hello.name}"
             raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
         owner = owner_of(identity, hello.name)
@@ -214,7 +219,8 @@ class ClientConnections(Connections[Session]):
             session = self._new_session(hello, owner)
         if not self._may_shake_hands(session, now):
             return
-        session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
+        session.is_proven = bool(identity.name)
+        session.may_ask, session.may_watch, session.may_control = may_ask, may_watch, may_control
         session.looks_elsewhere, session.room = hello.wants_room, None
         is_new = session.peer != peer
         self._connect(session, peer, now)
@@ -283,6 +289,7 @@ class ClientConnections(Connections[Session]):
         self._registry.router.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
+        self.controls.forget(session)
         for request_id in list(session.requests):
             request = self._registry.table.get(request_id)
             if request is not None and self._registry.table.route[request.slot] == session.route:

@@ -83,17 +83,19 @@ class Intake:
 
     def connected(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
+        self._clients.controls.resend(worker)
         self._clients.watchers.show_stream(worker)
         self._dispatch.hand_out_waiting()
         for observe in self.stream_observers:
             observe(worker)
 
-    def close(self, worker: Worker) -> None:
+    def close(self, worker: Worker, why: str) -> None:
         """Hand out what is left of a stream that has ended; the caller then ends its requests with a reason."""
         now = self._now()
         self.proceed(worker, now)
         for step in worker.assembler.close():
             self._step(worker, step, now, is_last=True)
+        self._clients.controls.lost(worker, why)
         self._dispatch.expect_workers(now)
 
     def is_throttled(self, worker: Worker) -> bool:
@@ -175,6 +177,8 @@ class Intake:
                 elif request is not None:
                     request.generate = None
                     self.registry.admitted(request, event.admitted)
+            case "control_answer":
+                self._clients.controls.answered(worker, event.control_answer)
             case "prompt_scores":
                 self._scored(worker, event.prompt_scores, pending_ack, now)
             case "error":

@@ -78,6 +78,7 @@ class Session(KnownPeer):
     """Whether a key of the transport proves its identity."""
     may_ask: bool = True
     may_watch: bool = True
+    may_control: bool = True
     hellos: int = 0
     """How many of its hellos were answered."""
     handshakes: float = 0.0

@@ -248,7 +248,7 @@ class WorkerConnections(Connections[Worker]):
 
     def _lose(self, worker: Worker, why: str) -> None:
         """Forget a worker: nothing more comes from it, and its requests end."""
-        self._intake.close(worker)
+        self._intake.close(worker, why)
         self._workers.disconnect(worker)
         self._workers.remove(worker)
         registry, name = self._intake.registry, worker.stream.worker_id

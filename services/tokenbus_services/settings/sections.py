@@ -31,7 +31,7 @@ LEAST_REPLICAS = 3
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
 _NATS_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)?")
-_NATS_ROLES = re.compile(r"((worker|client|observer|handoff)(\+(?!$)|$))*")
+_NATS_ROLES = re.compile(r"((worker|client|observer|handoff|operator)(\+(?!$)|$))*")
 ORIGIN_FORM = "the origin of a web page, as https://app.example or http://localhost:3000"
 
 
@@ -106,7 +106,7 @@ class BusSettings(Section):
             limit = "only beside bus.nats_certificate"
             raise SettingsError("bus.nats_certificate_key", limit, self.nats_certificate_key)
         if not _NATS_ROLES.fullmatch(self.nats_roles):
-            limit = "of worker, client, observer and handoff, with + between"
+            limit = "of worker, client, observer, handoff and operator, with + between"
             raise SettingsError("bus.nats_roles", limit, self.nats_roles)
 
 

@@ -44,11 +44,15 @@ class ActiveRequests:
                 self._generates.pop(key, None)
             return [key for key in keys if self._deadlines.pop(key, None) is not None]
 
+    @property
+    def keys(self) -> list[int]:
+        """Their ids."""
+        with self._lock:
+            return sorted(self._deadlines)
+
     def end_all(self) -> list[int]:
         """Remove all requests, and return their ids."""
-        with self._lock:
-            active = sorted(self._deadlines)
-        return self.end(active)
+        return self.end(self.keys)
 
     def end_overdue(self, unix_ms: int) -> list[int]:
         """Remove the requests whose deadline has passed, and return their ids; one comparison where none can have."""

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.active import ActiveRequests
@@ -38,6 +39,9 @@ class PublisherClient(Protocol):
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Publish what the engine says of some of a prompt's tokens: a chunk, behind those before."""
 
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Publish what became of a command."""
+
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Publish that a request ended with an error."""
 
@@ -46,6 +50,9 @@ class PublisherClient(Protocol):
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+
+    def take_controls(self) -> list[Control]:
+        """Return operators' commands that came since the last call, in their order; one may come twice."""
 
     def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return the hand-offs to this worker since the last call."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -58,6 +59,15 @@ class Emitter:
     def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return the hand-offs to this worker since the last call."""
         return self.publisher.take_handoffs()
+
+    def take_controls(self) -> list[Control]:
+        """Return operators' commands that came since the last call; one may come twice."""
+        return self.publisher.take_controls()
+
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Publish what became of a command; where there is no room, who gave it hears nothing."""
+        with contextlib.suppress(RetentionFullError):
+            self.publisher.controlled(answer)
 
     def forget(self, key: int) -> None:
         """Drop a hand-off that the engine refused."""

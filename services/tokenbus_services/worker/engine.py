@@ -1,11 +1,12 @@
 """Engine: what a worker runs."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services import plugins
 from tokenbus_services.settings import Settings
@@ -100,6 +101,54 @@ class Model:
     tokenizer_digest: int
     tokenizer_probes: Sequence[int] = ()
     lora_adapters: Sequence[str] = ()
+
+
+class ControlledEngine(Engine, Protocol):
+    """An engine that operators may control while it runs. It need not have all of these: what it lacks is refused.
+
+    They are called between two steps, on the engine's own thread. An exception refuses the command, with its message:
+    one line for the operator.
+    """
+
+    weight_version: int
+    """Which version its weights are, which the batches of its steps carry; 0: not known. Who loads weights sets it."""
+    world_size: int
+    """How many processes compute together."""
+
+    def pause(self, *, running: bool) -> None:
+        """Begin no new request, and if `running` compute nothing of those that run either.
+
+        Requests are admitted and aborted all the same. Once what was launched is finished, and of those that run what
+        is to be computed, it has no work.
+        """
+
+    def resume(self) -> None:
+        """Compute all requests again."""
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights in a folder, in the place of its own.
+
+        Only called while it has no work. A ValueError leaves it with the weights that it had; after any other exception
+        they are taken for damaged.
+        """
+
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any]) -> None:
+        """Do one stage of an update that a trainer sends; as above, once it has begun any exception is damage."""
+
+    def sleep(self, level: int) -> None:
+        """Free memory of its device. Only called while it has no work."""
+
+    def wake_up(self, tags: Sequence[str]) -> bool:
+        """Take memory again, those parts or without any all of it; return whether all is there."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of prompts that it keeps."""
+
+    def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
+        """Load a LoRA adapter; `lora_adapters` has it from then on."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter."""
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from tokenbus_services.clock import SystemClock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.client import PublisherClient
+from tokenbus_services.worker.control import EngineControl
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.outbox import Outbox
@@ -50,6 +51,7 @@ class EngineLoop:
         self._client = client
         self._out: PublisherClient | Outbox = outbox or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
+        self._control = EngineControl(engine, self._abort_all, self._out.controlled)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
         """The ids of the requests that were admitted since the last step that succeeded."""
@@ -69,12 +71,15 @@ class EngineLoop:
     def turn(self, seconds: float = 0, pace: Callable[[], None] | None = None) -> None:
         """Take what has come, and wait at most so many seconds for some; then compute a step, if there is work."""
         self._take_all(seconds)
+        self._do_as_told()
         if not self._engine.has_work:
             self._untried.clear()
             return
         if pace is not None:
             pace()
         self.compute()
+        if self._control.is_waiting and not self._engine.has_work:
+            self._do_as_told()
 
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
         """Compute and publish steps until the engine has nothing left, for at most so many seconds.
@@ -113,6 +118,15 @@ class EngineLoop:
         self._failed_in_a_row = 0
         self._untried.clear()
         self._end_aborted_and_overdue()
+
+    def _do_as_told(self) -> None:
+        """Do what operators ask of the engine."""
+        self._control.take(self._client.take_controls())
+        try:
+            self._control.turn()
+        except EngineBrokenError as error:
+            self._end_all_as_broken(error)
+            raise
 
     def _take_all(self, seconds: float) -> None:
         requests = self._client.take_requests(seconds)
@@ -179,6 +193,10 @@ class EngineLoop:
             for known in self._client.active.end([key]):
                 self._out.failed(known, ErrorCode.ERROR_CODE_ENGINE, message)
 
+    def _abort_all(self) -> None:
+        for key in self._client.active.keys:
+            self._abort(key)
+
     def _engine_error(self, doing: str, key: int, error: Exception) -> str:
         """Count and log that the engine failed for one request, and return the message for its client."""
         self._client.counts.engine_errors += 1
@@ -195,6 +213,8 @@ class EngineLoop:
                 self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
             else:
                 self._abort(request.request_key)
+        self._control.take(self._client.take_controls())
+        self._control.refuse_all(_STOPPING)
         self._end_aborted_and_overdue()
 
     def _end_aborted_and_overdue(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
 from tokenbus_services.logs import logger
 from tokenbus_services.worker.assembler import on_host
@@ -59,6 +60,10 @@ class Outbox:
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Queue what the engine says of some of a prompt's tokens."""
         self._put(lambda: self._emitter.scored(chunk))
+
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Queue what became of a command."""
+        self._put(lambda: self._emitter.controlled(answer))
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Queue the event that a request ended with an error."""

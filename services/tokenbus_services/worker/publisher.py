@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import (
     Abort,
     Admitted,
@@ -42,6 +43,8 @@ from tokenbus_services.worker.session import HandoffPoint, WorkerSession, hello_
 _BALANCE_TIMEOUTS = 2
 """After how many heartbeat timeouts a worker first asks itself whether to go to another processor."""
 _MOST_BALANCE_SECONDS = 600.0
+_MOST_CONTROLS = 64
+"""As many as a processor lets wait for one worker."""
 
 
 @dataclass(slots=True)
@@ -104,12 +107,13 @@ class Publisher:
         clock: Clock | None = None,
         retention: Retention | None = None,
         proof: bytes = b"",
+        takes_control: bool = False,
     ) -> None:
         """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
         The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
         hand-offs. `model` says what clients learn of the model. One that takes a stream over has its epoch, retention
-        and proof. Raises SettingsError for settings that cannot be used.
+        and proof. With `takes_control` operators' commands come, for `take_controls`. Raises SettingsError for settings that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
@@ -123,11 +127,12 @@ class Publisher:
         self._room = threading.Condition()
         self._requests: deque[Generate | Abort] = deque()
         self._handoffs: deque[ReceivedHandoff] = deque()
+        self._controls: deque[Control] = deque()
         self._arrived = threading.Condition()
         bus = self.settings.bus
         self._processors = processors_at(bus.workers_address, bus, worker_id=self.worker_id)
         self.session = WorkerSession(
-            hello_of(self.settings, vocabulary_size, handoff, model),
+            hello_of(self.settings, vocabulary_size, handoff, model, takes_control=takes_control),
             self.epoch,
             self.retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -138,6 +143,8 @@ class Publisher:
             processors=self._processors.count,
             may_move=not self._processors.is_fixed,
         )
+        if takes_control:
+            self.session.on_control = self.take_control
         self.clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
         self._transport = transport
         self.link = Link(self.session, self._room, self.clock, "worker")
@@ -310,14 +317,22 @@ class Publisher:
         error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
-    def _publish_event(self, key: int, event: RequestEvent) -> int:
+    def controlled(self, answer: ControlAnswer) -> int:
+        """Publish what became of a command; return the event's sequence, or 0 as above."""
+        if answer.HasField("state"):
+            with self._room:
+                self.session.set_adapters(answer.state.lora_adapters)
+        return self._publish_event(None, RequestEvent(control_answer=answer))
+
+    def _publish_event(self, key: int | None, event: RequestEvent) -> int:
         if self.settings.worker.tp_rank:
             self.gated += 1
             return 0
         with self._publishing:
             self._check_running()
             event.sequence = self.retention.next_sequence
-            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), np.array([key], np.uint64))
+            keys = np.array([] if key is None else [key], np.uint64)
+            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), keys)
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
         """Return a batch with this worker's id and epoch and the next sequence, and with what the policy leaves of it.
@@ -403,10 +418,20 @@ class Publisher:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
         with self._arrived:
             if seconds:
-                self._arrived.wait_for(lambda: self._requests or self._handoffs or not self._running, seconds)
+                self._arrived.wait_for(self._has_news, seconds)
             requests = list(self._requests)
             self._requests.clear()
         return requests
+
+    def _has_news(self) -> bool:
+        return bool(self._requests or self._handoffs or self._controls or not self._running)
+
+    def take_controls(self) -> list[Control]:
+        """Return operators' commands that came since the last call, in their order; one may come twice."""
+        with self._arrived:
+            controls = list(self._controls)
+            self._controls.clear()
+        return controls
 
     def take_no_more(self) -> None:
         """Tell the processor that this worker finishes its requests and takes no new one."""
@@ -446,6 +471,15 @@ class Publisher:
                 limit = f"at most {most} requests that the engine has not taken yet"
                 raise ContractError("generate", limit, len(self._requests) + 1)
             self._requests.append(request)
+            self._arrived.notify_all()
+
+    def take_control(self, control: Control) -> None:
+        """Queue an operator's command for the engine; called on the link's thread."""
+        with self._arrived:
+            if len(self._controls) >= _MOST_CONTROLS:
+                limit = f"at most {_MOST_CONTROLS} commands that the engine has not taken yet"
+                raise ContractError("control", limit, len(self._controls) + 1)
+            self._controls.append(control)
             self._arrived.notify_all()
 
 

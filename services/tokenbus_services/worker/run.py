@@ -204,6 +204,7 @@ async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings)
         settings,
         vocabulary_size=engine.vocabulary_size,
         model=engine if isinstance(engine, DescribesModel) else None,
+        takes_control=True,
     )
     await asyncio.to_thread(client.__enter__)
     stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
@@ -225,6 +226,7 @@ async def _in_thread(
         transport=transport,
         handoff=HandoffPoint() if receiver is None else receiver.point,
         model=engine if isinstance(engine, DescribesModel) else None,
+        takes_control=True,
     )
     failed = partial(end_failed_handoff, publisher)
     sender = HandoffSender(settings, transport, SystemClock(), publisher.counts, failed)

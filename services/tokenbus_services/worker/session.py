@@ -5,12 +5,13 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import (
     Gap,
@@ -57,6 +58,10 @@ def ignore_ticket(_: bytes) -> None:
     """Ignore a void ticket: no hand-offs are accepted here."""
 
 
+def ignore_control(_: Control) -> None:
+    """Ignore a command: the hello says that none is taken here."""
+
+
 class WorkerSession(ReconnectingSession):
     """One worker's connection to a processor, which may be another one after a reconnection."""
 
@@ -90,6 +95,8 @@ class WorkerSession(ReconnectingSession):
         self._on_room = on_room
         self.on_void_ticket: Callable[[bytes], None] = ignore_ticket
         """Called with each hand-off ticket that is worth nothing from now on."""
+        self.on_control: Callable[[Control], None] = ignore_control
+        """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -136,6 +143,11 @@ class WorkerSession(ReconnectingSession):
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
             self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
 
+    def set_adapters(self, names: Iterable[str]) -> None:
+        """Learn which LoRA adapters requests may name from now on; the next hello says so."""
+        del self._introduction.lora_adapters[:]
+        self._introduction.lora_adapters.extend(names)
+
     # What comes in.
 
     def _read(self, parts: list[bytes]) -> ProcessorFrame:
@@ -160,6 +172,8 @@ class WorkerSession(ReconnectingSession):
                 self._on_request(frame.abort)
             case "void_ticket":
                 self.on_void_ticket(frame.void_ticket.ticket)
+            case "control":
+                self.on_control(frame.control)
 
     def _was_taken(self, generate: Generate) -> bool:
         """Tell whether a request is sent again that has ended since, or was handed off; a key may be used again."""
@@ -290,7 +304,12 @@ class WorkerSession(ReconnectingSession):
 
 
 def hello_of(
-    settings: Settings, vocabulary_size: int, handoff: HandoffPoint, model: DescribesModel | None = None
+    settings: Settings,
+    vocabulary_size: int,
+    handoff: HandoffPoint,
+    model: DescribesModel | None = None,
+    *,
+    takes_control: bool = False,
 ) -> Hello:
     """Return a worker's hello; the session adds what it retains and which requests it has."""
     worker, limits = settings.worker, settings.limits
@@ -313,4 +332,5 @@ def hello_of(
         tokenizer_digest=0 if model is None else model.tokenizer_digest,
         tokenizer_probes=() if model is None else model.tokenizer_probes,
         lora_adapters=() if model is None else model.lora_adapters,
+        takes_control=takes_control,
     )

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import IO, cast
 
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer
 from tokenbus_services.bus import AddressError
 from tokenbus_services.link import PROOF_BYTES
 from tokenbus_services.logs import logger
@@ -45,6 +46,7 @@ class PublisherProcess(Handover):
         vocabulary_size: int = 0,
         model: DescribesModel | None = None,
         in_background: bool = False,
+        takes_control: bool = False,
     ) -> None:
         """Take what a Publisher takes.
 
@@ -60,6 +62,7 @@ class PublisherProcess(Handover):
             "vocabulary_size": vocabulary_size,
             "model": None if model is None else _described(model),
             "epoch": self.epoch,
+            "takes_control": takes_control,
             "proof": secrets.token_hex(PROOF_BYTES),
         }
         self._in_background = in_background
@@ -70,6 +73,13 @@ class PublisherProcess(Handover):
         self._given_up = threading.Event()
         """Set when no other is started any more where this one dies."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
+
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Hand over what became of a command; a later publisher says what adapters there are since."""
+        if answer.HasField("state") and self._introduction["model"] is not None:
+            model = cast("dict[str, object]", self._introduction["model"])
+            self._introduction["model"] = {**model, "lora_adapters": list(answer.state.lora_adapters)}
+        super().controlled(answer)
 
     def __enter__(self) -> "PublisherProcess":
         _started.add(self)

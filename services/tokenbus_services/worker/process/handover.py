@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
@@ -63,6 +64,8 @@ class Handover:
         """The ids and statuses of the last step, if all of its requests go on: most steps are as the one before."""
         self._arrived: list[Generate | Abort] = []
         """The requests and aborts that were read from the memory, and not taken."""
+        self._controls: list[Control] = []
+        """The commands, likewise."""
         self._aborts: deque[int] = deque()
         self._lost: set[int] = set()
         """The requests of what found no room, which the bus has not heard of yet."""
@@ -92,6 +95,10 @@ class Handover:
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Hand over what the engine says of some of a prompt's tokens."""
         self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
+
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Hand over what became of a command."""
+        self._hand_over(HandedOver.CONTROLLED, answer.SerializeToString(), ())
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Hand over that a request ended with an error."""
@@ -224,7 +231,7 @@ class Handover:
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
         self._say_what_waits()
-        if seconds and self._requests.is_empty and not self._arrived:
+        if seconds and self._requests.is_empty and not (self._arrived or self._controls):
             self._wait(seconds)
         self._take_brought()
         found, self._arrived = self._arrived, []
@@ -249,6 +256,8 @@ class Handover:
                 self._arrived.append(generate)
             case Brought.ABORT:
                 self._arrived.append(Abort.FromString(data))
+            case Brought.CONTROL:
+                self._controls.append(Control.FromString(data))
             case Brought.ENDED:
                 keys = np.frombuffer(data, np.uint64).tolist()
                 self.active.end(keys)
@@ -261,6 +270,12 @@ class Handover:
         while self._aborts:
             aborts.append(self._aborts.popleft())
         return aborts
+
+    def take_controls(self) -> list[Control]:
+        """Return operators' commands that came since the last call, in their order; one may come twice."""
+        self._take_brought()
+        found, self._controls = self._controls, []
+        return found
 
     def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return none: workers that take hand-offs publish in their own process."""

@@ -45,6 +45,8 @@ class HandedOver(IntEnum):
     """It hands nothing more over: the publisher is to leave when all is acknowledged."""
     SCORED = 8
     """A chunk of a prompt's scores, as the message that it is."""
+    CONTROLLED = 9
+    """What became of a command, as the message that it is."""
 
 
 class Brought(IntEnum):
@@ -55,6 +57,8 @@ class Brought(IntEnum):
     """A request that its client, or the processor, ends."""
     ENDED = 3
     """Requests that ended because their rows could not be published."""
+    CONTROL = 4
+    """A command of an operator's."""
 
 
 class SharedCounts:

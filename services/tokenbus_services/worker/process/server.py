@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 from tokenbus_services.bus import Transport
 from tokenbus_services.clock import Clock
@@ -59,6 +60,7 @@ class Introduction:
     takes_no_more: bool
     leaves: bool
     """Whether the engine hands nothing more over."""
+    takes_control: bool = False
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
@@ -92,6 +94,7 @@ class _Publisher(Publisher):
             epoch=given.epoch,
             model=given.model,
             proof=given.proof,
+            takes_control=given.takes_control,
             retention=self.journal,
             **others,
         )
@@ -126,6 +129,16 @@ class _Publisher(Publisher):
             limit = f"at most {most} requests that the engine has not taken yet"
             raise ContractError("generate", limit, len(self._ring) + 1)
         self._ring.put(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, data)
+        self.ring_bell()
+
+    def take_control(self, control: Control) -> None:
+        """Bring a command to the engine; a ContractError says that there is no room for it."""
+        if self.engine_is_gone:
+            return
+        data = control.SerializeToString()
+        if not self._ring.has_room(len(data)):
+            raise ContractError("control", "one that the engine has room for", f"{len(data)} bytes")
+        self._ring.put(Brought.CONTROL, data)
         self.ring_bell()
 
     def bring_ended(self, keys: deque[int]) -> None:
@@ -274,7 +287,7 @@ class PublisherServer:
                 step, limits = arrays.read(record.data), self._settings.limits
                 by_rows: int = step.request_keys.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
-            case HandedOver.ADMITTED | HandedOver.FAILED | HandedOver.SCORED:
+            case HandedOver.ADMITTED | HandedOver.FAILED | HandedOver.SCORED | HandedOver.CONTROLLED:
                 return 1
             case HandedOver.REFUSED:
                 return int(IDS.unpack_from(record.data)[0])
@@ -289,6 +302,8 @@ class PublisherServer:
                 self._emitter.admitted(*ADMITTED.unpack(data))
             case HandedOver.SCORED:
                 self._emitter.scored(PromptScoresChunk.FromString(bytes(data)))
+            case HandedOver.CONTROLLED:
+                self._emitter.controlled(ControlAnswer.FromString(bytes(data)))
             case HandedOver.FAILED:
                 key, code = FAILED.unpack_from(data)
                 self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())

@@ -1,0 +1,164 @@
+# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
+from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PauseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAUSE_MODE_UNSPECIFIED: _ClassVar[PauseMode]
+    PAUSE_MODE_ABORT: _ClassVar[PauseMode]
+    PAUSE_MODE_WAIT: _ClassVar[PauseMode]
+    PAUSE_MODE_KEEP: _ClassVar[PauseMode]
+
+class WeightTransferStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WEIGHT_TRANSFER_STAGE_UNSPECIFIED: _ClassVar[WeightTransferStage]
+    WEIGHT_TRANSFER_STAGE_INIT: _ClassVar[WeightTransferStage]
+    WEIGHT_TRANSFER_STAGE_START: _ClassVar[WeightTransferStage]
+    WEIGHT_TRANSFER_STAGE_UPDATE: _ClassVar[WeightTransferStage]
+    WEIGHT_TRANSFER_STAGE_FINISH: _ClassVar[WeightTransferStage]
+    WEIGHT_TRANSFER_STAGE_SHUTDOWN: _ClassVar[WeightTransferStage]
+PAUSE_MODE_UNSPECIFIED: PauseMode
+PAUSE_MODE_ABORT: PauseMode
+PAUSE_MODE_WAIT: PauseMode
+PAUSE_MODE_KEEP: PauseMode
+WEIGHT_TRANSFER_STAGE_UNSPECIFIED: WeightTransferStage
+WEIGHT_TRANSFER_STAGE_INIT: WeightTransferStage
+WEIGHT_TRANSFER_STAGE_START: WeightTransferStage
+WEIGHT_TRANSFER_STAGE_UPDATE: WeightTransferStage
+WEIGHT_TRANSFER_STAGE_FINISH: WeightTransferStage
+WEIGHT_TRANSFER_STAGE_SHUTDOWN: WeightTransferStage
+
+class Control(_message.Message):
+    __slots__ = ("control_key", "worker_id", "describe", "pause", "resume", "load_weights", "transfer_weights", "set_weight_version", "sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter")
+    CONTROL_KEY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SET_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    control_key: int
+    worker_id: str
+    describe: DescribeEngine
+    pause: PauseEngine
+    resume: ResumeEngine
+    load_weights: LoadWeights
+    transfer_weights: TransferWeights
+    set_weight_version: SetWeightVersion
+    sleep: SleepEngine
+    wake: WakeEngine
+    reset_prefix_cache: ResetPrefixCache
+    load_adapter: LoadAdapter
+    unload_adapter: UnloadAdapter
+    def __init__(self, control_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., describe: _Optional[_Union[DescribeEngine, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., transfer_weights: _Optional[_Union[TransferWeights, _Mapping]] = ..., set_weight_version: _Optional[_Union[SetWeightVersion, _Mapping]] = ..., sleep: _Optional[_Union[SleepEngine, _Mapping]] = ..., wake: _Optional[_Union[WakeEngine, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+
+class DescribeEngine(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseEngine(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: PauseMode
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+
+class ResumeEngine(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadWeights(_message.Message):
+    __slots__ = ("folder", "weight_version")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    weight_version: int
+    def __init__(self, folder: _Optional[str] = ..., weight_version: _Optional[int] = ...) -> None: ...
+
+class TransferWeights(_message.Message):
+    __slots__ = ("stage", "arguments", "weight_version")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    stage: WeightTransferStage
+    arguments: str
+    weight_version: int
+    def __init__(self, stage: _Optional[_Union[WeightTransferStage, str]] = ..., arguments: _Optional[str] = ..., weight_version: _Optional[int] = ...) -> None: ...
+
+class SetWeightVersion(_message.Message):
+    __slots__ = ("weight_version",)
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    weight_version: int
+    def __init__(self, weight_version: _Optional[int] = ...) -> None: ...
+
+class SleepEngine(_message.Message):
+    __slots__ = ("level", "mode")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    mode: PauseMode
+    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+
+class WakeEngine(_message.Message):
+    __slots__ = ("tags",)
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResetPrefixCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadAdapter(_message.Message):
+    __slots__ = ("name", "folder", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    folder: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., folder: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class UnloadAdapter(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ControlAnswer(_message.Message):
+    __slots__ = ("control_key", "error", "state")
+    CONTROL_KEY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    control_key: int
+    error: str
+    state: EngineState
+    def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "world_size", "lora_adapters")
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    IS_SLEEPING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ARE_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    weight_version: int
+    is_paused: bool
+    is_sleeping: bool
+    weights_are_damaged: bool
+    world_size: int
+    lora_adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., world_size: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,194 @@
+"""Operator: pauses workers' engines, changes their weights, and all else that is asked of several workers together."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenbus_contracts.generated.client_pb2 import WorkerStatus
+from tokenbus_contracts.generated.control_pb2 import (
+    Control,
+    DescribeEngine,
+    EngineState,
+    LoadAdapter,
+    LoadWeights,
+    PauseEngine,
+    PauseMode,
+    ResetPrefixCache,
+    ResumeEngine,
+    SetWeightVersion,
+    SleepEngine,
+    TransferWeights,
+    UnloadAdapter,
+    WakeEngine,
+    WeightTransferStage,
+)
+from tokenbus_services.client.client import Client
+
+States = dict[str, EngineState]
+"""How each worker's engine is, by the workers' ids."""
+MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
+STAGES = {name.removeprefix("WEIGHT_TRANSFER_STAGE_").lower(): stage for name, stage in WeightTransferStage.items()}
+
+
+class ControlError(Exception):
+    """Not every worker did what it was asked: which did not, and why.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            try:
+                await tokenbus.Operator(client).update_weights("/models/step-8", 8)
+            except tokenbus.ControlError as error:
+                print(error.failed, {name: state.weight_version for name, state in error.states.items()})
+    """
+
+    def __init__(self, command: str, failed: Mapping[str, str], states: States) -> None:
+        self.failed = dict(failed)
+        """Why each of these workers did not do it."""
+        self.states = states
+        """How the workers' engines are, as far as they have said so."""
+        reasons = "; ".join(f"worker {name}: {reason}" for name, reason in self.failed.items())
+        versions = ", ".join(f"{name} {state.weight_version}" for name, state in sorted(states.items()))
+        super().__init__(f"{command}: {reasons}" + (f" (weights: {versions})" if versions else ""))
+
+
+class Operator:
+    """What an operator asks of the workers of a model, all at once; of each the answer comes when it has done it.
+
+    Its methods return how each worker's engine is then. A `ControlError` names the workers that did not do it. The
+    client's key needs the role `operator`, where keys are used.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            operator = tokenbus.Operator(client, timeout_seconds=600)
+            for worker_id, state in (await operator.describe()).items():
+                print(worker_id, state.weight_version, state.is_paused)
+    """
+
+    def __init__(self, client: Client, model: str = "", *, timeout_seconds: float = 600.0) -> None:
+        """Take the client, the model whose workers are meant, empty for all, and how long each answer may take."""
+        self._client = client
+        self._model = model
+        self._seconds = timeout_seconds
+
+    async def workers(self) -> list[str]:
+        """Return the ids of the workers that are meant, in order; a ControlError says that there is none."""
+        return [worker.worker_id for worker in await self._workers("workers")]
+
+    async def _workers(self, command: str) -> list[WorkerStatus]:
+        status = await self._client.status(timeout_seconds=self._seconds)
+        found = [each for each in status.workers if self._model in ("", each.model)]
+        if not found:
+            raise ControlError(command, {"*": f"none is there{f' for {self._model}' if self._model else ''}"}, {})
+        if away := [each.worker_id for each in found if not each.is_connected]:
+            raise ControlError(command, dict.fromkeys(away, "is away just now"), {})
+        return sorted(found, key=lambda worker: worker.worker_id)
+
+    async def describe(self) -> States:
+        """Return how each engine is."""
+        return await self._tell("describe", DescribeEngine())
+
+    async def pause(self, mode: str = "abort") -> States:
+        """Pause each engine: the requests that it has end at once (`abort`), or are waited for (`wait`), or stay (`keep`).
+
+        New requests wait until the engines are resumed.
+        """
+        return await self._tell("pause", PauseEngine(mode=_mode(mode)))
+
+    async def resume(self) -> States:
+        """Let each engine compute tokens again."""
+        return await self._tell("resume", ResumeEngine())
+
+    async def update_weights(self, folder: str, weight_version: int = 0) -> States:
+        """Give each engine the weights in a folder, and its next version or this one, while it is paused.
+
+        Either all have it then, or all that did not are named, and every engine stays paused: none computes tokens
+        with weights that another one does not have.
+        """
+        before = await self.describe()
+        target = weight_version or 1 + max(state.weight_version for state in before.values())
+        await self.pause("keep")
+        states = await self._tell("load_weights", LoadWeights(folder=folder, weight_version=target))
+        if any(state.is_paused for state in before.values()):
+            return states
+        return await self.resume()
+
+    async def transfer_weights(
+        self, stage: str, arguments: Mapping[str, Any] | None = None, weight_version: int = 0
+    ) -> States:
+        """Have the engines do one stage (`init`, `start`, `update`, `finish`, `shutdown`) of a transfer of their own.
+
+        A `rank_offset` in the arguments is the first engine's: that of each other one is higher by the processes of
+        those before it, in the order of `workers`.
+        """
+        given = dict(arguments or {})
+        states = await self.describe() if "rank_offset" in given else {}
+        offsets, offset = {}, given.get("rank_offset", 0)
+        for worker_id, state in sorted(states.items()):
+            offsets[worker_id], offset = offset, offset + max(1, state.world_size)
+
+        def command(worker_id: str) -> TransferWeights:
+            own = {**given, "rank_offset": offsets[worker_id]} if worker_id in offsets else given
+            return TransferWeights(
+                stage=STAGES[stage], arguments=json.dumps(own) if own else "", weight_version=weight_version
+            )
+
+        return await self._tell("transfer_weights", command)
+
+    async def set_weight_version(self, weight_version: int) -> States:
+        """Say which version the weights are."""
+        return await self._tell("set_weight_version", SetWeightVersion(weight_version=weight_version))
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> States:
+        """Have each engine free its device's memory."""
+        return await self._tell("sleep", SleepEngine(level=level, mode=_mode(mode)))
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> States:
+        """Have each engine take memory again, those parts or all of it, and then compute tokens."""
+        return await self._tell("wake", WakeEngine(tags=tags))
+
+    async def reset_prefix_cache(self) -> States:
+        """Have each engine forget the prefixes of prompts that it keeps."""
+        return await self._tell("reset_prefix_cache", ResetPrefixCache())
+
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> States:
+        """Have each engine load a LoRA adapter."""
+        return await self._tell("load_adapter", LoadAdapter(name=name, folder=folder, replace=replace))
+
+    async def unload_adapter(self, name: str) -> States:
+        """Have each engine unload a LoRA adapter."""
+        return await self._tell("unload_adapter", UnloadAdapter(name=name))
+
+    async def _tell(self, name: str, command: Any) -> States:  # noqa: ANN401 - a message, or what makes one of each id
+        make: Callable[[str], Any] = command if callable(command) else lambda _: command
+        workers = await self._workers(name)
+        asked = [
+            self._client.control(
+                Control(control_key=secrets.randbits(64) or 1, worker_id=each.worker_id, **{name: make(each.worker_id)}),
+                each.processor_id,
+                timeout_seconds=self._seconds,
+            )
+            for each in workers
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        states, failed = {}, {}
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, TimeoutError):
+                failed[worker.worker_id] = f"no answer within {self._seconds:g} s: it may do it yet"
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                if answer.HasField("state"):
+                    states[worker.worker_id] = answer.state
+                if answer.error:
+                    failed[worker.worker_id] = answer.error
+        if failed:
+            raise ControlError(name, failed, states)
+        return states
+
+
+def _mode(mode: str) -> PauseMode:
+    if mode not in MODES:
+        raise ValueError(f"mode: one of {', '.join(MODES)}, got {mode!r}")
+    return MODES[mode]

@@ -1,0 +1,144 @@
+"""Operators' commands, from who gives them to the engine and back: each done once, in order, whatever breaks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+import tokenbus.testing
+from tests.support.campaigns import many
+from tokenbus_contracts import RowStatus
+from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
+from tokenbus_services.client import ControlError, Operator
+from tokenbus_services.delivery.tokens import Generation
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    """Return a folder with weights."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return str(tmp_path)
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[tokenbus.testing.Bus]:
+    async with tokenbus.testing.bus(SyntheticEngine, workers=2, step_seconds=0.02) as made:
+        yield made
+
+
+async def _read(generation: Generation) -> list[int]:
+    return [token.id async for token in generation]
+
+
+async def test_engines_say_how_they_are(bus: tokenbus.testing.Bus) -> None:
+    states = await bus.until(Operator(bus.client).describe())
+    assert sorted(states) == ["worker-0", "worker-1"]
+    assert all((each.weight_version, each.is_paused, each.world_size) == (0, False, 1) for each in states.values())
+
+
+async def test_paused_engine_computes_nothing(bus: tokenbus.testing.Bus) -> None:
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=600)
+    first = await bus.until(anext(generation))
+    states = await bus.until(operator.pause("keep"))
+    assert all(each.is_paused for each in states.values())
+    late = bus.client.generate([1], max_tokens=3)
+    reading = asyncio.gather(_read(generation), _read(late))
+    await bus.settle(50)
+    assert not reading.done()
+    await bus.until(operator.resume())
+    rest, ids = await bus.until(reading)
+    assert [first.id, *rest] == true_tokens(generation.request_id, 0, 600).ids.tolist()
+    assert ids == true_tokens(late.request_id, 0, 3).ids.tolist()
+
+
+async def test_aborted_requests_end_with_what_they_have(bus: tokenbus.testing.Bus) -> None:
+    generation = bus.client.generate([1], max_tokens=100_000)
+    first = await bus.until(anext(generation))
+    await bus.until(Operator(bus.client).pause("abort"))
+    rest = await bus.until(_read(generation))
+    assert generation.status is RowStatus.ABORTED
+    assert [first.id, *rest] == true_tokens(generation.request_id, 0, 1 + len(rest)).ids.tolist()
+
+
+async def test_waiting_pause_lets_requests_end_and_begins_none(bus: tokenbus.testing.Bus) -> None:
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=300)
+    await bus.until(anext(generation))
+    pausing = asyncio.create_task(operator.pause("wait"))
+    await bus.settle(20)
+    late = asyncio.create_task(_read(bus.client.generate([1], max_tokens=3)))
+    await bus.until(pausing)
+    assert len(await bus.until(_read(generation))) == 299
+    await bus.settle(50)
+    assert not late.done()
+    await bus.until(operator.resume())
+    assert len(await bus.until(late)) == 3
+
+
+@pytest.mark.parametrize("command", ["resume", "pause"])
+async def test_pause_that_waits_can_be_overtaken(bus: tokenbus.testing.Bus, command: str) -> None:
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=1_000_000)
+    await bus.until(anext(generation))
+    pausing = asyncio.create_task(operator.pause("wait"))
+    await bus.settle(20)
+    await bus.until(operator.resume() if command == "resume" else operator.pause("abort"))
+    with pytest.raises(ControlError, match=f"worker worker-[01]: {command} came before the engine had come to a halt"):
+        await bus.until(pausing)
+    await generation.aclose()
+
+
+async def test_request_lives_through_an_update(bus: tokenbus.testing.Bus, weights: str) -> None:
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=600)
+    tokens = [await bus.until(anext(generation))]
+    states = await bus.until(operator.update_weights(weights))
+    assert [(each.weight_version, each.is_paused) for each in states.values()] == [(1, False)] * 2
+    await bus.until(operator.update_weights(weights, 70))
+    tokens += await bus.until(_all(generation))
+    versions = [token.weight_version for token in tokens]
+    assert versions == sorted(versions)
+    assert {0, 70} <= set(versions) <= {0, 1, 70}
+    for version in set(versions):
+        begin, end = versions.index(version), versions.index(version) + versions.count(version)
+        ids = [token.id for token in tokens[begin:end]]
+        assert ids == true_tokens(generation.request_id, begin, end, version).ids.tolist()
+
+
+async def _all(generation: Generation) -> list[tokenbus.Token]:
+    return [token async for token in generation]
+
+
+async def test_update_that_fails_leaves_all_paused_and_names_who(bus: tokenbus.testing.Bus, tmp_path: Path) -> None:
+    operator = Operator(bus.client)
+    with pytest.raises(ControlError) as refused:
+        await bus.until(operator.update_weights(str(tmp_path), 5))
+    assert sorted(refused.value.failed) == ["worker-0", "worker-1"]
+    assert "load_weights.folder: a folder with *.safetensors" in str(refused.value)
+    assert all((each.weight_version, each.is_paused) == (0, True) for each in refused.value.states.values())
+    await bus.until(operator.resume())
+    assert len(await bus.until(_read(bus.client.generate([1], max_tokens=3)))) == 3
+
+
+async def test_half_an_update_leaves_damaged_weights_that_are_not_used(
+    bus: tokenbus.testing.Bus, weights: str
+) -> None:
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=60)
+    await bus.until(operator.transfer_weights("start"))
+    with pytest.raises(ControlError, match="RuntimeError: the transfer broke at WEIGHT_TRANSFER_STAGE_UPDATE"):
+        await bus.until(operator.transfer_weights("update", {"fails": True}))
+    states = await bus.until(operator.describe())
+    assert all((each.weights_are_damaged, each.is_paused, each.weight_version) == (True, True, 0) for each in states.values())
+    with pytest.raises(ControlError, match="got one whose last update failed half-way"):
+        await bus.until(operator.resume())
+    await bus.until(operator.update_weights(weights, 3))
+    await bus.until(operator.resume())
+    tokens = await bus.until(_all(generation))
+    assert (len(tokens), tokens[-1].weight_version) == (60, 3)
