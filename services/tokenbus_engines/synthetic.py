@@ -234,9 +234,9 @@ class SyntheticEngine:
         if not any(folder.glob("*.safetensors")):
             raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {str(folder)!r} without")
 
-    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any]) -> None:
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
         """Take nothing: as above. `{"fails": true}` fails, for who wants to see what then happens."""
-        if arguments.get("fails"):
+        if isinstance(arguments, Mapping) and arguments.get("fails"):
             raise RuntimeError(f"the transfer broke at {WeightTransferStage.Name(stage)}")
 
     def reset_prefix_cache(self) -> None:

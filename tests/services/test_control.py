@@ -142,3 +142,52 @@ async def test_half_an_update_leaves_damaged_weights_that_are_not_used(
     await bus.until(operator.resume())
     tokens = await bus.until(_all(generation))
     assert (len(tokens), tokens[-1].weight_version) == (60, 3)
+
+
+class _CountingEngine(SyntheticEngine):
+    """An engine that remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
+        super().load_adapter(name, folder, replace=replace)
+        self.told.append(name)
+
+
+@pytest.mark.parametrize("seed", range(many(150, 24)))
+async def test_each_command_is_done_once_and_answered(seed: int, tmp_path: Path) -> None:
+    """Processors are restarted, connections cut, and messages lost and repeated while commands are on their way."""
+    random = Random(seed)  # noqa: S311 - the same each time, and no secret
+    engines = [_CountingEngine(), _CountingEngine()]
+    made = iter(engines)
+    async with tokenbus.testing.bus(lambda: next(made), workers=2, step_seconds=0.01) as bus:
+        operator, line, asked = Operator(bus.client), bus.line(bus.client), []
+        generation = bus.client.generate([1], max_tokens=400)
+        reading = asyncio.create_task(_read(generation))
+        for number in range(6):
+            asked.append(asyncio.create_task(operator.load_adapter(f"adapter-{number}", str(tmp_path))))
+            await bus.settle(random.randrange(12))
+            line.hold()
+            await bus.settle(random.randrange(20))
+            match random.randrange(4):
+                case 0 | 1:
+                    await bus.restart_processor()
+                case 2:
+                    line.cut()
+                case 3:
+                    line.drop(received=random.randrange(1, 3))
+            line.release()
+        outcomes = await bus.until(asyncio.gather(*asked, return_exceptions=True))
+        names = []
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, dict):
+                names.append(f"adapter-{number}")
+                assert all(f"adapter-{number}" in state.lora_adapters for state in outcome.values())
+            else:  # it was asked for while no worker had come back yet
+                assert isinstance(outcome, ControlError)
+        for engine in engines:
+            assert set(names) <= set(engine.told)
+            assert len(engine.told) == len(set(engine.told))
+        assert await bus.until(reading) == true_tokens(generation.request_id, 0, 400).ids.tolist()

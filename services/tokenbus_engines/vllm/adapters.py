@@ -40,16 +40,22 @@ def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
     adapters: dict[str, Adapter] = {}
     for value in given:
         adapter = _adapter(value)
-        name, folder = adapter.name, Path(adapter.path).expanduser()
+        name = adapter.name
         if not 1 <= len(name.encode()) <= _BOUNDS.max_bytes:
             raise ValueError(f"{_OPTION}: a name of 1 to {_BOUNDS.max_bytes} bytes, got {len(name.encode())}: {value}")
         if name in adapters or name == model:
             raise ValueError(f"{_OPTION}: names that neither the model nor another adapter has, got {name!r}")
-        if not (folder / _FILE).is_file():
-            what = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
-            raise ValueError(f"{_OPTION}: {name}: the folder of an adapter, got {what}: {folder}")
-        adapters[name] = adapter._replace(path=str(folder.resolve()))
+        adapters[name] = checked(f"{_OPTION}: {name}", adapter)
     return list(adapters.values())
+
+
+def checked(where: str, adapter: Adapter) -> Adapter:
+    """Return an adapter with the whole path of its folder; a ValueError, which begins with `where`, if it is none."""
+    folder = Path(adapter.path).expanduser()
+    if not (folder / _FILE).is_file():
+        what = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
+        raise ValueError(f"{where}: the folder of an adapter, got {what}: {folder}")
+    return adapter._replace(path=str(folder.resolve()))
 
 
 def _adapter(value: str) -> Adapter:

@@ -12,6 +12,7 @@ from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.columns import NO_ROWS, Logprobs
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_of
+from tokenbus_engines.vllm.control import ControlledCore
 from tokenbus_engines.vllm.parameters import sampling_arguments
 from tokenbus_engines.vllm.processes import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.requests import Request, Requests
@@ -54,7 +55,7 @@ class _Tokenizer:
         raise NotImplementedError
 
 
-class VllmEngine:
+class VllmEngine(ControlledCore):
     """An engine of any model that vLLM runs.
 
     Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
@@ -69,28 +70,30 @@ class VllmEngine:
         model = check_model(model, settings)
         # Before vLLM is imported: standard output is the command's own.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-        self._vllm = vllm = load_vllm()
+        vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
         with ExitStack() as undone:  # what fails leaves no process of vLLM's, nor memory of a device
             try:
                 config, adapters = configured(vllm, model, arguments, settings)
                 with own_session(vllm.WorkerProc):
-                    self._core = vllm.EngineCore(
+                    core = vllm.EngineCore(
                         config,
                         vllm.Executor.get_class(config),
                         log_stats=False,
                         executor_fail_callback=self._note_broken,
                     )
-                undone.callback(self._core.shutdown)
-                check_members(self._core, _USED_OF_CORE)
+                undone.callback(core.shutdown)
+                check_members(core, _USED_OF_CORE)
+                super().__init__(vllm, config, core, model)
                 sleep_while_they_compute(self._core.model_executor)
                 self._inputs = vllm.InputProcessor(config)
                 check_members(self._inputs, ("tokenizer",))
                 if self._inputs.tokenizer is not None:
                     check_members(self._inputs.tokenizer, ("encode", "max_chars_per_token"))
                 self._tasks = self._core.get_supported_tasks()
-                self._adapters = self._loaded(adapters)
+                for adapter in adapters:
+                    self._load_first(adapter)
             except self._refusals as error:
                 raise ValueError(_line(error)) from error
             except Exception as error:
@@ -122,14 +125,12 @@ class VllmEngine:
         return self._context
 
     @property
-    def lora_adapters(self) -> Sequence[str]:
-        """The adapters that requests may name."""
-        return tuple(self._adapters)
-
-    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._is_broken or self._core.batch_queue or self._core.scheduler.has_requests())
+        if self._is_broken or self._aborted or self._core.batch_queue:
+            return True
+        # While it is halted, vLLM counts none that it must not compute.
+        return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_halted))
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
@@ -144,7 +145,7 @@ class VllmEngine:
         sampling, vllm = generate.sampling, self._vllm
         adapter = self._adapters.get(sampling.lora_adapter)
         if adapter is None and sampling.lora_adapter:
-            known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, without --lora-modules"
+            known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, since none is loaded"
             raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
         prompt = prompt_of(generate, self._tokenizer, self._context - 1)
         try:
@@ -152,7 +153,7 @@ class VllmEngine:
                 given["structured_outputs"] = vllm.StructuredOutputsParams(**given["structured_outputs"])
             request = self._inputs.process_inputs(
                 name,
-                vllm.tokens_input(prompt, cache_salt=sampling.cache_salt or None),
+                vllm.tokens_input(prompt, cache_salt=self.salted(sampling.cache_salt)),
                 vllm.SamplingParams(**given, skip_clone=True),  # a deep copy of it takes a third of this function
                 supported_tasks=self._tasks,
                 lora_request=adapter,
@@ -191,7 +192,7 @@ class VllmEngine:
                 self._core.abort_requests(stopped)
             if rows := last_rows + rows:
                 arrays = self._requests.arrays(rows, computed.logprobs)
-                arrays.prompt_scores = scores
+                arrays.prompt_scores, arrays.weight_version = scores, self.weight_version
                 made.append(arrays)
             last_rows = NO_ROWS
         return [*made, self._requests.arrays(last_rows, None)] if last_rows else made
@@ -200,16 +201,12 @@ class VllmEngine:
         """End vLLM and its processes."""
         self._core.shutdown()
 
-    def _loaded(self, adapters: Sequence[Adapter]) -> dict[str, Any]:
-        """Let vLLM load each adapter, and return what its requests are made with by the adapters' names."""
-        requests = {}
-        for number, adapter in enumerate(adapters, 1):
-            requests[adapter.name] = adapter.request(self._vllm, number)
-            try:
-                self._core.add_lora(requests[adapter.name])
-            except Exception as error:
-                raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
-        return requests
+    def _load_first(self, adapter: Adapter) -> None:
+        """Let vLLM load an adapter that its options name."""
+        try:
+            self._load(adapter)
+        except Exception as error:
+            raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
 
     def _compute(self) -> None:
         try:

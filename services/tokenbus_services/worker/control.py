@@ -191,8 +191,8 @@ class EngineControl:
             arguments = json.loads(command.arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"transfer_weights.arguments: JSON, got an error: {error}") from None
-        if not isinstance(arguments, dict):
-            raise ValueError(f"transfer_weights.arguments: an object, got {command.arguments[:64]}")  # noqa: TRY004
+        if not isinstance(arguments, dict | list):
+            raise ValueError(f"transfer_weights.arguments: an object or a list, got {command.arguments[:64]}")  # noqa: TRY004
         is_change = command.stage in _CHANGES
         if is_change and not self._is_updating:
             raise ValueError("transfer_weights.stage: START before UPDATE and FINISH, got one without")

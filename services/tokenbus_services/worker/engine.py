@@ -132,8 +132,11 @@ class ControlledEngine(Engine, Protocol):
         they are taken for damaged.
         """
 
-    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any]) -> None:
-        """Do one stage of an update that a trainer sends; as above, once it has begun any exception is damage."""
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Do one stage of an update that a trainer sends; as above, once it has begun any exception is damage.
+
+        The arguments are for all of its processes, or a list has them for each.
+        """
 
     def sleep(self, level: int) -> None:
         """Free memory of its device. Only called while it has no work."""

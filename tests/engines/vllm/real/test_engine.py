@@ -108,7 +108,7 @@ def survives(engine: VllmEngine) -> None:
         (Case([1], top_logprobs=21), "top_logprobs: at most 20, got 21"),
         (Case([1], {"temperature": 2.5}), r"^sampling\.temperature: temperature must be in \[0, 2\], got 2\.5\.$"),
         (Case([1], {"max_tokens": 0}), "^sampling.max_tokens: max_tokens must be at least 1"),
-        (Case([1], adapter=Path("x")), "sampling.lora_adapter: none, without --lora-modules, got 'x'"),
+        (Case([1], adapter=Path("x")), "sampling.lora_adapter: none, since none is loaded, got 'x'"),
         (Case([1], {"structured_output": {"json_schema": {"schema": "{"}}}), "JSON|json"),
         (Case([1], {"stop_token_ids": [VOCABULARY]}), rf"sampling\.stop_token_ids\[0\]: below {VOCABULARY}"),
     ):

@@ -1,0 +1,203 @@
+"""What operators ask of the engine while it runs, beside engines that were started so."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.real.runs import SHARED, Answer, Case, add, answered, arguments
+from tests.engines.vllm.tiny_model import make_adapter
+from tokenbus_contracts import Limits
+from tokenbus_engines.vllm import VllmEngine
+from tokenbus_services.worker import StepAssembler
+
+_OPTIONS: dict[str, Any] = {**SHARED, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+_CASES = [Case([5, 6, 7, 8] * 10, {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 12}, 5)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_this_process() -> Iterator[None]:
+    """Let vLLM run the model on the thread that steps it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        yield
+
+
+@pytest.fixture(scope="module")
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with other weights of the same model."""
+    import torch
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - only where vLLM is
+
+    folder = tmp_path_factory.mktemp("models") / "other"
+    shutil.copytree(model, folder)
+    changed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for layer in changed.model.layers:
+            layer.mlp.down_proj.weight.add_(torch.randn_like(layer.mlp.down_proj.weight))
+    changed.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(other: Path) -> list[Answer]:
+    """Return what an engine answers that is started with the other weights."""
+    engine = VllmEngine(other, arguments(_OPTIONS))
+    try:
+        return answered(engine, _CASES)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[VllmEngine]:
+    made = VllmEngine(model, arguments(_OPTIONS))
+    yield made
+    made.close()
+
+
+def halt(engine: VllmEngine) -> None:
+    engine.pause(running=True)
+    while engine.has_work:
+        engine.step()
+
+
+def is_same(mine: list[Answer], others: list[Answer]) -> bool:
+    return [(each.tokens, each.logprobs, each.ranks) for each in mine] == [
+        (each.tokens, each.logprobs, each.ranks) for each in others
+    ]
+
+
+def test_new_weights_answer_as_an_engine_that_was_started_with_them(
+    engine: VllmEngine, model: Path, other: Path, expected: list[Answer]
+) -> None:
+    before = answered(engine, _CASES)
+    assert not is_same(before, expected)
+    halt(engine)
+    engine.load_weights(other)
+    engine.weight_version = 1
+    engine.resume()
+    assert is_same(answered(engine, _CASES, 7), expected), "its prompt's keys and values are those of the old weights"
+    halt(engine)
+    engine.load_weights(model)
+    engine.weight_version = 2
+    engine.resume()
+    assert is_same(answered(engine, _CASES, 9), before)
+
+
+def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Path) -> None:
+    case, answer = Case([5, 6, 7], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 40}, 0), Answer()
+    engine.admit(case.generate(3))
+    assembler, versions = StepAssembler(Limits.default(), engine.vocabulary_size), []
+
+    def step() -> None:
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                versions.append(batch.header.weight_version)
+                for row in batch.rows():
+                    add(answer, row)
+
+    while len(answer.tokens) < 10:
+        step()
+    engine.pause(running=True)
+    while engine.has_work:
+        step()
+    done = len(answer.tokens)
+    assert engine.step() == []
+    engine.load_weights(other)
+    engine.weight_version = 8
+    assert len(answer.tokens) == done
+    engine.resume()
+    while engine.has_work:
+        step()
+    assert len(answer.tokens) == 40
+    assert versions == [0] * done + [8] * (40 - done)
+
+
+def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
+    long, late = (Case([5], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": n}) for n in (20, 5))
+    engine.admit(long.generate(3))
+    engine.step()
+    engine.pause(running=False)
+    engine.admit(late.generate(4))
+    seen = set()
+    while engine.has_work:
+        for arrays in engine.step():
+            seen |= set(arrays.request_keys.tolist())
+    assert seen == {3}
+    engine.resume()
+    while engine.has_work:
+        for arrays in engine.step():
+            seen |= set(arrays.request_keys.tolist())
+    assert seen == {3, 4}
+
+
+def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path: Path) -> None:
+    before = answered(engine, _CASES)
+    halt(engine)
+    with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got no folder: /nowhere$"):
+        engine.load_weights(Path("/nowhere"))
+    with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got one without: "):
+        engine.load_weights(tmp_path)
+    _write(tmp_path, model, drop=True)
+    with pytest.raises(ValueError, match=r"^load_weights.folder: \S+ of shape \[.*\], as in the model, got None$"):
+        engine.load_weights(tmp_path)
+    _write(tmp_path, model, cut=True)
+    with pytest.raises(ValueError, match=r"^load_weights.folder: \S+ of shape \[.*\], as in the model, got \["):
+        engine.load_weights(tmp_path)
+    _write(tmp_path, model, extra=True)
+    with pytest.raises(ValueError, match=r"^load_weights.folder: weights that vLLM loads, got "):
+        engine.load_weights(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(ValueError, match=r"^load_weights.folder: safetensors, got a damaged file: model.safetensors: "):
+        engine.load_weights(tmp_path)
+    engine.weight_version = 1  # so that the prompt is computed again
+    engine.resume()
+    assert is_same(answered(engine, _CASES, 7), before)
+
+
+def _write(folder: Path, model: Path, *, drop: bool = False, cut: bool = False, extra: bool = False) -> None:
+    """Write the model's weights with something wrong."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - only where vLLM is
+
+    tensors = load_file(model / "model.safetensors")
+    name = sorted(tensors)[3]
+    if drop:
+        del tensors[name]
+    if cut:
+        tensors[name] = tensors[name][:-1].contiguous()
+    if extra:
+        tensors["model.layers.0.nothing.weight"] = tensors[name].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
+    first, second = make_adapter(tmp_path / "first", 1), make_adapter(tmp_path / "second", 2)
+    case = Case([5, 6, 7], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 8}, 0, adapter=Path("tuned"))
+    plain = answered(engine, [Case(case.prompt, case.sampling, 0)], 3)
+    with pytest.raises(ValueError, match="none, since none is loaded"):
+        engine.admit(case.generate(5))
+    engine.load_adapter("tuned", first, replace=False)
+    by_first = answered(engine, [case], 7)
+    with pytest.raises(ValueError, match=r"^load_adapter.name: one that is not loaded, got 'tuned'$"):
+        engine.load_adapter("tuned", second, replace=False)
+    engine.load_adapter("tuned", second, replace=True)
+    by_second = answered(engine, [case], 9)
+    assert not is_same(plain, by_first)
+    assert not is_same(by_first, by_second)
+    assert engine.lora_adapters == ("tuned",)
+    engine.unload_adapter("tuned")
+    assert engine.lora_adapters == ()
+    with pytest.raises(ValueError, match=r"^unload_adapter.name: one of none, got 'tuned'$"):
+        engine.unload_adapter("tuned")
+    assert is_same(answered(engine, [Case(case.prompt, case.sampling, 0)], 11), plain)
+
+
+def test_what_this_vllm_was_not_started_with_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(ValueError, match=r"^transfer_weights: a vLLM with --weight-transfer-config, got one without$"):
+        engine.transfer_weights(1, {})
+    with pytest.raises(ValueError, match=r"^sleep.level: 0 without --enable-sleep-mode, got 1$"):
+        engine.sleep(1)
