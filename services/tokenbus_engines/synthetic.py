@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring
-from tokenbus_engines.admission import check_offered
+from tokenbus_engines.admission import OFFERED, check_offered
 from tokenbus_engines.sampling import Words, mixed
 from tokenbus_services.worker.step import StepArrays
 
@@ -171,7 +171,8 @@ class SyntheticEngine:
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
         sampling = generate.sampling
-        check_offered(sampling)  # its tokens follow from the key alone, whatever is said of how they are chosen
+        offered = OFFERED | {"lora_adapter"} if sampling.lora_adapter in self.lora_adapters else OFFERED
+        check_offered(sampling, offered)  # its tokens follow from the key, whatever is said of how they are chosen
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
         key = generate.request_key

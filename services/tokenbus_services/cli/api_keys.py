@@ -22,6 +22,7 @@ requests with `Authorization: Bearer KEY`, and reads the file again when it chan
 examples:
   tokenbus api-keys add alice --file keys.json
   tokenbus api-keys add batch --file keys.json --requests-per-minute 600 --concurrent 64
+  tokenbus api-keys add trainer --file keys.json --operator
   tokenbus api-keys add page --file keys.json --origin https://app.example
   tokenbus api-keys list --file keys.json --json
   tokenbus api-keys revoke alice --file keys.json
@@ -43,6 +44,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--origin", action="append", default=[], help="of add: a web page's origin that it is for; may be repeated"
     )
+    parser.add_argument(
+        "--operator", action="store_true", help="of add: it may pause engines and change their weights, too"
+    )
     parser.add_argument("--json", action="store_true", help="of list: print a JSON object for each key")
     declare_settings(parser, {"--file": "gateway.keys_file"})
 
@@ -52,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     name = load_settings(options).gateway.keys_file
     if not name:
         raise CommandError("gateway.keys_file: which file, by that setting or with --file, got none", WRONG_USE)
-    limits = (options.requests_per_minute, options.concurrent, *options.origin)
+    limits = (options.requests_per_minute, options.concurrent, options.operator, *options.origin)
     if options.action != "add" and any(limits):
         raise CommandError(f"{options.action}: no limits, which `add` alone takes", WRONG_USE)
     path, ids = Path(name), options.files
@@ -75,7 +79,11 @@ def _add(path: Path, key_id: str, options: argparse.Namespace) -> None:
     origins = tuple(origin.lower() for origin in options.origin)
     try:
         clear, key = made(
-            key_id, requests_per_minute=options.requests_per_minute, concurrent=options.concurrent, origins=origins
+            key_id,
+            requests_per_minute=options.requests_per_minute,
+            concurrent=options.concurrent,
+            origins=origins,
+            operator=options.operator,
         )
     except KeysError as error:
         raise CommandError(str(error), WRONG_USE) from None
@@ -92,7 +100,7 @@ def _list(keys: tuple[ApiKey, ...], *, as_json: bool) -> None:
             print(json.dumps(facts))
         else:
             rate, most = key.requests_per_minute, key.concurrent
-            limits = [*([f"{rate} a minute"] if rate else []), *([f"{most} open"] if most else []), *key.origins]
+            limits = [*([f"{rate} a minute"] if rate else []), *([f"{most} open"] if most else []), *(["operator"] if key.operator else []), *key.origins]
             print("  ".join([f"{key.id:16}", key.added, *limits]))
 
 

@@ -20,9 +20,12 @@ from tokenbus_services.settings import GatewaySettings
 
 JSON = "application/json"
 _STOPPED = int(RowStatus.FINISHED_STOP)
-_REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
+_REASONS = {
+    int(RowStatus.FINISHED_STOP): "stop",
+    int(RowStatus.FINISHED_LENGTH): "length",
+    int(RowStatus.ABORTED): "abort",
+}
 _BROKEN = {
-    int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
 }
 _ENDS = _REASONS.keys() | _BROKEN.keys()

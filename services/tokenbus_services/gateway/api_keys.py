@@ -56,6 +56,8 @@ class ApiKey:
     """The most open requests; None: gateway.key_share of gateway.max_requests."""
     origins: tuple[str, ...] = ()
     """The origins of web pages that may use it; empty: those of gateway.origins."""
+    operator: bool = False
+    """Whether it may pause engines and change their weights."""
 
     def __post_init__(self) -> None:
         """Raise a KeysError for an invalid field."""
@@ -64,6 +66,7 @@ class ApiKey:
         _check("added", "a time", self.added, 1 <= len(_text(self.added)) <= 64)  # noqa: PLR2004 - far above any
         _check_whole("requests_per_minute", self.requests_per_minute, MOST_REQUESTS_PER_MINUTE)
         _check_whole("concurrent", self.concurrent, _MOST_CONCURRENT)
+        _check("operator", "true or false", self.operator, isinstance(self.operator, bool))
         for origin in self.origins:
             _check("origins", ORIGIN_FORM, origin, is_origin(_text(origin)))
 

@@ -75,7 +75,7 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
     """One choice of an answer."""
 
     index: _Count
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"]
     stop_reason: int | str | None
     logprobs: _Object | None
     draft_logprobs: _Object | UnsetType | None = UNSET

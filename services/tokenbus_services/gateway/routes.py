@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, Format, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.control import ControlRoutes
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
@@ -94,6 +95,7 @@ class Routes:
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            *ControlRoutes(self._gateway).routes(),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
             Route("/bus", self._bus),

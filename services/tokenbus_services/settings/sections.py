@@ -250,6 +250,11 @@ class GatewaySettings(Section):
         "the file of the API keys, as `tokenbus api-keys` writes it, read again when it changes; empty: no keys are "
         "asked for"
     )
+    control: bool = choice(
+        "whether clients without an API key may pause engines and change their weights, by vLLM's routes; a key may if it "
+        "was made with --operator",
+        default=False,
+    )
     key_share: float = share(0.5, "the most of max_requests that one API key has open, unless it has its own limit")
     key_requests_per_minute: int = count(
         0,

@@ -50,7 +50,9 @@ class EngineControl:
         """Whether the engine computes nothing, or will not once it has no work."""
         self._is_paused = False
         """Whether that is so because an operator asked for it."""
-        self._is_sleeping = self._is_updating = self._is_damaged = False
+        self._is_sleeping = self._has_freed = False
+        """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
+        self._is_updating = self._is_damaged = False
 
     @property
     def weight_version(self) -> int:
@@ -228,12 +230,13 @@ class EngineControl:
     def _sleep(self, control: Control) -> None:
         if control.sleep.level:
             self._method("sleep", "sleep")(control.sleep.level)
+            self._has_freed = True
         self._is_sleeping = True
 
     def _wake(self, control: Control) -> None:
-        if self._is_sleeping and not self._method("wake_up", "wake")(list(control.wake.tags)):
+        if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
             return  # parts of it sleep on
-        self._is_sleeping = self._is_paused = False
+        self._is_sleeping = self._has_freed = self._is_paused = False
         self._go_on()
 
     def _reset_prefix_cache(self, _: Control) -> None:

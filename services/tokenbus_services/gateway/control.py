@@ -1,0 +1,265 @@
+"""ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokenbus_services.client import ControlError, Operator
+from tokenbus_services.client.operator import MODES, States
+from tokenbus_services.gateway.access import visitor_of
+from tokenbus_services.gateway.answer import JSON
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.request_body import read_body
+from tokenbus_services.gateway.validation import invalid, parse_json
+from tokenbus_services.settings.errors import shown
+
+_NO_STORE = {"cache-control": "no-store"}
+_MOST_VERSION = 2**64 - 1
+_SECONDS = 1800.0
+"""How long an engine may take for one command: as long as trainers wait."""
+_Arguments = Mapping[str, Any]
+_Do = Callable[[Operator, _Arguments], Awaitable[object]]
+
+
+class ControlRoutes:
+    """Does what a request to one of vLLM's control routes asks of all workers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        posts: dict[str, _Do] = {
+            "/pause": _pause,
+            "/resume": _resume,
+            "/abort_requests": _abort_requests,
+            "/sleep": _sleep,
+            "/wake_up": _wake_up,
+            "/reset_prefix_cache": _reset_prefix_cache,
+            "/init_weight_transfer_engine": _stage("init", "init_info", "Weight transfer initialized"),
+            "/start_weight_update": _stage("start", "", "Weight update started"),
+            "/update_weights": _update_weights,
+            "/finish_weight_update": _stage("finish", "", "Weight update finished"),
+            "/shutdown_weight_transfer_engine": _stage("shutdown", "", "Weight transfer shut down"),
+            "/update_weight_version": _update_weight_version,
+            "/load_lora_adapter": _load_adapter,
+            "/v1/load_lora_adapter": _load_adapter,
+            "/unload_lora_adapter": _unload_adapter,
+            "/v1/unload_lora_adapter": _unload_adapter,
+        }
+        gets: dict[str, _Do] = {
+            "/is_paused": _is_paused,
+            "/is_sleeping": _is_sleeping,
+            "/get_world_size": _world_size,
+            "/weight_info": _weight_info,
+        }
+        return [
+            *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
+            *(Route(path, self._handler(do, has_body=False)) for path, do in gets.items()),
+        ]
+
+    def _handler(self, do: _Do, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            """Answer a request."""
+            self._check_may(request)
+            arguments: dict[str, Any] = dict(request.query_params)
+            if tags := request.query_params.getlist("tags"):
+                arguments["tags"] = tags
+            if has_body:
+                arguments |= await self._body(request)
+            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS)
+            try:
+                # What is begun is ended, whether or not its client waits for that.
+                answer = await asyncio.shield(asyncio.ensure_future(do(operator, arguments)))
+            except ControlError as error:
+                raise _failed(error) from None
+            except TimeoutError:
+                raise ApiError(503, "no processor answers", code="no_processor", retry_after_ms=1000) from None
+            return Response(orjson.dumps(answer), headers=_NO_STORE, media_type=JSON)
+
+        return handle
+
+    def _check_may(self, request: Request) -> None:
+        settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
+        path = request.url.path
+        if key is not None and not key.operator:
+            message = f"{path}: an API key that may control engines, as `tokenbus api-keys add --operator` makes it, got another"
+            raise ApiError(403, message, code="not_an_operator")
+        if key is None and not settings.control:
+            message = f"{path}: not offered, as gateway.control is false and there is no API key that may"
+            raise ApiError(403, message, code="not_an_operator")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Return a request's JSON object; without a body it is empty."""
+        if not (request.headers.get("content-length", "0").strip("0") or "transfer-encoding" in request.headers):
+            return {}
+        gateway = self._gateway
+        async with gateway.bodies.hold(visitor_of(request.scope).caller.name) as held:
+            data = await read_body(request, gateway.settings.gateway, held)
+            value = parse_json(data)
+        if not isinstance(value, dict):
+            raise invalid("body", f"expected object, got {shown(value)}")
+        return {name: each for name, each in value.items() if each is not None}
+
+
+def _failed(error: ControlError) -> ApiError:
+    return ApiError(409 if error.states else 503, str(error), code="not_done_by_all")
+
+
+def _text(arguments: _Arguments, name: str, default: str | None = None) -> str:
+    value = arguments.get(name, default)
+    if value is None:
+        raise invalid(name, "a text, got none")
+    if not isinstance(value, str) or not value:
+        raise invalid(name, f"a text, got {shown(value)}")
+    return value
+
+
+def _flag(arguments: _Arguments, name: str) -> bool:
+    value = arguments.get(name, False)
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in {"true", "false", "1", "0"}:
+        raise invalid(name, f"true or false, got {shown(value)}")
+    return str(value).lower() in {"true", "1"}
+
+
+def _mode(arguments: _Arguments) -> str:
+    mode = arguments.get("mode", "abort")
+    if mode not in MODES:
+        raise invalid("mode", f"one of {', '.join(MODES)}, got {shown(mode)}")
+    return str(mode)
+
+
+def _version(arguments: _Arguments, name: str) -> int:
+    """Return a version, which may be written as a text, as vLLM's are; 0: none is given."""
+    value = arguments.get(name, 0)
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value[:32])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_VERSION:
+        raise invalid(name, f"a whole number up to {_MOST_VERSION}, also as a text, got {shown(arguments[name])}")
+    return value
+
+
+async def _pause(operator: Operator, arguments: _Arguments) -> object:
+    await operator.pause(_mode(arguments))
+    return {"status": "paused"}
+
+
+async def _resume(operator: Operator, _: _Arguments) -> object:
+    await operator.resume()
+    return {"status": "resumed"}
+
+
+async def _abort_requests(operator: Operator, arguments: _Arguments) -> object:
+    if arguments.get("request_ids"):
+        raise invalid("request_ids", "none, which ends all requests: a client ends its own by leaving, got some")
+    before = await operator.describe()
+    if any(state.is_paused for state in before.values()):
+        await operator.pause("abort")
+    else:
+        await operator.pause("abort")
+        await operator.resume()
+    return {"status": "aborted"}
+
+
+async def _is_paused(operator: Operator, _: _Arguments) -> object:
+    states = await operator.describe()
+    return {"is_paused": all(state.is_paused for state in states.values())}
+
+
+async def _sleep(operator: Operator, arguments: _Arguments) -> object:
+    level = arguments.get("level", 1)
+    if str(level) not in {"0", "1", "2"}:
+        raise invalid("level", f"0, 1 or 2, got {shown(level)}")
+    await operator.sleep(int(level), _mode(arguments))
+    return {"status": "sleeping", "level": int(level)}
+
+
+async def _wake_up(operator: Operator, arguments: _Arguments) -> object:
+    tags = arguments.get("tags")
+    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        raise invalid("tags", f"a list of texts, got {shown(tags)}")
+    states = await operator.wake_up(tags or ())
+    sleeps = any(state.is_sleeping for state in states.values())
+    return {"status": "sleeping" if sleeps else "awake", "tags": tags}
+
+
+async def _is_sleeping(operator: Operator, _: _Arguments) -> object:
+    states = await operator.describe()
+    return {"is_sleeping": any(state.is_sleeping for state in states.values())}
+
+
+async def _reset_prefix_cache(operator: Operator, _: _Arguments) -> object:
+    try:
+        await operator.reset_prefix_cache()
+    except ControlError as error:
+        return {"success": False, "error": str(error)}
+    return {"success": True}
+
+
+def _stage(stage: str, member: str, message: str) -> _Do:
+    """Return what does a stage of vLLM's weight transfer, with what a member of the body says of it."""
+
+    async def do(operator: Operator, arguments: _Arguments) -> object:
+        if member and not isinstance(arguments.get(member), dict | list):
+            raise invalid(member, f"an object, got {shown(arguments.get(member))}")
+        version = _version(arguments, "weight_version")
+        given = arguments[member] if member else {k: v for k, v in arguments.items() if k != "weight_version"}
+        await operator.transfer_weights(stage, given, version)
+        return {"message": message}
+
+    return do
+
+
+_update_by_transfer = _stage("update", "update_info", "Weights updated")
+
+
+async def _update_weights(operator: Operator, arguments: _Arguments) -> object:
+    """Take tensors, as vLLM has it, or the weights in a folder, as prime-rl has it."""
+    if "weight_dir" not in arguments:
+        return await _update_by_transfer(operator, arguments)
+    states = await operator.update_weights(_text(arguments, "weight_dir"), _version(arguments, "weight_version"))
+    return {"message": "Weights updated", **_weights(states)}
+
+
+async def _update_weight_version(operator: Operator, arguments: _Arguments) -> object:
+    version = _version(arguments, "new_version")
+    if not version:
+        raise invalid("new_version", "a whole number from 1, also as a text, got none")
+    await operator.set_weight_version(version)
+    return {"success": True, "new_version": str(version)}
+
+
+async def _weight_info(operator: Operator, _: _Arguments) -> object:
+    return _weights(await operator.describe())
+
+
+def _weights(states: States) -> dict[str, object]:
+    """Return the version that all have, and that of each."""
+    versions = {name: state.weight_version for name, state in sorted(states.items())}
+    common = set(versions.values())
+    return {"weight_version": str(common.pop()) if len(common) == 1 else None, "workers": versions}
+
+
+async def _world_size(operator: Operator, _: _Arguments) -> object:
+    states = await operator.describe()
+    return {"world_size": sum(max(1, state.world_size) for state in states.values())}
+
+
+async def _load_adapter(operator: Operator, arguments: _Arguments) -> object:
+    name, folder = _text(arguments, "lora_name"), _text(arguments, "lora_path")
+    await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
+    name = _text(arguments, "lora_name")
+    await operator.unload_adapter(name)
+    return f"Success: LoRA adapter '{name}' removed successfully."

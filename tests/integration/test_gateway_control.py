@@ -1,0 +1,176 @@
+"""The engines' control by vLLM's routes: what trainers send, over a gateway of two processes and two workers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.serving import Served, error_of, plainly, served
+from tests.support.waiting import until
+from tokenbus_engines import synthetic
+from tokenbus_services.gateway.api_keys import made, write_keys
+
+pytestmark = pytest.mark.xdist_group("gateway")
+LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": True, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Served]:
+    """Run a system whose clients may control it."""
+    with served(gateway__control="true", gateway__tokenizer="numbers", gateway__processes=2) as made_:
+        made_.start_worker("worker-0", "--steps-per-second", "50")
+        made_.start_worker("worker-1", "--steps-per-second", "50")
+        yield made_
+
+
+@pytest.fixture
+async def client(system: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with plainly(system.url) as made_:
+        await until(lambda: _has_both(made_))
+        yield made_
+        for path in ("/wake_up", "/resume"):
+            await made_.post(path)
+
+
+async def _has_both(client: httpx.AsyncClient) -> bool:
+    answer = await client.get("/get_world_size")
+    return answer.status_code == 200 and answer.json() == {"world_size": 2}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return str(tmp_path)
+
+
+async def _said(client: httpx.AsyncClient, path: str, **body: Any) -> Any:  # noqa: ANN401 - JSON
+    answer = await client.post(path, **({"json": body} if body else {}))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_pause_and_resume(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+    assert await _said(client, "/pause?mode=keep&clear_cache=true") == {"status": "paused"}
+    assert (await client.get("/is_paused")).json() == {"is_paused": True}
+    asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": [1], "max_tokens": 3}))
+    await until(lambda: _is_open(client))
+    assert not asking.done()
+    assert await _said(client, "/resume") == {"status": "resumed"}
+    assert (await asking).json()["usage"]["completion_tokens"] == 3
+
+
+async def _is_open(client: httpx.AsyncClient) -> bool:
+    return bool((await client.get("/load")).json()["server_load"])
+
+
+async def test_aborted_answers_end_with_what_they_have(client: httpx.AsyncClient) -> None:
+    async with client.stream("POST", "/v1/completions", json=LONG) as answer:
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).startswith("data: {")
+        assert await _said(client, "/pause") == {"status": "paused"}
+        chunks = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "abort"
+    assert await _said(client, "/resume") == {"status": "resumed"}
+    asking = asyncio.create_task(client.post("/v1/completions", json={**LONG, "stream": False}))
+    await until(lambda: _is_open(client))
+    assert await _said(client, "/abort_requests") == {"status": "aborted"}
+    assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+
+
+async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: str) -> None:
+    ids: list[int] = []
+    async with client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 300}) as answer:
+        lines = answer.aiter_lines()
+        chunk = json.loads((await anext(lines))[6:])
+        key = int(chunk["id"].rpartition("-")[2], 16)
+        ids += chunk["choices"][0].get("token_ids", ())
+        updated = await _said(client, "/update_weights", weight_dir=weights, weight_version="41")
+        assert updated["workers"] == {"worker-0": 41, "worker-1": 41}
+        await _said(client, "/pause?mode=keep")
+        assert await _said(client, "/init_weight_transfer_engine", init_info={"rank_offset": 1})
+        assert await _said(client, "/start_weight_update", is_checkpoint_format=True) == {"message": "Weight update started"}
+        assert await _said(client, "/update_weights", update_info={"names": []}) == {"message": "Weights updated"}
+        assert await _said(client, "/finish_weight_update") == {"message": "Weight update finished"}
+        assert (await client.get("/weight_info")).json()["weight_version"] == "42"
+        await _said(client, "/resume")
+        async for line in lines:
+            if line.startswith("data: {"):
+                ids += json.loads(line[6:])["choices"][0].get("token_ids", ())
+    assert len(ids) == 300
+    truths = [synthetic.true_tokens(key, 0, 300, version).ids.tolist() for version in (0, 41, 42)]
+    followed = [next(n for n, truth in enumerate(truths) if truth[place] == token) for place, token in enumerate(ids)]
+    assert followed == sorted(followed)
+    assert {followed[0], followed[-1]} == {0, 2}
+    assert await _said(client, "/update_weight_version", new_version="7") == {"success": True, "new_version": "7"}
+
+
+async def test_adapters(client: httpx.AsyncClient, weights: str) -> None:
+    body = {"lora_name": "tuned", "lora_path": weights}
+    assert await _said(client, "/v1/load_lora_adapter", **body) == "Success: LoRA adapter 'tuned' added successfully."
+    again = await client.post("/v1/load_lora_adapter", json=body)
+    assert (again.status_code, "got 'tuned'" in error_of(again.text)["message"]) == (409, True)
+    await until(lambda: _has_model(client, "tuned"))
+    answer = await _said(client, "/v1/completions", model="tuned", prompt=[1], max_tokens=2)
+    assert answer["model"] == "tuned"
+    assert await _said(client, "/unload_lora_adapter", lora_name="tuned")
+
+
+async def _has_model(client: httpx.AsyncClient, name: str) -> bool:
+    return name in [each["id"] for each in (await client.get("/v1/models")).json()["data"]]
+
+
+async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
+    assert await _said(client, "/sleep?level=0") == {"status": "sleeping", "level": 0}
+    assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+    refused = await client.post("/resume")
+    assert (refused.status_code, "got one that sleeps" in refused.text) == (409, True)
+    assert await _said(client, "/wake_up?tags=scheduling") == {"status": "awake", "tags": ["scheduling"]}
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+    assert await _said(client, "/reset_prefix_cache") == {"success": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "line"),
+    [
+        ("/pause?mode=stop", None, "mode: one of abort, wait, keep, got 'stop'"),
+        ("/sleep?level=3", None, "level: 0, 1 or 2, got '3'"),
+        ("/finish_weight_update", {"weight_version": "v2"}, "weight_version: a whole number up to 18446744073709551615, also as a text, got 'v2'"),
+        ("/update_weight_version", {}, "new_version: a whole number from 1, also as a text, got none"),
+        ("/update_weights", {}, "update_info: an object, got None"),
+        ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path: a text, got none"),
+        ("/v1/load_lora_adapter", {"lora_name": 1, "lora_path": "x"}, "lora_name: a text, got 1"),
+        ("/abort_requests", {"request_ids": ["a"]}, "request_ids: none, which ends all requests: a client ends its own by leaving, got some"),
+    ],
+)
+async def test_wrong_wishes_are_refused(client: httpx.AsyncClient, path: str, body: dict[str, Any] | None, line: str) -> None:
+    answer = await client.post(path, **({"json": body} if body is not None else {}))
+    assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)
+
+
+async def test_failed_update_is_named_and_leaves_all_paused(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    answer = await client.post("/update_weights", json={"weight_dir": str(tmp_path / "none")})
+    error = error_of(answer.text)
+    assert (answer.status_code, error["code"]) == (409, "not_done_by_all")
+    assert "worker worker-0: load_weights.folder" in error["message"]
+    assert (await client.get("/is_paused")).json() == {"is_paused": True}
+
+
+async def test_who_may(system: Served, tmp_path: Path) -> None:
+    async with plainly(system.start_gateway(gateway__control="false")[1]) as client:
+        answer = await client.post("/pause")
+        assert answer.status_code == 403
+        assert "gateway.control is false" in error_of(answer.text)["message"]
+    path = tmp_path / "keys.json"
+    plain, first = made("plain")
+    trainer, second = made("trainer", operator=True)
+    write_keys(path, [first, second])
+    async with plainly(system.start_gateway(gateway__keys_file=str(path))[1]) as client:
+        for headers, status in (({}, 401), ({"authorization": f"Bearer {plain}"}, 403)):
+            assert (await client.get("/is_paused", headers=headers)).status_code == status
+        assert (await client.get("/is_paused", headers={"authorization": f"Bearer {trainer}"})).status_code == 200
