@@ -28,6 +28,7 @@ PUBLIC is the path of a public certificate, as keys/worker-0.key, or its 40 char
   client    ask for requests, under the client names that its patterns match
   observer  watch workers' streams (tap, record, the inspector)
   handoff   hand requests off to decode workers, as a prefill worker does
+  operator  pause workers' engines, change their weights and adapters
 
 To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A
 revoked key stays in the file, so that it cannot be added again.
