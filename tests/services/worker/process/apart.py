@@ -51,6 +51,7 @@ class Apart:
             model=None,
             epoch=EPOCH,
             proof=PROOF,
+            takes_control=True,
             **state,
         )
         self.server = PublisherServer(self._memory(), self._bell, given, transport=self.line, clock=self.bus.clock)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from tests.services.worker.process.apart import Apart, apart
 from tests.support.waiting import MOST, until
 from tokenbus.testing import true_tokens
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
+from tokenbus_engines.synthetic import true_prompt_scores
+from tokenbus_services.client import Client, Operator
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.worker import NotRunningError, StepArrays
 from tokenbus_services.worker.emitter import Emitter
@@ -99,6 +101,42 @@ async def test_new_publisher_knows_what_the_engine_took_while_it_started() -> No
         await worker.start_publisher(worker.loop.turn)
         await worker.turn(TOKENS + 3)
         assert all_exact(requests)
+
+
+async def test_prompts_are_scored_though_publishers_die() -> None:
+    prompt = list(range(1, 3001))  # whose scores are several records
+    async with apart() as worker:
+        scored = worker.bus.client.generate(prompt, max_tokens=3, prompt_logprobs=4)
+        await worker.bus.settle()
+        worker.loop.turn()
+        for _ in range(3):
+            await worker.lose_publisher()
+            await worker.start_publisher()
+        await worker.turn(3)
+        assert [token.id async for token in scored] == true_tokens(scored.request_id, 0, 3).ids.tolist()
+        true = true_prompt_scores(scored.request_id, prompt, PromptScoring(top_logprobs=4))
+        assert scored.prompt_scores is not None
+        assert np.array_equal(scored.prompt_scores.alternative_logprobs, true.alternative_logprobs)
+
+
+async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> None:
+    """One that the engine had taken is answered by the next publisher, and one that it had not is not lost."""
+    async with apart() as worker:
+        operator = Operator(worker.bus.client)
+        first = asyncio.create_task(operator.load_adapter("first", str(tmp_path)))
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        await worker.start_publisher()  # to which the processor says it again
+        worker.loop.turn()
+        await worker.lose_publisher()
+        second = asyncio.create_task(operator.load_adapter("second", str(tmp_path)))
+        await worker.start_publisher()
+        await worker.bus.advance(1)  # as often as that a processor says how its workers are
+        await worker.turn(3)
+        (state,) = (await first).values()
+        assert list(state.lora_adapters) == ["first"]
+        (state,) = (await second).values()
+        assert list(state.lora_adapters) == ["first", "second"]
 
 
 @pytest.mark.parametrize("unread", [False, True])
