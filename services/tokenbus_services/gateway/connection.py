@@ -107,6 +107,9 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         """Close at once; what is not sent yet is lost."""
+        if self._answered is not None:
+            # As once the loop says so, which is after the answer may have returned: an error, if its client were there.
+            self._answered.disconnected = True
         self.transport.abort()
 
     # Called by uvicorn and httptools.
