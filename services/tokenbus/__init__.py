@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.delivery import RequestFailedError, Step
+    from tokenbus_services.delivery.weight_spans import WeightSpan
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.items import RecordingError, StreamItem, read_recording
@@ -113,6 +114,7 @@ __all__ = [
     "StructuredOutput",
     "Token",
     "ValueKind",
+    "WeightSpan",
     "WouldWaitError",
     "connect",
     "decode",

@@ -101,12 +101,15 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
         await _said(client, "/resume")
         async for line in lines:
             if line.startswith("data: {"):
-                ids += json.loads(line[6:])["choices"][0].get("token_ids", ())
+                choice = json.loads(line[6:])["choices"][0]
+                ids += choice.get("token_ids", ())
     assert len(ids) == 300
     truths = [synthetic.true_tokens(key, 0, 300, version).ids.tolist() for version in (0, 41, 42)]
     followed = [next(n for n, truth in enumerate(truths) if truth[place] == token) for place, token in enumerate(ids)]
     assert followed == sorted(followed)
     assert {followed[0], followed[-1]} == {0, 2}
+    spans = [(str((0, 41, 42)[n]), followed.index(n), followed.index(n) + followed.count(n)) for n in sorted(set(followed))]
+    assert [(each["version"], each["start"], each["end"]) for each in choice["weight_versions"]] == spans
     assert await _said(client, "/update_weight_version", new_version="7") == {"success": True, "new_version": "7"}
 
 

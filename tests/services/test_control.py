@@ -105,6 +105,9 @@ async def test_request_lives_through_an_update(bus: tokenbus.testing.Bus, weight
     versions = [token.weight_version for token in tokens]
     assert versions == sorted(versions)
     assert {0, 70} <= set(versions) <= {0, 1, 70}
+    assert [span.weight_version for span in generation.weight_spans] == sorted(set(versions))
+    for version, begin, end in generation.weight_spans:
+        assert versions[begin:end] == [version] * (end - begin)
     for version in set(versions):
         begin, end = versions.index(version), versions.index(version) + versions.count(version)
         ids = [token.id for token in tokens[begin:end]]

@@ -31,6 +31,7 @@ from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.delivery.waiter import WakeUps
+from tokenbus_services.delivery.weight_spans import WeightSpans
 from tokenbus_services.link import SessionState
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class OpenRequests:
         self.away = AwayWorkers(self.sessions)
         self._ordinals = count(NO_SENDER + 1)
         self._progress = Progress()
+        self._weights = WeightSpans()
         self.requests: dict[int, OpenRequest] = {}
         self.repeated = 0
         """How many rows and frames came again."""
@@ -263,6 +265,8 @@ class OpenRequests:
     def _remove(self, request: OpenRequest) -> None:
         request_id = request.tokens.request_id
         del self.requests[request_id]
+        request.tokens.weight_spans = self._weights.of(request_id, request.next_position)
+        self._weights.forget(request_id)
         request.closed_at = self._progress.close(request_id)
         self._sent_anew.pop(request.key, None)
 
@@ -275,7 +279,8 @@ class OpenRequests:
         request.tokens.finish(status, stop)
         if self._on_output is not None:
             tokens = request.tokens
-            self._ends.append(RequestEnd(tokens.request_id, status, None, stop, tokens.prompt_scores))
+            end = RequestEnd(tokens.request_id, status, None, stop, tokens.prompt_scores, tokens.weight_spans)
+            self._ends.append(end)
 
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
         """End a request with an error of a processor; it counts the tokens that came here."""
@@ -290,7 +295,8 @@ class OpenRequests:
         request.tokens.fail(error, generated)
         if self._on_output is not None:
             failed = RequestFailedError(error, generated)
-            self._ends.append(RequestEnd(request.tokens.request_id, None, failed))
+            spans = request.tokens.weight_spans
+            self._ends.append(RequestEnd(request.tokens.request_id, None, failed, weight_spans=spans))
 
     def _flush_ends(self) -> None:
         """Put ends into the output stream, after the rows before them."""
@@ -342,6 +348,7 @@ class OpenRequests:
         header = target.header
         step = Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
         slots, is_next = self._progress.advance(session.ordinal, target)
+        self._weights.note(header.weight_version, target.request_keys[is_next], target.positions[is_next])
         had = is_next.astype(np.intp) - 1
         for place in np.flatnonzero(had).tolist():
             key, status = int(target.request_keys[place]), RowStatus(target.statuses[place])
@@ -427,6 +434,7 @@ class OpenRequests:
         if is_known:
             self.repeated += 1
             return -1
+        self._weights.note_row(step.rows.header.weight_version, request.tokens.request_id, expected)
         self._progress.go_on(request.tokens.request_id, position + tokens)
         self._progress.set_worker(request.tokens.request_id, worker_hash(step.worker_id))
         # The output stream has the rows where there is one: its consumer would not take them from here.

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 
 from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus
 from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.delivery.weight_spans import WeightSpan
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class RequestEnd(NamedTuple):
     """The stop token or the stop text that ended it, as `Generation.stop`."""
     prompt_scores: PromptScores | None = None
     """What the model says of its prompt's tokens, as `Generation.prompt_scores`."""
+    weight_spans: tuple[WeightSpan, ...] = ()
+    """Which versions of the weights computed its tokens, as `Generation.weight_spans`."""
 
 
 class StreamQueue(Generic[T]):

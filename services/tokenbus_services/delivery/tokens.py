@@ -15,6 +15,7 @@ from tokenbus_services.delivery.ack_tracker import PendingAck
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step, Token
 from tokenbus_services.delivery.waiter import Waiter, WakeUps
+from tokenbus_services.delivery.weight_spans import WeightSpan
 
 
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
@@ -56,6 +57,8 @@ class RequestTokens:
         """The error it ended with."""
         self.prompt_scores: PromptScores | None = None
         """What the model says of the prompt's tokens, once all of it has come."""
+        self.weight_spans: tuple[WeightSpan, ...] = ()
+        """Which versions of the weights computed its tokens, once it has ended."""
         self.generated_tokens = 0
         """How many tokens its error says were generated, which may be more than came here."""
         self.waiting: deque[tuple[Step, int]] = deque()
@@ -254,6 +257,14 @@ class Generation:
         None: not yet, not asked for, or a request that was resumed.
         """
         return self._tokens.prompt_scores
+
+    @property
+    def weight_spans(self) -> tuple[WeightSpan, ...]:
+        """Which versions of the weights computed its tokens, in order, once it has ended; empty: no worker counts them.
+
+        The version of tokens from before the request was resumed is not known.
+        """
+        return self._tokens.weight_spans
 
     @property
     def error(self) -> RequestError | None:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
+from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.gateway import messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
@@ -44,8 +45,15 @@ _SAMPLING = {name: name for name in _SAME_NAMES} | {
 }
 """By a body's field the sampling parameter that has the same values."""
 
-Ending = tuple[str, str | int | None]
-"""Why a choice ended, `stop` or `length`; and which of the request's own stop texts or stop tokens ended it."""
+class Ending(NamedTuple):
+    """How a choice ended."""
+
+    reason: str
+    """`stop`, `length` or `abort`."""
+    stop: str | int | None
+    """Which of the request's own stop texts or stop tokens ended it."""
+    weight_spans: tuple[WeightSpan, ...] = ()
+    """Which versions of the weights computed its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus_services.delivery.step import FINISHED
+from tokenbus_services.delivery.weight_spans import WeightSpans
 from tokenbus_services.gateway.answer import Answer, Listener
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
@@ -75,6 +76,7 @@ class Dispatcher:
         self._buffers = buffers
         self._total = total or Tally()
         self._to_socket = to_socket or Histogram()
+        self._weights = WeightSpans()
         self._writer = EventWriter(vocabulary, settings.max_requests)
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
@@ -191,9 +193,10 @@ class Dispatcher:
                 continue
             target, draft = output
             self.tokens += int(target.token_counts.sum())
+            self._weights.note(target.header.weight_version, target.request_keys, target.positions, self._opened)
             rows = target if len(self._opened) >= target.row_count else selected(target, self._opened)
             if rows is not None:
-                steps.append(RenderedStep(rows, self._vocabulary, draft))
+                steps.append(RenderedStep(rows, self._vocabulary, draft, self._weights))
         return steps
 
     async def _end_long_turn(self) -> None:
@@ -308,6 +311,7 @@ class Dispatcher:
     def _forget(self, request_id: int) -> OpenRequest | None:
         """Hand out no more rows of a request, and return it; None: it has ended before."""
         self._writer.close(request_id)
+        self._weights.forget(request_id)
         return self._opened.pop(request_id, None)
 
     def _fail(self, request_id: int, error: RequestFailedError) -> None:

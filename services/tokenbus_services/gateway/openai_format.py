@@ -14,7 +14,7 @@ from tokenbus_services.gateway.event_writer import EventForm, EventStream
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.prompt_writers import prompt_logprobs
-from tokenbus_services.gateway.sse import event
+from tokenbus_services.gateway.sse import event, versions_of
 from tokenbus_services.gateway.tool_calls import call_writer
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
@@ -159,10 +159,11 @@ class Envelope:
 
     def _ending(self, index: int, end: Ending | None) -> bytes:
         """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
-        reason, stop = end or (None, None)
+        reason, stop, spans = end or (None, None, ())
         if reason == "stop" and self._calls and self._calls[index].is_called:
             reason = "tool_calls"
-        return b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
+        ending = b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
+        return ending + b',"weight_versions":' + orjson.dumps(versions_of(spans)) if spans else ending
 
     def _of_prompt(self, index: int) -> bytes:
         """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""

@@ -77,6 +77,7 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
     index: _Count
     finish_reason: Literal["stop", "length", "abort", "tool_calls"]
     stop_reason: int | str | None
+    weight_versions: list[_Object] | UnsetType = UNSET
     logprobs: _Object | None
     draft_logprobs: _Object | UnsetType | None = UNSET
     token_ids: list[_Count] | UnsetType = UNSET

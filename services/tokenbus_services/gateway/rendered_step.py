@@ -9,6 +9,7 @@ import numpy.typing as npt
 import orjson
 
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+from tokenbus_services.delivery.weight_spans import WeightSpan, WeightSpans
 from tokenbus_services.gateway.native import Begins, Columns, Fragments
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
@@ -21,8 +22,15 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 class RenderedStep:
     """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
 
-    def __init__(self, batch: LogprobBatch, vocabulary: Vocabulary, draft: LogprobBatch | None = None) -> None:
+    def __init__(
+        self,
+        batch: LogprobBatch,
+        vocabulary: Vocabulary,
+        draft: LogprobBatch | None = None,
+        weights: WeightSpans | None = None,
+    ) -> None:
         self.batch = batch
+        self._weights = weights
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
@@ -94,6 +102,13 @@ class RenderedStep:
             return None
         found = self.draft.places.get(int(self.batch.request_keys[place]))
         return None if found is None or not self.draft.counts[found] else (self.draft, found)
+
+    def weight_spans(self, place: int) -> tuple[WeightSpan, ...]:
+        """Return which versions of the weights computed the tokens of a request whose last row this is."""
+        if self._weights is None:
+            return ()
+        end = int(self.batch.positions[place]) + self.counts[place]
+        return self._weights.of(int(self.batch.request_keys[place]), end)
 
     @cached_property
     def ids(self) -> list[int]:

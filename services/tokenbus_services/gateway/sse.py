@@ -8,6 +8,7 @@ import orjson
 
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_services.delivery.stop_strings import RunningText
+from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
@@ -128,7 +129,9 @@ class InspectedAnswer(Answer):
         if error is not None:
             self.end(error)
         elif reason is not None:
-            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens}))
+            spans = versions_of(view.weight_spans(place))
+            versions = {"weight_versions": spans} if spans else {}
+            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens, **versions}))
             self.outbox.close()
         return reason is None and error is None
 
@@ -186,3 +189,7 @@ def _draft(view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[
 def _name(view: RenderedStep, token_id: int) -> str:
     """Return a token's unique name: as text, two parts of characters would look the same."""
     return str(orjson.loads(view.vocabulary.names[token_id]))
+
+def versions_of(spans: Sequence[WeightSpan]) -> list[dict[str, str | int]]:
+    """Return spans as vLLM's API has them, whose versions are texts."""
+    return [{"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans]
