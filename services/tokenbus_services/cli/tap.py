@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.cli.arguments import whole
@@ -172,6 +172,7 @@ def _batch_values(batch: LogprobBatch, now_ns: int) -> Values:
         "tokens": batch.token_ids.size,
         "alternatives": batch.alternative_token_ids.size,
         "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
+        **({"weight_version": str(header.weight_version)} if header.weight_version else {}),
         "latency_ms": round((now_ns - header.produced_at_ns) / _NS_IN_MS, 3) if header.produced_at_ns else None,
     }
 
@@ -208,6 +209,27 @@ def _event_values(event: RequestEvent) -> Values:
                 "message": error.message,
                 "emitted_tokens": error.emitted_tokens,
             }
+        case "prompt_scores":
+            chunk = event.prompt_scores
+            scores = PromptScores.of(chunk)
+            return {
+                "what": "prompt_scores",
+                "request_key": str(chunk.request_key),
+                "position": scores.position,
+                "prompt_tokens": scores.prompt_tokens,
+                "token_ids": scores.token_ids.tolist(),
+                "logprobs": scores.logprobs.tolist(),
+                "alternatives": chunk.alternatives,
+            }
+        case "control_answer":
+            answer = event.control_answer
+            return {
+                "what": "control_answer",
+                "control_key": str(answer.control_key),
+                "error": answer.error,
+                "weight_version": str(answer.state.weight_version),
+                "is_paused": answer.state.is_paused,
+            }
         case _:
             return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
 
@@ -221,10 +243,18 @@ def _words(values: Values) -> tuple[str, str, str]:
             if "logged_at" in values:
                 latency = f", logged {values['logged_at']}"
             step = f"step {values['step']} part {values['part']}"
-            text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{latency}"
+            version = f", weights {values['weight_version']}" if "weight_version" in values else ""
+            text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{version}{latency}"
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
         case "admitted":
             return "ADMITTED", "bold", f"key {values['request_key']}, prompt of {values['prompt_tokens']} tokens"
+        case "prompt_scores":
+            first, count = values["position"], len(values["token_ids"])
+            where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
+            return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
+        case "control_answer":
+            state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
+            return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
         case "error":
             ended = f"{values['code']} after {values['emitted_tokens']} tokens: {values['message']}"
             return "ERROR", "red", f"key {values['request_key']} {ended}"

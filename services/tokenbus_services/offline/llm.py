@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
 from tokenbus_contracts import ContractError
-from tokenbus_services.client import RequestParameters
+from tokenbus_services.client import ControlError, Operator, RequestParameters
+from tokenbus_services.client.operator import States
 from tokenbus_services.client.parameters import Prompt
 from tokenbus_services.offline.outputs import Outputs, Texts, model_tokenizer
 from tokenbus_services.offline.requests import EngineLimits, Parameters, Requests
@@ -153,6 +154,27 @@ class LLM:
                 raise ValueError(f"messages[{place}]: {error}") from None
             prompts.append(tokenizer.encode_chat(text))
         return self.generate(prompts, parameters, n=n, progress=progress, **common)
+
+    def update_weights(self, folder: str | Path, weight_version: int = 0) -> int:
+        """Give the engine the weights in a folder, as safetensors, and return their version.
+
+        A call that runs in another thread goes on with them. Without a version it is the next one.
+
+        Raises:
+            ControlError: The weights do not fit, which changes nothing; or the engine cannot take any.
+            RuntimeError: It was closed.
+        """
+        path = str(Path(folder).resolve())
+
+        async def update(operator: Operator) -> States:
+            try:
+                return await operator.update_weights(path, weight_version)
+            except ControlError as error:
+                if not any(state.weights_are_damaged for state in error.states.values()):
+                    await operator.resume()
+                raise
+
+        return self._system.operate(update).weight_version
 
     def close(self) -> None:
         """Abort what runs, and end the engine with its processes; further calls raise RuntimeError."""

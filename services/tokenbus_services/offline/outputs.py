@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.schema import COLUMN
+from tokenbus_services.client import RequestEnd
 from tokenbus_services.delivery.stop_strings import RunningText, Stopping
+from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.plugins import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -78,6 +80,10 @@ class Output:
     """`stop` or `length`."""
     stop_reason: int | str | None
     """Which of its request's own stops ended it: the id of a stop token, or a text of `stop`; None where none did."""
+    prompt_scores: PromptScores | None
+    """What the model says of the prompt's tokens, as arrays; None where its request did not ask for it."""
+    weight_spans: tuple[WeightSpan, ...]
+    """Which versions of the weights computed its tokens; empty while they have had none."""
     _texts: Texts = field(repr=False)
 
     @property
@@ -122,8 +128,8 @@ class Outputs(Sequence[Output]):
     """How many alternatives each output's tokens have."""
     statuses: npt.NDArray[np.uint8]
     """How each output ended, as a `RowStatus`."""
-    _stops: Mapping[int, int | str] = field(repr=False)
-    """By output, which of its request's own stops ended it."""
+    _ends: Mapping[int, RequestEnd] = field(repr=False)
+    """How each output ended."""
     _texts: Texts = field(repr=False)
 
     def __len__(self) -> int:
@@ -151,7 +157,9 @@ class Outputs(Sequence[Output]):
             self.alternative_token_ids[begin:end, :top_k],
             self.alternative_logprobs[begin:end, :top_k],
             _REASONS[RowStatus(self.statuses[place])],
-            self._stops.get(place),
+            self._ends[place].stop,
+            self._ends[place].prompt_scores,
+            self._ends[place].weight_spans,
             self._texts,
         )
 
@@ -206,7 +214,7 @@ class Collector:
         # A bytearray grows in place where it can, and becomes an array without a copy.
         self._columns = {name: bytearray() for name in (*_OF_ROWS, *_OF_TOKENS)}
         self._statuses = np.full(count, RowStatus.ACTIVE, np.uint8)
-        self._stops: dict[int, int | str] = {}
+        self._ends: dict[int, RequestEnd] = {}
         self.tokens = 0
         """How many tokens came."""
 
@@ -216,11 +224,10 @@ class Collector:
             column.extend(getattr(rows, name))
         self.tokens += rows.token_ids.size
 
-    def end(self, request_id: int, status: RowStatus, stop: int | str | None) -> None:
-        """Note how a request ended, and by which of its own stops, if it was one."""
-        self._statuses[request_id - self._first_id] = status
-        if stop is not None:
-            self._stops[request_id - self._first_id] = stop
+    def end(self, ended: RequestEnd, status: RowStatus) -> None:
+        """Note how a request ended."""
+        place = ended.request_id - self._first_id
+        self._statuses[place], self._ends[place] = status, ended
 
     def outputs(self, n: int, texts: Texts) -> Outputs:
         """Return the outputs, `n` of each prompt."""
@@ -251,7 +258,7 @@ class Collector:
         _put_lines(alternative_logprobs, places, token_top_ks, self._column("alternative_logprobs"))
         alternatives = alternative_token_ids, alternative_logprobs
         return Outputs(
-            n, offsets, token_ids, logprobs, ranks, *alternatives, top_ks, self._statuses, self._stops, texts
+            n, offsets, token_ids, logprobs, ranks, *alternatives, top_ks, self._statuses, self._ends, texts
         )
 
     def _column(self, name: str) -> Array:

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from typing import Any
 
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows, Stream
+from tokenbus_services.client import Client, Operator, RequestEnd, RequestFailedError, StepRows, Stream
+from tokenbus_services.client.operator import States
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.offline.outputs import Collector
 from tokenbus_services.offline.requests import Requests
@@ -84,7 +87,7 @@ class Call:
             why = f"its engine ended it: {item.status.name if item.status else 'no status'}"
             error = request_error(item.request_id, ErrorCode.ERROR_CODE_ENGINE, why)
             raise self._requests.failure(RequestFailedError(error))
-        self._collector.end(item.request_id, item.status, item.stop)
+        self._collector.end(item, item.status)
 
     async def _abort(self, steps: Stream[StepRows | RequestEnd]) -> None:
         """Abort the requests in flight, and wait for their ends: until then they count as the worker's."""
@@ -156,6 +159,15 @@ class EmbeddedSystem:
         except BaseException:
             self._call_on_loop(call.cancel)
             raise
+
+    def operate(self, command: Callable[[Operator], Coroutine[Any, Any, States]]) -> EngineState:
+        """Have an operator tell the engine something, between two steps, and return how the engine is then."""
+        with self._door:
+            if self._is_over or self._loop is None:
+                raise self._end()
+            done = asyncio.run_coroutine_threadsafe(command(Operator(self._client)), self._loop)
+        (state,) = done.result().values()
+        return state
 
     def stop(self) -> None:
         """Begin to end it; any thread may call this."""

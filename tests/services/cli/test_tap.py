@@ -20,10 +20,12 @@ from tests.services.cli.helpers import (
     take_all,
 )
 from tests.support.waiting import soon, until
+from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_engines.synthetic import true_tokens
+from tokenbus_engines.synthetic import true_prompt_scores, true_tokens
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
@@ -74,6 +76,27 @@ def test_events_in_a_line() -> None:
     error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
     (line,) = lines_of(values_of(write_frame(RequestEvent(sequence=4, error=error)), EVENT))
     assert line == r"worker-0/7 #4 ERROR key 5 ENGINE after 3 tokens: out\nof"
+
+
+def test_scores_and_answers_in_a_line() -> None:
+    (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
+    values = values_of(write_frame(RequestEvent(sequence=4, prompt_scores=chunk)), EVENT)
+    assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
+    assert lines_of(values) == ["worker-0/7 #4 SCORED key 5, its prompt's tokens 1 to 2 of 3"]
+    for error, state, line in (
+        ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
+        ("no folder", EngineState(weight_version=7), "no folder; weights 7"),
+    ):
+        answer = ControlAnswer(control_key=2, error=error, state=state)
+        values = values_of(write_frame(RequestEvent(sequence=4, control_answer=answer)), EVENT)
+        assert lines_of(values) == [f"worker-0/7 #4 CONTROLLED {line}"]
+
+
+def test_weights_of_a_step_are_named() -> None:
+    batch = decode(first_batch())
+    payload = encode(batch.headed(batch.header._replace(weight_version=12)))
+    assert values_of(payload)["weight_version"] == "12"
+    assert ", 9 tokens, weights 12, " in lines_of(values_of(payload))[0]
 
 
 def test_what_cannot_be_read_is_said() -> None:

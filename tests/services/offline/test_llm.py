@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,12 @@ from tests.services.offline.conftest import interrupted
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until, wait_until
 from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.request_pb2 import PromptScoring
 from tokenbus_engines.ngram import NgramEngine, NgramOptions
+from tokenbus_engines.synthetic import true_prompt_scores
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.client import Client, RequestFailedError, RequestParameters, Token
+from tokenbus_services.client import Client, ControlError, RequestFailedError, RequestParameters, Token
+from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.offline import LLM, Outputs
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
@@ -219,6 +223,38 @@ def test_engine_without_text_has_none() -> None:
         assert output.token_ids.size == 4
         with pytest.raises(ValueError, match="text: an engine with a tokenizer, got one whose tokens have no text"):
             _ = output.text
+
+
+def test_prompts_are_scored_as_arrays() -> None:
+    prompt = list(range(3, 2_000))
+    with LLM(engine="synthetic", settings=settings()) as llm:
+        first_id = 0
+        outputs = llm.generate([prompt, [5, 6, 7]], n=2, max_tokens=0, prompt_logprobs=3)
+        assert [each.token_ids.size for each in outputs] == [0] * 4
+        assert {each.finish_reason for each in outputs} == {"length"}
+        for each, of in zip(pickle.loads(pickle.dumps(outputs)), (prompt, prompt, [5, 6, 7], [5, 6, 7]), strict=True):  # noqa: S301
+            scores = each.prompt_scores
+            first_id = first_id or scores.request_key
+            assert scores.token_ids.tolist() == of[1:]
+            true = true_prompt_scores(scores.request_key, of, PromptScoring(top_logprobs=3))
+            assert np.array_equal(scores.logprobs, true.logprobs)
+            assert np.array_equal(scores.alternative_token_ids, true.alternative_token_ids)
+        (plain,) = llm.generate([[1]], max_tokens=2)
+        assert plain.prompt_scores is None
+
+
+def test_weights_change_between_calls(tmp_path: Path) -> None:
+    with LLM(engine="synthetic", settings=settings()) as llm:
+        assert llm.generate([[1]], max_tokens=3)[0].weight_spans == ()
+        with pytest.raises(ControlError, match=r"load_weights.folder: a folder with \*.safetensors"):
+            llm.update_weights(tmp_path)
+        assert llm.generate([[1]], max_tokens=3)[0].token_ids.size == 3
+        (tmp_path / "model.safetensors").write_bytes(b"")
+    with LLM(engine="synthetic", settings=settings()) as llm:
+        assert (llm.update_weights(tmp_path), llm.update_weights(str(tmp_path), 9)) == (1, 9)
+        assert llm.generate([[1]], max_tokens=3)[0].weight_spans == (WeightSpan(9, 0, 3),)
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.update_weights(tmp_path)
 
 
 def test_examples_of_the_page() -> None:
