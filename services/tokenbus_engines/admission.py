@@ -76,8 +76,6 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
-    if generate.HasField("prompt_scoring"):
-        raise ValueError("prompt_scoring: none with this engine, got one")
     check_offered(sampling)
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
     if not 0 <= temperature < math.inf:
@@ -86,7 +84,8 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
     if not 0 < top_p <= 1:
         raise ValueError(f"sampling.top_p: above 0 and at most 1, got {top_p}")
     has_most = sampling.HasField("max_tokens")
-    if has_most and not sampling.max_tokens:
+    is_alone = generate.HasField("prompt_scoring") and generate.prompt_scoring.without_generation
+    if has_most and not sampling.max_tokens and not is_alone:
         raise ValueError("sampling.max_tokens: at least 1, got 0")
     is_scored, most_logprobs = generate.HasField("top_logprobs"), min(max_top_logprobs, size)
     if generate.top_logprobs > most_logprobs:
@@ -97,7 +96,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
     return kind(
         key=generate.request_key,
         prompt=prompt,
-        most=min(sampling.max_tokens, room) if has_most else room,
+        most=1 if is_alone else min(sampling.max_tokens, room) if has_most else room,
         temperature=temperature,
         top_p=top_p,
         top_k=sampling.top_k,

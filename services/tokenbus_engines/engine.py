@@ -5,7 +5,7 @@ arrays, and that a step that fails changes no request.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_arg
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import check_range, request_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
+from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores, ScoredPrompt, ScoredPrompts, check_scoring
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
@@ -142,6 +143,7 @@ class BatchEngine(ABC, Generic[B]):
         self._tokenizer = tokenizer
         self._requests = requests
         self._fingerprint = fingerprint
+        self._prompts = ScoredPrompts()
         self._scheduler = Scheduler(
             requests,
             max_running=options.max_running,
@@ -165,6 +167,10 @@ class BatchEngine(ABC, Generic[B]):
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
         """Return the scores of some of a block's rows' tokens, or drafts: as many of each as `counts` says."""
+
+    @abstractmethod
+    def _piece_scores(self, block: B, piece: PromptPiece) -> PieceScores:
+        """Return the scores of some of a prompt's tokens, which a chunk of the block's plan was computed for."""
 
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
@@ -222,7 +228,14 @@ class BatchEngine(ABC, Generic[B]):
             found, carried = unpacked(state, self._most_carried)
             resume(request, found, self._fingerprint, self._tokenizer)
             self._read_carried(request, carried)
-        self._scheduler.add(self._requests.add(request))
+        prompt = None
+        if generate.HasField("prompt_scoring") and state is None:
+            check_scoring(generate, self.vocabulary_size, options.max_top_logprobs)
+            prompt = ScoredPrompt(generate, list(request.prompt))
+        slot = self._requests.add(request)
+        if prompt is not None:
+            self._prompts.add(slot, prompt)
+        self._scheduler.add(slot)
         return len(request.prompt)
 
     def abort(self, key: int) -> None:
@@ -246,6 +259,8 @@ class BatchEngine(ABC, Generic[B]):
             states = self._handed_off(block, result, proposed) if self._options.role == "prefill" else {}
             made = self._arrays(plan, block, result, proposed)
             made[0].states = states
+            scored = self._scored_pieces(plan, block)
+            made[0].prompt_scores = self._whole_prompts(plan, scored)
         except Exception as error:
             self._scheduler.undo(plan)
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
@@ -254,9 +269,13 @@ class BatchEngine(ABC, Generic[B]):
         for slot, tail in result.tails.items():
             requests.stops[slot].tail = tail
         self._keep(block, result)
+        for slot, scores in scored.items():
+            self._prompts.get(slot).keep(scores)
         ended = block.slots[result.statuses != RowStatus.ACTIVE]
         self._scheduler.advance(plan, ended)
-        requests.remove(np.concatenate([ended, plan.aborted]))
+        gone = np.concatenate([ended, plan.aborted])
+        self._prompts.remove(np.concatenate([gone, plan.first]))
+        requests.remove(gone)
         return made
 
     def close(self) -> None:
@@ -283,8 +302,24 @@ class BatchEngine(ABC, Generic[B]):
         statuses = np.full(slots.size, RowStatus.ACTIVE, np.uint8)
         statuses[requests.positions[slots] + kept >= requests.ends[slots]] = RowStatus.FINISHED_LENGTH
         statuses[stops < room] = RowStatus.FINISHED_STOP
+        if self._prompts:
+            alone = [prompt is not None and prompt.is_alone for prompt in map(self._prompts.get, slots.tolist())]
+            kept[alone], statuses[alone] = 0, RowStatus.FINISHED_LENGTH
         statuses[block.counts == 0] = RowStatus.UNRECOVERABLE
         return Outcome(kept, statuses, own, tails)
+
+    def _scored_pieces(self, plan: Plan, block: B) -> dict[int, PieceScores]:
+        """Return, by slot, the scores of the prompts' tokens that a plan's chunks say something of."""
+        if not self._prompts:
+            return {}
+        begins = self._requests.to_compute(plan.computing) - self._requests.missing[plan.computing]
+        pieces = self._prompts.pieces(plan.computing, begins, plan.sizes)
+        return {slot: self._piece_scores(block, piece) for slot, piece in pieces}
+
+    def _whole_prompts(self, plan: Plan, scored: Mapping[int, PieceScores]) -> list[PromptScores]:
+        """Return the scores of the prompts that a plan computes to their ends."""
+        found = ((slot, self._prompts.get(slot)) for slot in plan.first.tolist()) if self._prompts else ()
+        return [prompt.whole(scored.get(slot)) for slot, prompt in found if prompt is not None]
 
     def _handed_off(self, block: B, result: Outcome, proposed: Proposed | None) -> dict[int, bytes]:
         """Hand off the requests that have not ended, and return a state for each by its key."""

@@ -12,6 +12,7 @@ from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
 from tokenbus_engines.ngram.model import WIDTH, Model, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
+from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
@@ -130,10 +131,34 @@ class NgramEngine(BatchEngine[NgramBlock]):
         cut = mask_of(np.repeat(top_ks, counts), most)
         return Scores(model.logits[contexts, columns], model.ranks[contexts, columns], ids[cut], logprobs[cut])
 
+    def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> PieceScores:
+        """Look the scores up: what cannot follow a context has no probability, and comes behind what can."""
+        del block  # its contexts are those after prompts
+        model = self._model
+        contexts = np.zeros(piece.tokens.size, np.int64)
+        context = np.array([model.context_of(list(piece.context))])
+        for place, token in enumerate(piece.tokens):
+            contexts[place] = context[0]
+            context = model.after(context, token[None])
+        columns, ranks = _columns(model, contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
+        own = np.where(columns < WIDTH, ranks[np.arange(columns.size), np.minimum(columns, WIDTH - 1)], WIDTH + 1)
+        if piece.named.size:
+            ids = np.broadcast_to(piece.named, (contexts.size, piece.named.size))
+            logprobs = model.logits[contexts[:, None], _columns(model, contexts, ids)]
+        else:
+            ids, logprobs = (table[contexts, : piece.top_logprobs] for table in (model.ids, model.logits))
+        return PieceScores(model.logits[contexts, columns], own, ids, logprobs)
+
     def _keep(self, block: NgramBlock, result: Outcome) -> None:
         """Keep the contexts that requests are in now."""
         del result
         self._requests.contexts[block.slots] = block.after
+
+
+def _columns(model: Model, contexts: Ids, tokens: Ids) -> Ids:
+    """Return the column that each of some tokens, a line for each context, has in the context."""
+    found = model.ids[contexts][:, None, :] == tokens[:, :, None]
+    return np.where(found.any(2), found.argmax(2), WIDTH)
 
 
 def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids, count: int) -> Drafted:

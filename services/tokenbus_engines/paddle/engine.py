@@ -14,6 +14,7 @@ from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.runner import Lines, Piece, Runner
 from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus_engines.paddle.weights import COMMITTED
+from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores, scored
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
@@ -106,6 +107,10 @@ class PaddleBlock(Block):
     """The target's: [slots, tokens of a line, vocabulary]."""
     draft_logits: Logits
     """The draft heads': [slots, drafts of a line, vocabulary]."""
+    lines: Tensor
+    """The network's state at each token that was computed, one after the other."""
+    chunks: Ids
+    """Where those of each chunk begin."""
     next_drafts: Drafted | None = field(default=None, init=False)
 
 
@@ -168,7 +173,8 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         requests = self._requests
         pieces, chunks = self._pieces(plan), self._chunks(plan)
         lines, begins = self._runner.compute([pieces, chunks])
-        firsts = begins[len(pieces) :] + plan.sizes - 1
+        chunk_begins = begins[len(pieces) :]
+        firsts = chunk_begins + plan.sizes - 1
         begins = np.concatenate([begins[: len(pieces)], firsts[np.isin(plan.computing, plan.first)]])
         slots = np.concatenate([plan.decode, plan.first])
         draft_counts = requests.draft_counts[slots]
@@ -193,6 +199,8 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             states=states,
             logits=logits,
             draft_logits=draft_logits,
+            lines=lines,
+            chunks=chunk_begins,
         )
 
     def _pieces(self, plan: Plan) -> list[Piece]:
@@ -254,6 +262,14 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         mask = mask_of(counts, tokens.shape[1])
         found = token_logprobs(logits[rows][mask], tokens[rows][mask], np.repeat(top_ks, counts))
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
+
+    def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> PieceScores:
+        """Compute the logits of the token after each of a chunk's tokens, and the scores from them."""
+        places = block.chunks[piece.place] + piece.skip + np.arange(piece.tokens.size)
+        logits = self._runner.logits(self._runner.chosen(block.lines, places))
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("a prompt's logits are not finite")
+        return scored(logits, piece)
 
     def _keep(self, block: PaddleBlock, result: Outcome) -> None:
         """Keep the tokens and what was drafted; clear the places of what is no number."""
