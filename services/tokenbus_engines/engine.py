@@ -134,6 +134,8 @@ class BatchEngine(ABC, Generic[B]):
 
     lora_adapters = ()
     """None: the model is as it is."""
+    world_size = 1
+    """It computes in this process alone."""
     _most_carried = 0
     """The most bytes that a hand-off carries beside the request's state."""
 
@@ -144,6 +146,8 @@ class BatchEngine(ABC, Generic[B]):
         self._requests = requests
         self._fingerprint = fingerprint
         self._prompts = ScoredPrompts()
+        self.weight_version = 0
+        """Which version its weights are, which its steps carry."""
         self._scheduler = Scheduler(
             requests,
             max_running=options.max_running,
@@ -210,7 +214,7 @@ class BatchEngine(ABC, Generic[B]):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return len(self._requests) > 0
+        return self._scheduler.has_work
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
@@ -243,6 +247,14 @@ class BatchEngine(ABC, Generic[B]):
         slot = self._requests.slot(key)
         if slot is not None:
             self._scheduler.abort(slot)
+
+    def pause(self, *, running: bool) -> None:
+        """Begin no new request, and if `running` compute nothing at all."""
+        self._scheduler.pause(running=running)
+
+    def resume(self) -> None:
+        """Compute all requests."""
+        self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
         """Compute a step: the target's batch, then the draft's if a request wants it.
@@ -351,6 +363,7 @@ class BatchEngine(ABC, Generic[B]):
             "positions": requests.positions[slots],
             "index_to_batch_id": batch_order(requests.serials[slots]),
             "phase": phase_of(plan.decode.size, plan.computing.size),
+            "weight_version": self.weight_version,
             "method": self._method,
         }
         target = StepArrays(

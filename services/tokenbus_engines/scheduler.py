@@ -43,6 +43,8 @@ class Scheduler:
         self._waiting: deque[int] = deque()
         self._aborted: set[int] = set()
         self._free = list(range(max_running))
+        self._starts_none = self._computes_none = False
+        """Whether it is paused: for requests that have no token yet, and for all."""
 
     def add(self, slot: int) -> None:
         """Let a request wait until there is room."""
@@ -52,11 +54,31 @@ class Scheduler:
         """End a request in the next step."""
         self._aborted.add(slot)
 
+    def pause(self, *, running: bool) -> None:
+        """Start no request, but for those that were preempted; if `running`, compute nothing at all."""
+        self._starts_none, self._computes_none = True, running
+
+    def resume(self) -> None:
+        """Compute all requests."""
+        self._starts_none = self._computes_none = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        if self._aborted or not self._starts_none:
+            return bool(self._aborted or self._running.size or self._waiting)
+        return not self._computes_none and bool(self._running.size or any(map(self._may_start, self._waiting)))
+
+    def _may_start(self, slot: int) -> bool:
+        return not self._starts_none or bool(self._requests.positions[slot])
+
     def plan(self) -> Plan:
         """Preempt and start requests, and return what the next step computes."""
         requests = self._requests
         aborted = self._end_aborted() if self._aborted else _NONE
-        preempted = self._preempt()
+        if self._computes_none:
+            return Plan(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, aborted)
+        preempted = _NONE if self._starts_none else self._preempt()
         self._start()
         running = self._running
         missing = requests.missing[running]
@@ -108,8 +130,9 @@ class Scheduler:
     def _start(self) -> None:
         """Let those that wait run while there is room."""
         started: list[int] = []
-        while self._free and self._waiting:
-            slot = self._waiting.popleft()
+        able = [slot for slot in self._waiting if self._may_start(slot)] if self._free else []
+        for slot in able[: len(self._free)]:
+            self._waiting.remove(slot)
             self._requests.places[slot] = self._free.pop()
             self._requests.steps[slot] = 0
             started.append(slot)

@@ -13,7 +13,7 @@ from tokenbus_engines.engine import BatchEngine, Block, EngineOptions, Outcome, 
 from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.runner import Lines, Piece, Runner
 from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
-from tokenbus_engines.paddle.weights import COMMITTED
+from tokenbus_engines.paddle.weights import COMMITTED, WeightsError
 from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores, scored
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
@@ -135,6 +135,17 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         )
         requests = PaddleRequests(shape.draft_heads, options.max_running)
         super().__init__(options, ByteTokenizer(), requests, self._runner.fingerprint)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights in a folder's only safetensors file; requests go on with the keys and values that they have."""
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")
+        try:
+            self._runner.reload(files[0])
+        except WeightsError as error:
+            raise ValueError(f"load_weights.folder: {error}") from None
+        self._fingerprint = self._runner.fingerprint
 
     @property
     def _method(self) -> SpeculativeMethod:

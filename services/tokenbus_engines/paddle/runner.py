@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_engines.paddle.network import Shape, Store, Tensor
-from tokenbus_engines.paddle.weights import network_of
+from tokenbus_engines.paddle.weights import WeightsError, network_of
 from tokenbus_engines.sampling import Logits
 
 Index = npt.NDArray[np.int64]
@@ -131,6 +131,13 @@ class Runner:
         self._network, self.fingerprint = network_of(weights)
         self.shape = self._network.shape
         self.cache = KeyValueCache(self.shape, slots, context)
+
+    def reload(self, weights: Path) -> None:
+        """Take other weights of the same shape; a WeightsError says why not, and changes nothing."""
+        network, fingerprint = network_of(weights)
+        if network.shape != self.shape:
+            raise WeightsError(weights, f"{self.shape}, got {network.shape}")
+        self._network, self.fingerprint = network, fingerprint
 
     def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
         """Return the state at each token as lines, a line a token, and where those of each piece begin.
