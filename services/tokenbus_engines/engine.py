@@ -17,7 +17,7 @@ from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMe
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import check_range, request_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
-from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores, ScoredPrompt, ScoredPrompts, check_scoring
+from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, ScoredPrompts, check_scoring
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
@@ -281,8 +281,7 @@ class BatchEngine(ABC, Generic[B]):
         for slot, tail in result.tails.items():
             requests.stops[slot].tail = tail
         self._keep(block, result)
-        for slot, scores in scored.items():
-            self._prompts.get(slot).keep(scores)
+        self._prompts.keep(scored)
         ended = block.slots[result.statuses != RowStatus.ACTIVE]
         self._scheduler.advance(plan, ended)
         gone = np.concatenate([ended, plan.aborted])

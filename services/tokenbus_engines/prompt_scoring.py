@@ -1,6 +1,6 @@
 """Prompts that are scored: what the model says of each prompt's tokens, kept chunk by chunk as they are computed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,6 +100,11 @@ class ScoredPrompts:
     def add(self, slot: int, prompt: ScoredPrompt) -> None:
         """Score a request's prompt from now on."""
         self._by_slot[slot] = prompt
+
+    def keep(self, scores: Mapping[int, PieceScores]) -> None:
+        """Keep what a step computed, by slot."""
+        for slot, found in scores.items():
+            self._by_slot[slot].keep(found)
 
     def remove(self, slots: Ids) -> None:
         """Forget requests."""

@@ -1,4 +1,4 @@
-"""Prompts' scores of the demo engines: those of a plain computation, in chunks, preempted, and beside other requests."""
+"""Prompts' scores of the demo engines: those of a plain computation, whole, in chunks, and preempted."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,10 +74,16 @@ def check(found: PromptScores, prompt: Sequence[int], asked_for: PromptScoring, 
         assert (np.diff(found.alternative_logprobs, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 7, "max_running": 2, "slice_steps": 1}], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "options", [{}, {"prefill_chunk": 7, "max_running": 2, "slice_steps": 1}], ids=["whole", "cut"]
+)
 @pytest.mark.parametrize(("engine", "truth", "tolerance", "encode"), ENGINES)
 def test_scores_are_those_of_a_plain_computation(
-    engine: Callable[..., Run], truth: Truth, tolerance: float, encode: Callable[[str], list[int]], options: dict[str, int]
+    engine: Callable[..., Run],
+    truth: Truth,
+    tolerance: float,
+    encode: Callable[[str], list[int]],
+    options: dict[str, int],
 ) -> None:
     requests = [
         scoring(1, STORY, top_logprobs=20),

@@ -48,7 +48,7 @@ def weights(tmp_path: Path) -> str:
 
 
 async def _said(client: httpx.AsyncClient, path: str, **body: Any) -> Any:  # noqa: ANN401 - JSON
-    answer = await client.post(path, **({"json": body} if body else {}))
+    answer = await client.post(path, json=body or None)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -94,7 +94,9 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
         assert updated["workers"] == {"worker-0": 41, "worker-1": 41}
         await _said(client, "/pause?mode=keep")
         assert await _said(client, "/init_weight_transfer_engine", init_info={"rank_offset": 1})
-        assert await _said(client, "/start_weight_update", is_checkpoint_format=True) == {"message": "Weight update started"}
+        assert await _said(client, "/start_weight_update", is_checkpoint_format=True) == {
+            "message": "Weight update started"
+        }
         assert await _said(client, "/update_weights", update_info={"names": []}) == {"message": "Weights updated"}
         assert await _said(client, "/finish_weight_update") == {"message": "Weight update finished"}
         assert (await client.get("/weight_info")).json()["weight_version"] == "42"
@@ -108,7 +110,9 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
     followed = [next(n for n, truth in enumerate(truths) if truth[place] == token) for place, token in enumerate(ids)]
     assert followed == sorted(followed)
     assert {followed[0], followed[-1]} == {0, 2}
-    spans = [(str((0, 41, 42)[n]), followed.index(n), followed.index(n) + followed.count(n)) for n in sorted(set(followed))]
+    spans = [
+        (str((0, 41, 42)[n]), followed.index(n), followed.index(n) + followed.count(n)) for n in sorted(set(followed))
+    ]
     assert [(each["version"], each["start"], each["end"]) for each in choice["weight_versions"]] == spans
     assert await _said(client, "/update_weight_version", new_version="7") == {"success": True, "new_version": "7"}
 
@@ -143,16 +147,36 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
     [
         ("/pause?mode=stop", None, "mode: one of abort, wait, keep, got 'stop'"),
         ("/sleep?level=3", None, "level: 0, 1 or 2, got '3'"),
-        ("/finish_weight_update", {"weight_version": "v2"}, "weight_version: a whole number up to 18446744073709551615, also as a text, got 'v2'"),
+        (
+            "/finish_weight_update",
+            {"weight_version": "v2"},
+            "weight_version: a whole number up to 18446744073709551615, also as a text, got 'v2'",
+        ),
         ("/update_weight_version", {}, "new_version: a whole number from 1, also as a text, got none"),
         ("/update_weights", {}, "update_info: an object, got None"),
+        (
+            "/init_weight_transfer_engine",
+            {"init_info": {"rank_offset": "1"}},
+            "arguments.rank_offset: a whole number, got '1'",
+        ),
+        (
+            "/update_weights",
+            {"update_info": [{}]},
+            "arguments: an object, or as many as the workers have processes, 2, got 1",
+        ),
         ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path: a text, got none"),
         ("/v1/load_lora_adapter", {"lora_name": 1, "lora_path": "x"}, "lora_name: a text, got 1"),
-        ("/abort_requests", {"request_ids": ["a"]}, "request_ids: none, which ends all requests: a client ends its own by leaving, got some"),
+        (
+            "/abort_requests",
+            {"request_ids": ["a"]},
+            "request_ids: none, which ends all requests: a client ends its own by leaving, got some",
+        ),
     ],
 )
-async def test_wrong_wishes_are_refused(client: httpx.AsyncClient, path: str, body: dict[str, Any] | None, line: str) -> None:
-    answer = await client.post(path, **({"json": body} if body is not None else {}))
+async def test_wrong_wishes_are_refused(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any] | None, line: str
+) -> None:
+    answer = await client.post(path, json=body)
     assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)
 
 

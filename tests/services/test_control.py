@@ -1,16 +1,17 @@
 """Operators' commands, from who gives them to the engine and back: each done once, in order, whatever breaks."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import numpy as np
 import pytest
 
 import tokenbus.testing
 from tests.support.campaigns import many
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_services.client import ControlError, Operator
 from tokenbus_services.delivery.tokens import Generation
@@ -129,16 +130,16 @@ async def test_update_that_fails_leaves_all_paused_and_names_who(bus: tokenbus.t
     assert len(await bus.until(_read(bus.client.generate([1], max_tokens=3)))) == 3
 
 
-async def test_half_an_update_leaves_damaged_weights_that_are_not_used(
-    bus: tokenbus.testing.Bus, weights: str
-) -> None:
+async def test_half_an_update_leaves_damaged_weights_that_are_not_used(bus: tokenbus.testing.Bus, weights: str) -> None:
     operator = Operator(bus.client)
     generation = bus.client.generate([1], max_tokens=60)
     await bus.until(operator.transfer_weights("start"))
     with pytest.raises(ControlError, match="RuntimeError: the transfer broke at WEIGHT_TRANSFER_STAGE_UPDATE"):
         await bus.until(operator.transfer_weights("update", {"fails": True}))
     states = await bus.until(operator.describe())
-    assert all((each.weights_are_damaged, each.is_paused, each.weight_version) == (True, True, 0) for each in states.values())
+    assert all(
+        (each.weights_are_damaged, each.is_paused, each.weight_version) == (True, True, 0) for each in states.values()
+    )
     with pytest.raises(ControlError, match="got one whose last update failed half-way"):
         await bus.until(operator.resume())
     await bus.until(operator.update_weights(weights, 3))
@@ -194,3 +195,40 @@ async def test_each_command_is_done_once_and_answered(seed: int, tmp_path: Path)
             assert set(names) <= set(engine.told)
             assert len(engine.told) == len(set(engine.told))
         assert await bus.until(reading) == true_tokens(generation.request_id, 0, 400).ids.tolist()
+
+
+class _TransferringEngine(SyntheticEngine):
+    """An engine of two processes that remembers what it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world_size = 2
+        self.got: list[Any] = []
+
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
+        super().transfer_weights(stage, arguments)
+        self.got.append(arguments)
+
+
+async def test_each_process_gets_its_own_of_a_transfer() -> None:
+    engines = [_TransferringEngine(), _TransferringEngine()]
+    made = iter(engines)
+    async with tokenbus.testing.bus(lambda: next(made), workers=2) as bus:
+        operator = Operator(bus.client)
+        await bus.until(operator.transfer_weights("init", {"rank_offset": 1, "port": 7}))
+        await bus.until(operator.transfer_weights("start"))
+        await bus.until(operator.transfer_weights("update", ["a", "b", "c", "d"]))
+        await bus.until(operator.transfer_weights("update", {"names": []}))
+        states = await bus.until(operator.transfer_weights("finish", weight_version=4))
+        assert [each.weight_version for each in states.values()] == [4, 4]
+        with pytest.raises(
+            ValueError, match="arguments: an object, or as many as the workers have processes, 4, got 3"
+        ):
+            await bus.until(operator.transfer_weights("update", ["a", "b", "c"]))
+        with pytest.raises(ValueError, match="stage: one of init, start, update, finish, shutdown, got 'go'"):
+            await bus.until(operator.transfer_weights("go"))
+        with pytest.raises(ControlError, match="START before UPDATE and FINISH, got one without"):
+            await bus.until(operator.transfer_weights("update", {}))
+    first, second = (engine.got for engine in engines)
+    assert first == [{"rank_offset": 1, "port": 7}, {}, ["a", "b"], {"names": []}, {}]
+    assert second == [{"rank_offset": 3, "port": 7}, {}, ["c", "d"], {"names": []}, {}]

@@ -12,7 +12,7 @@ from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
 from tokenbus_engines.ngram.model import WIDTH, Model, default_model
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
-from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores
+from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
@@ -143,10 +143,11 @@ class NgramEngine(BatchEngine[NgramBlock]):
         columns, ranks = _columns(model, contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
         own = np.where(columns < WIDTH, ranks[np.arange(columns.size), np.minimum(columns, WIDTH - 1)], WIDTH + 1)
         if piece.named.size:
-            ids = np.broadcast_to(piece.named, (contexts.size, piece.named.size))
+            ids: Ids = np.broadcast_to(piece.named, (contexts.size, piece.named.size))
             logprobs = model.logits[contexts[:, None], _columns(model, contexts, ids)]
         else:
-            ids, logprobs = (table[contexts, : piece.top_logprobs] for table in (model.ids, model.logits))
+            ids = model.ids[contexts, : piece.top_logprobs].astype(np.int64)
+            logprobs = model.logits[contexts, : piece.top_logprobs]
         return PieceScores(model.logits[contexts, columns], own, ids, logprobs)
 
     def _keep(self, block: NgramBlock, result: Outcome) -> None:

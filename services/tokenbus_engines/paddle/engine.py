@@ -14,7 +14,7 @@ from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.runner import Lines, Piece, Runner
 from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus_engines.paddle.weights import COMMITTED, WeightsError
-from tokenbus_engines.prompt_scoring import PromptPiece, PieceScores, scored
+from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece, scored
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
@@ -137,7 +137,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         super().__init__(options, ByteTokenizer(), requests, self._runner.fingerprint)
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights in a folder's only safetensors file; requests go on with the keys and values that they have."""
+        """Take the weights in a folder's only safetensors file; requests keep the keys and values that they have."""
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")

@@ -70,7 +70,9 @@ class ControlledCore:
                 raise
             _log.warning("weights not loaded: those before them are put back", folder=str(folder), reason=str(error))
             self._call("reload_weights", weights_path=str(before))
-            raise ValueError(f"load_weights.folder: weights that vLLM loads, got {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"load_weights.folder: weights that vLLM loads, got {type(error).__name__}: {error}"
+            ) from error
         self._weights = folder
 
     def _check_weights(self, folder: Path) -> None:

@@ -100,7 +100,12 @@ def _list(keys: tuple[ApiKey, ...], *, as_json: bool) -> None:
             print(json.dumps(facts))
         else:
             rate, most = key.requests_per_minute, key.concurrent
-            limits = [*([f"{rate} a minute"] if rate else []), *([f"{most} open"] if most else []), *(["operator"] if key.operator else []), *key.origins]
+            limits = [
+                *([f"{rate} a minute"] if rate else []),
+                *([f"{most} open"] if most else []),
+                *(["operator"] if key.operator else []),
+                *key.origins,
+            ]
             print("  ".join([f"{key.id:16}", key.added, *limits]))
 
 

@@ -248,13 +248,8 @@ def _words(values: Values) -> tuple[str, str, str]:
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
         case "admitted":
             return "ADMITTED", "bold", f"key {values['request_key']}, prompt of {values['prompt_tokens']} tokens"
-        case "prompt_scores":
-            first, count = values["position"], len(values["token_ids"])
-            where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
-            return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
-        case "control_answer":
-            state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
-            return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
+        case "prompt_scores" | "control_answer":
+            return _said(values)
         case "error":
             ended = f"{values['code']} after {values['emitted_tokens']} tokens: {values['message']}"
             return "ERROR", "red", f"key {values['request_key']} {ended}"
@@ -262,6 +257,16 @@ def _words(values: Values) -> tuple[str, str, str]:
             return "REFUSED", "red", values["error"]
         case _:
             return "UNKNOWN", "bold", f"payload kind {values['payload_kind']}, {values['bytes']} bytes"
+
+
+def _said(values: Values) -> tuple[str, str, str]:
+    """Return the same of what an engine says beside tokens."""
+    if values["what"] == "control_answer":
+        state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
+        return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
+    first, count = values["position"], len(values["token_ids"])
+    where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
+    return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
 
 
 def _row_line(row: Values) -> str:

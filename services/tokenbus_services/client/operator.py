@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
@@ -22,14 +23,13 @@ from tokenbus_contracts.generated.control_pb2 import (
     TransferWeights,
     UnloadAdapter,
     WakeEngine,
-    WeightTransferStage,
 )
 from tokenbus_services.client.client import Client
 
 States = dict[str, EngineState]
 """How each worker's engine is, by the workers' ids."""
 MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
-STAGES = {name.removeprefix("WEIGHT_TRANSFER_STAGE_").lower(): stage for name, stage in WeightTransferStage.items()}
+STAGES = ("init", "start", "update", "finish", "shutdown")
 
 
 class ControlError(Exception):
@@ -90,7 +90,7 @@ class Operator:
         return await self._tell("describe", DescribeEngine())
 
     async def pause(self, mode: str = "abort") -> States:
-        """Pause each engine: the requests that it has end at once (`abort`), or are waited for (`wait`), or stay (`keep`).
+        """Pause each engine. Its requests end at once (`abort`), or are waited for (`wait`), or stay (`keep`).
 
         New requests wait until the engines are resumed.
         """
@@ -115,23 +115,23 @@ class Operator:
         return await self.resume()
 
     async def transfer_weights(
-        self, stage: str, arguments: Mapping[str, Any] | None = None, weight_version: int = 0
+        self, stage: str, arguments: Mapping[str, Any] | Sequence[Any] = (), weight_version: int = 0
     ) -> States:
         """Have the engines do one stage (`init`, `start`, `update`, `finish`, `shutdown`) of a transfer of their own.
 
-        A `rank_offset` in the arguments is the first engine's: that of each other one is higher by the processes of
-        those before it, in the order of `workers`.
+        The arguments are for all of their processes, or a list has those of each, in the order of `workers`. A
+        `rank_offset` is the first engine's: that of each other one is higher by the processes of those before it.
         """
-        given = dict(arguments or {})
-        states = await self.describe() if "rank_offset" in given else {}
-        offsets, offset = {}, given.get("rank_offset", 0)
-        for worker_id, state in sorted(states.items()):
-            offsets[worker_id], offset = offset, offset + max(1, state.world_size)
+        if stage not in STAGES:
+            raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
+        told = _shared_out(arguments, await self.describe())
 
         def command(worker_id: str) -> TransferWeights:
-            own = {**given, "rank_offset": offsets[worker_id]} if worker_id in offsets else given
+            own = told.get(worker_id)
             return TransferWeights(
-                stage=STAGES[stage], arguments=json.dumps(own) if own else "", weight_version=weight_version
+                stage=f"WEIGHT_TRANSFER_STAGE_{stage.upper()}",
+                arguments=json.dumps(own) if own else "",
+                weight_version=weight_version,
             )
 
         return await self._tell("transfer_weights", command)
@@ -165,7 +165,9 @@ class Operator:
         workers = await self._workers(name)
         asked = [
             self._client.control(
-                Control(control_key=secrets.randbits(64) or 1, worker_id=each.worker_id, **{name: make(each.worker_id)}),
+                Control(
+                    control_key=secrets.randbits(64) or 1, worker_id=each.worker_id, **{name: make(each.worker_id)}
+                ),
                 each.processor_id,
                 timeout_seconds=self._seconds,
             )
@@ -192,3 +194,21 @@ def _mode(mode: str) -> PauseMode:
     if mode not in MODES:
         raise ValueError(f"mode: one of {', '.join(MODES)}, got {mode!r}")
     return MODES[mode]
+
+
+def _shared_out(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
+    """Return what each worker is told of a transfer's arguments; a ValueError says what is wrong with them."""
+    names = sorted(states)
+    ends = list(accumulate(max(1, states[name].world_size) for name in names))
+    begins = [0, *ends[:-1]]
+    if not isinstance(arguments, Mapping):
+        if arguments and len(arguments) != ends[-1]:
+            limit = f"an object, or as many as the workers have processes, {ends[-1]}"
+            raise ValueError(f"arguments: {limit}, got {len(arguments)}")
+        return {name: list(arguments[begin:end]) for name, begin, end in zip(names, begins, ends, strict=True)}
+    offset = arguments.get("rank_offset")
+    if offset is None:
+        return dict.fromkeys(names, arguments)
+    if type(offset) is not int:
+        raise ValueError(f"arguments.rank_offset: a whole number, got {offset!r}")
+    return {name: {**arguments, "rank_offset": offset + begin} for name, begin in zip(names, begins, strict=True)}

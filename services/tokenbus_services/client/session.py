@@ -40,7 +40,7 @@ TakeItem = Callable[[WatchedStream, Item, bytes], None]
 class ClientSession(ReconnectingSession):
     """A client's connection to one processor, or to the next life of it: the frames that they exchange."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each but the first three is given by name
         self,
         hello: ClientHello,
         requests: OpenRequests,

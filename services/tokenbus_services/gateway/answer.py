@@ -287,8 +287,8 @@ class Choice:
             self.reason = "stop"
         if self.reason is not None:
             text += self._text.end()
-            stop = self._stop if self._text.stop is None else self._text.stop
-            self.ending = Ending(self.reason, stop, view.weight_spans(place))
+            by = self._stop if self._text.stop is None else self._text.stop
+            self.ending = Ending(self.reason, by, view.weight_spans(place))
         if self.reason is not None or text or (count and not self._is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._answer.emit(self, text, taken, view.produced_at_ns)

@@ -45,6 +45,7 @@ _SAMPLING = {name: name for name in _SAME_NAMES} | {
 }
 """By a body's field the sampling parameter that has the same values."""
 
+
 class Ending(NamedTuple):
     """How a choice ended."""
 

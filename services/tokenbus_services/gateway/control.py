@@ -79,6 +79,8 @@ class ControlRoutes:
                 answer = await asyncio.shield(asyncio.ensure_future(do(operator, arguments)))
             except ControlError as error:
                 raise _failed(error) from None
+            except ValueError as error:
+                raise ApiError(400, str(error), code="invalid_value") from None
             except TimeoutError:
                 raise ApiError(503, "no processor answers", code="no_processor", retry_after_ms=1000) from None
             return Response(orjson.dumps(answer), headers=_NO_STORE, media_type=JSON)
@@ -89,7 +91,8 @@ class ControlRoutes:
         settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
         path = request.url.path
         if key is not None and not key.operator:
-            message = f"{path}: an API key that may control engines, as `tokenbus api-keys add --operator` makes it, got another"
+            wanted = "an API key that may control engines, as `tokenbus api-keys add --operator` makes it"
+            message = f"{path}: {wanted}, got another"
             raise ApiError(403, message, code="not_an_operator")
         if key is None and not settings.control:
             message = f"{path}: not offered, as gateway.control is false and there is no API key that may"

@@ -190,6 +190,7 @@ def _name(view: RenderedStep, token_id: int) -> str:
     """Return a token's unique name: as text, two parts of characters would look the same."""
     return str(orjson.loads(view.vocabulary.names[token_id]))
 
+
 def versions_of(spans: Sequence[WeightSpan]) -> list[dict[str, str | int]]:
     """Return spans as vLLM's API has them, whose versions are texts."""
     return [{"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans]

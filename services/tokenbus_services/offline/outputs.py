@@ -257,9 +257,7 @@ class Collector:
         _put_lines(alternative_token_ids, places, token_top_ks, self._column("alternative_token_ids"))
         _put_lines(alternative_logprobs, places, token_top_ks, self._column("alternative_logprobs"))
         alternatives = alternative_token_ids, alternative_logprobs
-        return Outputs(
-            n, offsets, token_ids, logprobs, ranks, *alternatives, top_ks, self._statuses, self._ends, texts
-        )
+        return Outputs(n, offsets, token_ids, logprobs, ranks, *alternatives, top_ks, self._statuses, self._ends, texts)
 
     def _column(self, name: str) -> Array:
         """Return a column, which is let go of here."""

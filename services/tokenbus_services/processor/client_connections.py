@@ -125,12 +125,8 @@ class ClientConnections(Connections[Session]):
                 self._ended(session, frame.ended)
             case "confirm":
                 self._ack(session, frame.confirm.through_number)
-            case "watch":
-                _check_role(session.may_watch, Role.OBSERVER)
-                self.watchers.add(session, frame.watch.worker_id)
-            case "control":
-                _check_role(session.may_control, Role.OPERATOR)
-                self.controls.submit(session, frame.control)
+            case "watch" | "control":
+                self._of_workers(session, frame)
             case "heartbeat":
                 session.echo_ns = frame.heartbeat.sent_at_ns
             case "status":
@@ -138,6 +134,15 @@ class ClientConnections(Connections[Session]):
                 self._send_status(session, session.last_heard)
             case "goodbye":
                 self._end(session, "it said goodbye")
+
+    def _of_workers(self, session: Session, frame: ClientFrame) -> None:
+        """Take what is about workers, and no request."""
+        if frame.HasField("watch"):
+            _check_role(session.may_watch, Role.OBSERVER)
+            self.watchers.add(session, frame.watch.worker_id)
+        else:
+            _check_role(session.may_control, Role.OPERATOR)
+            self.controls.submit(session, frame.control)
 
     def _abort(self, session: Session, request_id: int) -> None:
         if request_id in session.requests:

@@ -251,8 +251,8 @@ class GatewaySettings(Section):
         "asked for"
     )
     control: bool = choice(
-        "whether clients without an API key may pause engines and change their weights, by vLLM's routes; a key may if it "
-        "was made with --operator",
+        "whether clients without an API key may pause engines and change their weights, by vLLM's routes; a key may if "
+        "it was made with --operator",
         default=False,
     )
     key_share: float = share(0.5, "the most of max_requests that one API key has open, unless it has its own limit")

@@ -33,9 +33,7 @@ class EngineControl:
     half-way leaves it paused, and its weights damaged, until others are loaded.
     """
 
-    def __init__(
-        self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]
-    ) -> None:
+    def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
         """Take the engine, what aborts all of its requests, and what takes each answer."""
         self._engine: Any = engine
         """Of which it is not known what it can do."""

@@ -113,7 +113,8 @@ class Publisher:
 
         The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
         hand-offs. `model` says what clients learn of the model. One that takes a stream over has its epoch, retention
-        and proof. With `takes_control` operators' commands come, for `take_controls`. Raises SettingsError for settings that cannot be used.
+        and proof. With `takes_control` operators' commands come, for `take_controls`. Raises SettingsError for settings
+        that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id

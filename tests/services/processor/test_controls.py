@@ -101,9 +101,7 @@ def test_what_cannot_be_passed_on_is_answered() -> None:
     for key in range(1, 65):
         give(operator, key)
     give(operator, 65)
-    assert answers(operator) == {
-        65: "commands that worker worker-0 has not answered: at most 64, got one more"
-    }
+    assert answers(operator) == {65: "commands that worker worker-0 has not answered: at most 64, got one more"}
     give(other, 64)
     assert answers(other) == {64: "control_key: one that is not in use, got another client's"}
 

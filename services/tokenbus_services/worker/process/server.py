@@ -300,10 +300,8 @@ class PublisherServer:
                 self._emitter.emit(arrays.read(data))
             case HandedOver.ADMITTED:
                 self._emitter.admitted(*ADMITTED.unpack(data))
-            case HandedOver.SCORED:
-                self._emitter.scored(PromptScoresChunk.FromString(bytes(data)))
-            case HandedOver.CONTROLLED:
-                self._emitter.controlled(ControlAnswer.FromString(bytes(data)))
+            case HandedOver.SCORED | HandedOver.CONTROLLED:
+                self._publish_message(record)
             case HandedOver.FAILED:
                 key, code = FAILED.unpack_from(data)
                 self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())
@@ -320,6 +318,13 @@ class PublisherServer:
                 self.publisher.take_no_more()
             case HandedOver.LEAVE:
                 self._leaves = True
+
+    def _publish_message(self, record: Record) -> None:
+        """Publish what was handed over as the message that it is."""
+        if record.kind == HandedOver.SCORED:
+            self._emitter.scored(PromptScoresChunk.FromString(bytes(record.data)))
+        else:
+            self._emitter.controlled(ControlAnswer.FromString(bytes(record.data)))
 
     def _end_all(self) -> None:
         """End the requests that an engine had when its process died."""

@@ -10,6 +10,7 @@ import pytest
 from tests.engines.vllm.real.runs import SHARED, Answer, Case, add, answered, arguments
 from tests.engines.vllm.tiny_model import make_adapter
 from tokenbus_contracts import Limits
+from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.vllm import VllmEngine
 from tokenbus_services.worker import StepAssembler
 
@@ -138,7 +139,9 @@ def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
 def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path: Path) -> None:
     before = answered(engine, _CASES)
     halt(engine)
-    with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got no folder: /nowhere$"):
+    with pytest.raises(
+        ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got no folder: /nowhere$"
+    ):
         engine.load_weights(Path("/nowhere"))
     with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got one without: "):
         engine.load_weights(tmp_path)
@@ -190,7 +193,7 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
     assert not is_same(by_first, by_second)
     assert engine.lora_adapters == ("tuned",)
     engine.unload_adapter("tuned")
-    assert engine.lora_adapters == ()
+    assert not engine.lora_adapters
     with pytest.raises(ValueError, match=r"^unload_adapter.name: one of none, got 'tuned'$"):
         engine.unload_adapter("tuned")
     assert is_same(answered(engine, [Case(case.prompt, case.sampling, 0)], 11), plain)
@@ -198,6 +201,6 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
 
 def test_what_this_vllm_was_not_started_with_is_refused(engine: VllmEngine) -> None:
     with pytest.raises(ValueError, match=r"^transfer_weights: a vLLM with --weight-transfer-config, got one without$"):
-        engine.transfer_weights(1, {})
+        engine.transfer_weights(WeightTransferStage.WEIGHT_TRANSFER_STAGE_INIT, {})
     with pytest.raises(ValueError, match=r"^sleep.level: 0 without --enable-sleep-mode, got 1$"):
         engine.sleep(1)
