@@ -24,7 +24,8 @@ All are in `tokenbus`. A client begins with [connect](#connect), an engine with
 and errors, and an example that the tests run.
 """
 _GROUPS = {
-    "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate",
+    "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate "
+    "PromptScores WeightSpan Operator ControlError",
     "Offline": "LLM Outputs Output",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",

@@ -21,7 +21,16 @@ _TOKEN_BYTES = 3 * _ITEM_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """The scores of a prompt's tokens from a position on; from 1, as nothing stands before the first token."""
+    """The scores of a prompt's tokens from a position on; from 1, as nothing stands before the first token.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            generation = client.generate([1, 2, 3], max_tokens=1, prompt_logprobs=2)
+            async for token in generation:
+                print(token.id)
+            scores = generation.prompt_scores
+            print(scores.position, scores.logprobs, scores.alternative_token_ids)
+    """
 
     request_key: int
     position: int

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ContractError,
         Limits,
         LogprobBatch,
+        PromptScores,
         Row,
         RowStatus,
         Rule,
@@ -90,6 +91,7 @@ __all__ = [
     "Output",
     "Outputs",
     "Processor",
+    "PromptScores",
     "PublishError",
     "Publisher",
     "RecordingError",
@@ -126,14 +128,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "tokenbus_contracts": "BatchHeader BatchKind ContractError Limits LogprobBatch Row RowStatus Rule Scoring "
-    "SpeculativeMethod StepPhase ValueKind decode encode",
+    "tokenbus_contracts": "BatchHeader BatchKind ContractError Limits LogprobBatch PromptScores Row RowStatus Rule "
+    "Scoring SpeculativeMethod StepPhase ValueKind decode encode",
     "tokenbus_contracts.generated.request_pb2": "Generate",
     "tokenbus_gpu_ops": "token_logprobs",
     "tokenbus_services.bus": "AddressError",
-    "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream StructuredOutput Token "
-    "connect",
+    "tokenbus_services.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
+    "StructuredOutput Token connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
+    "tokenbus_services.delivery.weight_spans": "WeightSpan",
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",
     "tokenbus_services.items": "RecordingError StreamItem read_recording",

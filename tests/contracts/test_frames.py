@@ -104,7 +104,7 @@ def _varint(value: int, width: int) -> bytes:
     ("frame", "line"),
     [
         (WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
-        (RequestEvent(sequence=1), "event: one of admitted, error, prompt_scores, got none"),
+        (RequestEvent(sequence=1), "event: one of admitted, error, prompt_scores, control_answer, got none"),
         (
             ClientFrame(generate=Generate(request_key=1, sampling=SamplingParameters())),
             "generate.prompt: one of text, tokens, got none",

@@ -266,6 +266,12 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
             _refused_peers,
         ),
         (
+            "tokenbus_commands_total{command, outcome}",
+            "Operators' commands that were answered: done, refused, or lost with their worker.",
+            lambda of: dict(of.clients.controls.answers),
+        ),
+        ("tokenbus_open_commands", "Commands that no worker has answered yet.", lambda of: len(of.clients.controls)),
+        (
             "tokenbus_refused_resumes_total",
             "Resumed requests that are another client's.",
             lambda of: of.registry.counts.refused_resumes,

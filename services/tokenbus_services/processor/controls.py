@@ -1,5 +1,6 @@
 """Controls: operators' commands on their way to workers, and what became of them on the way back."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tokenbus_contracts.frames import write_frame
@@ -23,7 +24,7 @@ class _Open:
     """A command that is not answered yet."""
 
     session: Session
-    worker: Worker
+    worker: Worker | None
     control: Control
 
 
@@ -36,6 +37,8 @@ class Controls:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._open: dict[int, _Open] = {}
+        self.answers: Counter[tuple[str, str]] = Counter()
+        """How many answers were given, by the command and whether it was done, refused or lost."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -64,7 +67,7 @@ class Controls:
             _log.info("command", client=session.name, worker=control.worker_id, command=name)
             self._workers.send(worker, ProcessorFrame(control=control))
             return
-        _answer(session, _refused(key, refusal))
+        self._answer(_Open(session, None, control), _refused(key, refusal), "refused")
 
     def resend(self, worker: Worker) -> None:
         """Send a worker that has said hello again what it has not answered."""
@@ -80,7 +83,7 @@ class Controls:
         known = self._open.get(answer.control_key)
         if known is not None and known.worker is worker:
             del self._open[answer.control_key]
-            _answer(known.session, answer)
+            self._answer(known, answer, "refused" if answer.error else "done")
 
     def lost(self, worker: Worker, why: str) -> None:
         """Answer for a worker that is gone."""
@@ -88,17 +91,17 @@ class Controls:
             if each.worker is worker:
                 del self._open[key]
                 reason = f"worker {worker.stream.worker_id} is gone, and may have done it or not: {why}"
-                _answer(each.session, _refused(key, reason))
+                self._answer(each, _refused(key, reason), "lost")
 
     def forget(self, session: Session) -> None:
         """Answer a client that is gone no more."""
         for key in [key for key, each in self._open.items() if each.session is session]:
             del self._open[key]
 
+    def _answer(self, asked: _Open, answer: ControlAnswer, outcome: str) -> None:
+        self.answers[asked.control.WhichOneof("command") or "unknown", outcome] += 1
+        asked.session.put(Frame(write_frame(ServerFrame(control_answer=answer))))
+
 
 def _refused(key: int, reason: str) -> ControlAnswer:
     return ControlAnswer(control_key=key, error=brief(reason, ErrorCode.ERROR_CODE_INTERNAL))
-
-
-def _answer(session: Session, answer: ControlAnswer) -> None:
-    session.put(Frame(write_frame(ServerFrame(control_answer=answer))))

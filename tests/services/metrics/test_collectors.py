@@ -25,10 +25,10 @@ from tokenbus_services.worker import RetentionFullError
 UNITS = re.compile(
     r"tokenbus_[a-z_]*(seconds|servers|bytes|items|steps|rows|tokens|replicas|requests|frames|clients|workers|ratio|gaps|"
     r"replays|letters|messages|refusals|parts|drafts|peers|addresses|resumes|ticks|files|texts|encoders|batches|"
-    r"processors|processes|handshakes|answers|connections)(_total)?"
+    r"processors|processes|handshakes|answers|commands|connections)(_total)?"
 )
 LABELS = {"worker", "state", "code", "outcome", "rule", "side", "of", "head", "action", "version", "service", "le"} | {
-    *("role", "model", "epoch", "route", "status", "why", "reason", "bound"),
+    *("role", "model", "epoch", "route", "status", "why", "reason", "bound", "command"),
 }
 W = "worker-0"
 

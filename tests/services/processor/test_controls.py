@@ -48,6 +48,7 @@ def test_command_goes_to_its_worker_and_the_answer_to_who_gave_it() -> None:
     answer(second, 3, "no room")
     answer(second, 3, "twice")
     assert (answers(operator), answers(other)) == ({3: "no room"}, {})
+    assert bench.core.clients.controls.answers == {("describe", "refused"): 1}
     assert bench.core.clients.controls._open == {}
 
 
