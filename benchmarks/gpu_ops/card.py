@@ -17,6 +17,8 @@ _LONG_ENOUGH_US = 4000
 _HEAD_START_CYCLES = 4_000_000
 """What the card waits first, about two milliseconds, so that whole calls are queued faster than they are done."""
 _HOST_CALLS = 400
+_OTHER = slice(72, 80)
+"""Where the struct Call has the address of the second tensor."""
 
 Call = Callable[[int], object]
 
@@ -43,20 +45,35 @@ def _span(torch: Any, call: Call, calls: int) -> float:  # noqa: ANN401
 class Kernel:
     """The kernel of a call by itself: the very launch that the call made, again, over other rows."""
 
-    def __init__(self, torch: Any, inputs: Sequence[Any], ids: Any, top_k: int) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        torch: Any,  # noqa: ANN401
+        inputs: Sequence[Any],
+        ids: Any,  # noqa: ANN401
+        top_k: int,
+        others: Sequence[Any] = (),
+        **asked: Any,  # noqa: ANN401
+    ) -> None:
         self._driver = driver()
         launches: list[tuple[Any, ...]] = []
         recording = _Recording(self._driver, launches)
         with mock.patch.object(launch, "driver", return_value=recording):
-            self._result = token_logprobs(inputs[0], ids, top_k)  # held, so that its memory stays its own
+            other = others[0] if others else None
+            self._result = token_logprobs(
+                inputs[0], ids, top_k, other_logits=other, **asked
+            )  # held, so that its memory stays its own
             self._call = bytearray(launch._call)  # noqa: SLF001 - what was launched is nowhere else
         torch.cuda.synchronize()
         (self._arguments,) = launches
-        self._addresses = [tensor.data_ptr().to_bytes(8, "little") for tensor in inputs]
+        self._addresses, self._others = (
+            [tensor.data_ptr().to_bytes(8, "little") for tensor in tensors] for tensors in (inputs, others)
+        )
         self._parameters = launch.Parameters(self._call)
 
     def __call__(self, number: int) -> None:
         self._call[:8] = self._addresses[number % len(self._addresses)]
+        if self._others:
+            self._call[_OTHER] = self._others[number % len(self._others)]
         *arguments, _, extra = self._arguments
         done(self._driver.cuLaunchKernel(*arguments, self._parameters.address, extra))
 

@@ -16,6 +16,10 @@ _CACHE_TIMES = 4
 _COMPILED_ROWS = (256, 1536)
 _NEAR_ENOUGH = 1e-4
 _CHECKED_ROWS = 64
+_EXTRAS_ROWS = 768
+_PROMPT_ROWS = 8192
+_KEPT = _FEW_KEPT, _MANY_KEPT = 50, 1000
+"""How many logits the processed rows keep."""
 
 
 def measure(rows: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
@@ -42,6 +46,11 @@ def measure(rows: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
     yield f"{DTYPES[0]}, the kernel by kind of logits", _kernels({kind: first[DTYPES[0], kind] for kind in KINDS})
     yield f"{KINDS[0]} logits, the kernel by type", _kernels({dtype: first[dtype, KINDS[0]] for dtype in DTYPES})
     yield "host time of a call: microseconds until it returns, with the card idle", _host(torch)
+    for dtype in (DTYPES[0], "float32"):
+        progress(f"{dtype}, extras")
+        yield f"{dtype}, k = 20, {_EXTRAS_ROWS} rows, with what can be asked for beside", _extras(torch, dtype)
+    progress("prompt scores")
+    yield f"{_PROMPT_ROWS} rows of prompt scores", [_prompt(torch)]
     yield "peers", [{"peer": peer.label, "what it does": absent.get(peer.label, peer.includes)} for peer in PEERS]
 
 
@@ -120,6 +129,52 @@ def _check(case: Case, logits: Any, ids: Any) -> None:  # noqa: ANN401
     ranks = ((exact > sampled).sum(-1) + 1).tolist()
     if result.faults or result.ranks.tolist() != ranks or np.abs(result.logprobs - logprobs).max() > _NEAR_ENOUGH:
         raise WrongDeliveryError(f"{case}: {result.logprobs[:4]} and {result.ranks[:4]} are not {logprobs[:4]}")
+
+
+def _extras(torch: Any, dtype: str) -> list[Row]:  # noqa: ANN401
+    """Return the times of calls that ask for more, beside that of one that does not."""
+    logits = logits_on_card(torch, dtype, "random", _EXTRAS_ROWS)
+    largest = logits.float().topk(_MANY_KEPT, -1).values
+    processed, wide = (logits.masked_fill(logits < largest[:, kept - 1 :][:, :1], float("-inf")) for kept in _KEPT)
+    ids = sampled_ids(torch, processed)
+    given: dict[str, Any] = {"given_token_ids": list(range(20))}
+    asked: list[tuple[str, Any, dict[str, Any]]] = [
+        ("nothing", None, {}),
+        ("entropies", None, {"entropies": True}),
+        ("raw and processed", processed, {}),
+        ("20 given ids", None, given),
+        (f"raw and processed, masks of {_FEW_KEPT}", processed, {"mask_bounds": 1024}),
+        (f"raw and processed, masks of {_MANY_KEPT}", wide, {"mask_bounds": 1024}),
+        ("all of it", processed, {"entropies": True, "mask_bounds": 1024, **given}),
+    ]
+    rows: list[Row] = []
+    for label, other, arguments in asked:
+        kernel = microseconds(torch, Kernel(torch, [logits], ids, 20, [] if other is None else [other], **arguments))
+
+        def call(_: int, other: Any = other, arguments: dict[str, Any] = arguments) -> object:  # noqa: ANN401
+            return token_logprobs(logits, ids, 20, other_logits=other, **arguments)
+
+        whole = microseconds(torch, call)
+        first = rows[0] if rows else {"kernel": kernel, "call": whole}
+        rows.append(
+            {
+                "asked": label,
+                "kernel": kernel,
+                "times nothing": kernel / float(first["kernel"] or 1),
+                "call": whole,
+                "times nothing's call": whole / float(first["call"] or 1),
+                "host": host_microseconds(torch, call),
+            }
+        )
+    return rows
+
+
+def _prompt(torch: Any) -> Row:  # noqa: ANN401
+    case = Case(DTYPES[0], KINDS[0], _PROMPT_ROWS, 0)
+    logits = logits_on_card(torch, case.dtype, case.kind, case.rows)
+    row = _row(torch, case, logits, sampled_ids(torch, logits), {})
+    copied = logits.nbytes / copy_bandwidth(torch)
+    return {**row, "at a copy's speed": copied, "of that": float(row["kernel"] or 0) / copied}
 
 
 def _host(torch: Any) -> list[Row]:  # noqa: ANN401

@@ -18,20 +18,34 @@ _MATRIX = 2
 _HIGHEST_ID = COLUMN["token_ids"].max
 
 
-def check_logits(logits: Tensor) -> None:
-    """Refuse logits that are no rows of a vocabulary."""
+def check_logits(logits: Tensor, other: Tensor | None = None) -> None:
+    """Refuse logits that are no rows of a vocabulary, and other logits that are not like them."""
+    _check_rows("logits", logits)
+    if other is not None:
+        _check_rows("other_logits", other)
+        if (logits.shape, logits.dtype, logits.device) != (other.shape, other.dtype, other.device):
+            limit = f"what logits are: shape {logits.shape}, {logits.dtype}, {_place(logits)}"
+            found = f"shape {other.shape}, {other.dtype}, {_place(other)}"
+            raise ContractError("other_logits", limit, found, rule=Rule.TYPE)
+
+
+def _place(tensor: Tensor) -> str:
+    return "on the CPU" if tensor.device is None else f"on GPU {tensor.device}"
+
+
+def _check_rows(name: str, logits: Tensor) -> None:
     if logits.dtype not in LOGIT_TYPES:
-        raise ContractError("logits", f"one of {', '.join(LOGIT_TYPES)}", logits.dtype, rule=Rule.TYPE)
+        raise ContractError(name, f"one of {', '.join(LOGIT_TYPES)}", logits.dtype, rule=Rule.TYPE)
     if len(logits.shape) != _MATRIX:
-        raise ContractError("logits", "two dimensions, rows and vocabulary", f"shape {logits.shape}", rule=Rule.TYPE)
+        raise ContractError(name, "two dimensions, rows and vocabulary", f"shape {logits.shape}", rule=Rule.TYPE)
     rows, vocabulary = logits.shape
     if vocabulary < 1 and rows:
-        raise ContractError("logits.vocabulary", 1, vocabulary, rule=Rule.MIN)
+        raise ContractError(f"{name}.vocabulary", 1, vocabulary, rule=Rule.MIN)
     if vocabulary > MAX_VOCABULARY:
-        raise ContractError("logits.vocabulary", MAX_VOCABULARY, vocabulary, rule=Rule.MAX)
+        raise ContractError(f"{name}.vocabulary", MAX_VOCABULARY, vocabulary, rule=Rule.MAX)
     if rows and vocabulary > 1 and logits.strides[1] != 1:
         limit = "rows whose logits follow one another (a stride of 1)"
-        raise ContractError("logits", limit, f"a stride of {logits.strides[1]}", rule=Rule.TYPE)
+        raise ContractError(name, limit, f"a stride of {logits.strides[1]}", rule=Rule.TYPE)
 
 
 def check_top_k(plan: Plan, vocabulary: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_gpu_ops.columns import Body, FaultReason
+from tokenbus_gpu_ops.extras import NOWHERE, Extras
 from tokenbus_gpu_ops.plan import Index, Plan
 from tokenbus_gpu_ops.tensor import Tensor
 
@@ -27,33 +28,131 @@ _WIDE = 4096
 _GROUP = 64
 _FEWEST_GROUPS = 4
 """For each alternative: with fewer groups than that, too much of a row is above the bound of its groups."""
+_NEGLIGIBLE = np.float32(-200)
+"""An exponent whose power is no more than zero in these floats: masked logits have none of their own."""
 _kept = threading.local()
 
 
-def compute(
-    plan: Plan, body: Body, logits: Tensor, ids: npt.NDArray[np.int32], *, as_logits: bool
+def compute(  # noqa: PLR0913, PLR0917 - what one call is
+    plan: Plan,
+    body: Body,
+    logits: Tensor,
+    ids: npt.NDArray[np.int32],
+    extras: Extras | None,
+    other: Tensor | None,
+    *,
+    as_logits: bool,
 ) -> npt.NDArray[np.uint8]:
     """Return the memory with the results of all tokens, laid out as the body says."""
-    memory = np.zeros(body.end, np.uint8)
+    memory = np.zeros(body.size, np.uint8)
     body.write_prefixes(memory)
     columns = [body.column(memory, which) for which in range(len(body.places))]
     columns[0][:] = ids
-    blocks, details = _Blocks(logits), plan.details
+    faults, details, sampled = memory[: body.faults], plan.details, ids[plan.details.tokens]
+    items = None if extras is None else extras.items[: plan.scored]
+    own = _Rows(details.logits_rows, sampled, details.top_ks, details.alternatives_at, faults[: plan.scored], items)
+    more = None
+    if extras is not None:
+        more = _More(extras.given_token_ids, *(body.extra_column(memory, which) for which in range(len(body.extras))))
     with np.errstate(all="ignore"):  # infinities and NaN are looked for, and reported
-        for begin in range(0, plan.scored, blocks.rows_at_once):
-            at = slice(begin, min(begin + blocks.rows_at_once, plan.scored))
-            rows, wanted = details.logits_rows[at], details.top_ks[at]
-            sampled = blocks.floats(blocks.view[rows, ids[details.tokens[at]]], np.empty(rows.size, np.float32))
-            totals = blocks.pass_over(rows, sampled, int(wanted.max(initial=0)))
-            faults = memory[at]
-            faults[:] = blocks.faults(rows, totals.largest)
-            logs = totals.largest.astype(np.float64) + np.log(totals.sums)
-            columns[1][at] = np.where(faults == 0, _values_of(sampled, logs, as_logits=as_logits), np.float32(np.nan))
-            columns[2][at] = np.where(faults == 0, totals.above + 1, 0)
-            if totals.found is not None:
-                tokens = _Tokens(rows, wanted, details.alternatives_at[at], logs, faults)
-                _put_alternatives(columns[3:], blocks, tokens, totals.found, as_logits=as_logits)
+        _put(own, _Blocks(logits), columns, more, as_logits=as_logits)
+        if extras is not None and other is not None:
+            of = extras.others
+            none = np.zeros(of.size, np.intp)
+            places = extras.items[plan.scored :]
+            second = _Rows(details.logits_rows[of], sampled[of], none, none, faults[plan.scored :], places)
+            _put(second, _Blocks(other), None, more, as_logits=as_logits)
     return memory
+
+
+class _Rows(NamedTuple):
+    """Rows of one tensor that are read, one after the other."""
+
+    rows: Index
+    ids: npt.NDArray[np.int32]
+    """The sampled tokens."""
+    wanted: Index
+    """How many alternatives each wants."""
+    alternatives_at: Index
+    faults: npt.NDArray[np.uint8]
+    extras: npt.NDArray[Any] | None
+    """What else each is read for."""
+
+    def part(self, at: slice) -> "_Rows":
+        """Return some of them."""
+        return _Rows(*(None if each is None else each[at] for each in self))  # type: ignore[arg-type]
+
+
+class _More(NamedTuple):
+    """The given ids, and the columns of what is returned beside values and alternatives."""
+
+    given_ids: npt.NDArray[np.uint32]
+    other_logprobs: npt.NDArray[Any]
+    entropies: npt.NDArray[Any]
+    given_logprobs: npt.NDArray[Any]
+    mask_sizes: npt.NDArray[Any]
+    mask_slots: npt.NDArray[Any]
+
+
+def _put(
+    all_rows: _Rows,
+    blocks: "_Blocks",
+    columns: Sequence[npt.NDArray[Any]] | None,
+    more: _More | None,
+    *,
+    as_logits: bool,
+) -> None:
+    """Write the results of some rows; without columns only what is returned beside."""
+    for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
+        at = slice(begin, begin + blocks.rows_at_once)
+        rows, ids, wanted, alternatives_at, faults, extras = all_rows.part(at)
+        sampled = blocks.floats(blocks.view[rows, ids], np.empty(rows.size, np.float32))
+        with_entropy = extras is not None and bool((extras["entropy_at"] != NOWHERE).any())
+        totals = blocks.pass_over(rows, sampled, int(wanted.max(initial=0)), with_entropy=with_entropy)
+        faults[:] = blocks.faults(rows, totals.largest)
+        logs = totals.largest.astype(np.float64) + np.log(totals.sums)
+        tokens = _Tokens(rows, wanted, alternatives_at, logs, faults)
+        values = np.where(faults == 0, _values_of(sampled, logs, as_logits=as_logits), np.float32(np.nan))
+        if columns:
+            columns[1][at] = values
+            columns[2][at] = np.where(faults == 0, totals.above + 1, 0)
+        elif extras is not None and more is not None:
+            _put_each(more.other_logprobs, extras["value_at"], values)
+        if extras is not None and more is not None:
+            _put_more(more, blocks, tokens, totals, extras, as_logits=as_logits)
+        if columns and totals.found is not None:
+            _put_alternatives(columns[3:], blocks, tokens, totals.found, as_logits=as_logits)
+
+
+def _put_more(  # noqa: PLR0913 - what is read, and where all of it goes
+    more: _More,
+    blocks: "_Blocks",
+    tokens: "_Tokens",
+    totals: "_Totals",
+    extras: npt.NDArray[Any],
+    *,
+    as_logits: bool,
+) -> None:
+    rows, faults = tokens.rows, tokens.faults
+    entropies = np.maximum(np.log(totals.sums) - totals.weighted / totals.sums, 0)
+    _put_each(more.entropies, extras["entropy_at"], np.where(faults == 0, entropies, np.nan))
+    for token in np.flatnonzero(extras["given_count"]):
+        _, _, ids_at, given_at, count, *_ = extras[token].tolist()
+        logits = blocks.view[rows[token], more.given_ids[ids_at : ids_at + count]]
+        logits = blocks.floats(logits, np.empty(count, np.float32))
+        values = _values_of(logits, tokens.logs[token : token + 1], as_logits=as_logits)
+        more.given_logprobs[given_at : given_at + count] = np.nan if faults[token] else values
+    for token in np.flatnonzero((extras["mask_bound"] > 0) & (faults == 0)):
+        *_, mask_at, ids_at, bound = extras[token].tolist()
+        unmasked = np.flatnonzero(blocks.row(int(rows[token])) > -np.inf)
+        more.mask_sizes[mask_at] = unmasked.size
+        if unmasked.size <= bound:
+            more.mask_slots[ids_at : ids_at + unmasked.size] = unmasked
+
+
+def _put_each(into: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+    there = places != NOWHERE
+    into[places[there]] = values[there]
 
 
 class _Groups(NamedTuple):
@@ -131,6 +230,8 @@ class _Totals(NamedTuple):
     """Of exponentials, relative to the largest."""
     above: Index
     """How many logits are above the sampled one."""
+    weighted: Doubles
+    """Of the same exponentials times their exponents, where entropies are wanted."""
     found: _Found | None
 
 
@@ -144,8 +245,8 @@ class _Blocks:
         self.rows_at_once = max(1, BLOCK // max(1, self._vocabulary))
         # A thread's own and the same each time: the first touch of new memory is slow.
         if not hasattr(_kept, "memory"):
-            _kept.memory = (np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32))
-        self._floats, self._powers = _kept.memory
+            _kept.memory = tuple(np.empty(BLOCK, np.float32) for _ in range(3))
+        self._floats, self._powers, self._exponents = _kept.memory
 
     def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
         """Return logits as floats: themselves where they are, else in the memory given, which must be as large."""
@@ -162,8 +263,9 @@ class _Blocks:
         """Return one whole row as floats."""
         return self.floats(self.view[row], np.empty(self._vocabulary, np.float32))
 
-    def pass_over(self, rows: Index, sampled: Floats, most: int) -> _Totals:
+    def pass_over(self, rows: Index, sampled: Floats, most: int, *, with_entropy: bool = False) -> _Totals:
         """Go through some rows once, a block of the vocabulary at a time."""
+        weighted = np.zeros(rows.size)
         largest = np.full(rows.size, -np.inf, np.float32)
         sums = np.zeros(rows.size)
         above = np.zeros(rows.size, np.intp)
@@ -177,10 +279,17 @@ class _Blocks:
             groups = _Groups.of(logits) if most else None
             higher = np.maximum(largest, (logits if groups is None else groups.largest).max(axis=1))
             references = np.where(higher == -np.inf, np.float32(0), higher)
-            before = sums * np.exp(largest.astype(np.float64) - references)
+            by = np.maximum(largest.astype(np.float64) - references, _NEGLIGIBLE)
+            before = sums * np.exp(by)
             powers = self._powers[: logits.size].reshape(logits.shape)
             np.subtract(logits, references[:, None], out=powers)
+            exponents = self._exponents[: logits.size].reshape(logits.shape)
+            if with_entropy:
+                np.maximum(powers, _NEGLIGIBLE, out=exponents)
             np.exp(powers, out=powers)
+            if with_entropy:
+                np.multiply(powers, exponents, out=exponents)
+                weighted = np.exp(by) * (weighted + by * sums) + exponents.sum(axis=1)
             sums = np.where(largest == -np.inf, 0.0, before) + powers.sum(axis=1).astype(np.float64)
             largest = higher
             above += _count_above(logits, sampled)
@@ -188,12 +297,12 @@ class _Blocks:
                 part = _candidates(logits, groups, min(most, logits.shape[1]))
                 parts.append(part._replace(ids=part.ids + begin))
         if not parts:
-            return _Totals(largest, sums, above, None)
+            return _Totals(largest, sums, above, weighted, None)
         found = parts[0]
         if len(parts) > 1:
             rows, ids, logits = (np.concatenate([part[which] for part in parts]) for which in range(3))
             found = _Found(rows, ids, logits, np.maximum.reduce([part.dropped for part in parts]))
-        return _Totals(largest, sums, above, found)
+        return _Totals(largest, sums, above, weighted, found)
 
     def faults(self, rows: Index, largest: Floats) -> npt.NDArray[np.uint8]:
         """Return why each row has no results, or zero."""

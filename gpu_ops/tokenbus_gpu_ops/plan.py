@@ -67,10 +67,10 @@ def plan(
         counts = np.ones(rows, np.intp)
         starts = np.arange(rows, dtype=np.intp)
     else:
-        counts = _whole("token_counts", token_counts, MAX_TOKENS_PER_ROW)
+        counts = whole("token_counts", token_counts, MAX_TOKENS_PER_ROW)
         starts = _starts(counts, offsets, rows)
-    ks = _for_each("top_k", top_k, counts.size, MAX_TOP_K)
-    return _laid_out(counts, starts, ks, None if scored is None else _flags(scored, counts.size))
+    ks = for_each("top_k", top_k, counts.size, MAX_TOP_K)
+    return _laid_out(counts, starts, ks, None if scored is None else flags("scored", scored, counts.size))
 
 
 @lru_cache(_PLANS_KEPT)
@@ -126,7 +126,7 @@ def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
             limit = f"{rows}, the rows of logits, where there are no offsets"
             raise ContractError("token_counts", limit, f"a sum of {tokens}", rule=Rule.LENGTH)
         return np.add.accumulate(counts) - counts
-    found = _whole("offsets", offsets, rows)
+    found = whole("offsets", offsets, rows)
     if found.size not in (counts.size, counts.size + 1):
         limit = f"{counts.size} or {counts.size + 1} elements, one for each request and the end"
         raise ContractError("offsets", limit, found.size, rule=Rule.LENGTH)
@@ -142,39 +142,42 @@ def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
     return starts
 
 
-def _for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa: ANN401
+def for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa: ANN401
+    """Return a number for each request, given as that or as one for all."""
     if isinstance(values, int) and not isinstance(values, bool):
         _check_range(name, values, most)
         return np.full(requests, values, np.intp)
-    found = _whole(name, values, most)
+    found = whole(name, values, most)
     if found.size != requests:
         raise ContractError(name, f"{requests} elements, one for each request", found.size, rule=Rule.LENGTH)
     return found
 
 
-def _flags(values: Any, requests: int) -> npt.NDArray[np.bool_]:  # noqa: ANN401
-    found = _read("scored", values)
+def flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # noqa: ANN401
+    """Return True or False for each request."""
+    found = _read(name, values)
     if found.dtype.kind != "b" and found.size:
-        raise ContractError("scored", "True or False for each request", found.dtype.name, rule=Rule.TYPE)
+        raise ContractError(name, "True or False for each request", found.dtype.name, rule=Rule.TYPE)
     if found.size != requests:
-        raise ContractError("scored", f"{requests} elements, one for each request", found.size, rule=Rule.LENGTH)
+        raise ContractError(name, f"{requests} elements, one for each request", found.size, rule=Rule.LENGTH)
     return found.astype(np.bool_)
 
 
-def _whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
+def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
+    """Return whole numbers from zero up to a limit."""
     found = _read(name, values)
     if not found.size:
         return np.zeros(0, np.intp)
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
-    whole = found.astype(np.intp)
+    numbers = found.astype(np.intp, copy=False)
     # As unsigned numbers the negative ones are the largest, so that one look is enough; a uint64 may have wrapped.
-    if whole.view(np.uintp).max() > most or found.dtype == np.uint64:
+    if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])
             if value < limit if rule is Rule.MIN else value > limit:
                 raise ContractError(f"{name}[{place}]", limit, value, rule=rule)
-    return whole
+    return numbers
 
 
 def _read(name: str, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, random, rounded
-from tests.gpu_ops.reference import assert_right
+from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, masked, random, rounded
+from tests.gpu_ops.reference import Wanted, assert_extras, assert_right
 from tokenbus_contracts import ContractError, ValueKind
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_gpu_ops import FaultReason, TokenColumns, token_logprobs
@@ -311,9 +311,174 @@ def test_ids_elsewhere_are_refused(torch: Any) -> None:  # noqa: ANN401
         token_logprobs(logits, torch.tensor([0, 50]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(7, 500), (3, 151_936), (200, 3001)])
+def test_extras_of_every_kind_of_logits(torch: Any, kind: str, dtype: str, rows: int, vocabulary: int) -> None:  # noqa: ANN401
+    """All that can be asked for at once, by some requests, is float64's and the twin's, whichever tensor is raw."""
+    rng = np.random.default_rng(20)
+    raw, processed = (rounded(KINDS[each](rng, rows, vocabulary), dtype) for each in (kind, "masked"))
+    ids, wanted = rng.integers(0, vocabulary, rows), Wanted.drawn(rng, rows, vocabulary)
+    for first, second, value_kind in (
+        (raw, processed, ValueKind.RAW_LOGPROBS),
+        (processed, raw, ValueKind.PROCESSED_LOGPROBS),
+    ):
+        tensors = on_card(torch, first, dtype), on_card(torch, second, dtype)
+        arguments = wanted.arguments | {"value_kind": value_kind}
+        result = token_logprobs(tensors[0], ids_on_card(torch, ids), 7, other_logits=tensors[1], **arguments)
+        assert_right(result, first, ids, 7)
+        assert_extras(result, first, ids, wanted, second, processed)
+        twin = token_logprobs(tensors[0].cpu(), ids, 7, other_logits=tensors[1].cpu(), **arguments)
+        _assert_same(result, twin)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "asked", ["other_logits", "entropies", "given_token_ids", "mask_bounds", "all", "masks of others"]
+)
+@pytest.mark.parametrize("rows", [2, 300])
+def test_extras_of_all_requests(torch: Any, asked: str, dtype: str, rows: int) -> None:  # noqa: ANN401
+    """One thing for all requests, alone and with the others: without uploads where nothing differs."""
+    rng = np.random.default_rng(21)
+    logits, other = (rounded(make(rng, rows, 5003), dtype) for make in (random, masked))
+    everything = {
+        "entropies": True,
+        "given_token_ids": [7, 7, 5002],
+        "mask_bounds": 20,
+        "other_logits": on_card(torch, other, dtype),
+    }
+    chosen = {
+        "all": set(everything),
+        "masks of others": {"other_logits", "mask_bounds"},
+    }.get(asked, {asked})
+    arguments: dict[str, Any] = {name: value for name, value in everything.items() if name in chosen}
+    if asked == "masks of others":
+        arguments["other_logprobs"] = False
+    ids = rng.integers(0, 5003, rows)
+    for top_k in (0, 20):
+        result = token_logprobs(on_card(torch, logits, dtype), ids_on_card(torch, ids), top_k, **arguments)
+        assert_right(result, logits, ids, top_k)
+        wanted = Wanted(
+            [1] * rows,
+            [asked in {"all", "other_logits"}] * rows,
+            ["entropies" in chosen] * rows,
+            [arguments.get("given_token_ids", [])] * rows,
+            [arguments.get("mask_bounds", 0)] * rows,
+        )
+        assert_extras(result, logits, ids, wanted, other, other if "other_logits" in chosen else logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(9, 151_936), (200, 151_936), (9, 2_000_003), (9, 1025)])
+def test_masks_up_to_their_bounds(torch: Any, dtype: str, rows: int, vocabulary: int) -> None:  # noqa: ANN401
+    """Masks of one, of exactly the bound and of one more, together, scattered, and at both ends of a row."""
+    rng = np.random.default_rng(22)
+    made = np.full((rows, vocabulary), -np.inf, np.float32)
+    for row in range(rows):
+        size = [1, 20, 21, 1000, 1023, 1024, 1025, 2, vocabulary][row % 9]
+        places = {
+            0: rng.permutation(vocabulary)[:size],
+            1: np.arange(size),
+            2: np.arange(vocabulary - size, vocabulary),
+        }
+        made[row, places[row % 3]] = rng.normal(0, 3, size).astype(np.float32)
+    logits = rounded(made, dtype)
+    ids = logits.argmax(axis=1)
+    wanted = Wanted(
+        [1] * rows, [False] * rows, [True] * rows, [[]] * rows, [20 if row % 2 else 1024 for row in range(rows)]
+    )
+    result = token_logprobs(on_card(torch, logits, dtype), ids_on_card(torch, ids), 1, **wanted.arguments)
+    assert_extras(result, logits, ids, wanted, logits, logits)
+    alike = token_logprobs(on_card(torch, logits, dtype), ids_on_card(torch, ids), mask_bounds=1024)
+    assert_extras(
+        alike,
+        logits,
+        ids,
+        Wanted([1] * rows, [False] * rows, [False] * rows, [[]] * rows, [1024] * rows),
+        logits,
+        logits,
+    )
+
+
+@pytest.mark.parametrize("kind", FAR_KINDS)
+@pytest.mark.parametrize("rows", [2, 300])
+def test_extras_at_the_end_of_the_floats(torch: Any, kind: str, rows: int) -> None:  # noqa: ANN401
+    rng = np.random.default_rng(23)
+    logits = rounded(FAR_KINDS[kind](rng, rows, 5000), "bfloat16")
+    logits[1, :4990] = -np.inf
+    logits[0, [5, 4999]] = logits[0].max()
+    ids = logits.argmax(axis=1)
+    wanted = Wanted([1] * rows, [True] * rows, [True] * rows, [[0, 4999]] * rows, [10] * rows)
+    tensor = on_card(torch, logits, "bfloat16")
+    result = token_logprobs(tensor, ids_on_card(torch, ids), 3, other_logits=tensor, **wanted.arguments)
+    assert_extras(result, logits, ids, wanted, logits, logits)
+
+
+def test_extras_of_rows_that_lie_anywhere(torch: Any) -> None:  # noqa: ANN401
+    """The two tensors need not lie alike: each has its own strides and its own edges."""
+    rng = np.random.default_rng(24)
+    for dtype in DTYPES:
+        stores = [rounded(make(rng, 12, 5003), dtype) for make in (random, masked)]
+        first, second = (on_card(torch, store, dtype) for store in stores)
+        for begin in range(9):
+            logits, other = stores[0][::2, begin : begin + 4001], stores[1][:6, 1000 - begin : 5001 - begin]
+            there = first[::2, begin : begin + 4001], second[:6, 1000 - begin : 5001 - begin]
+            ids, wanted = rng.integers(0, 4001, 6), Wanted.drawn(rng, 6, 4001)
+            result = token_logprobs(there[0], ids_on_card(torch, ids), 9, other_logits=there[1], **wanted.arguments)
+            assert_right(result, logits, ids, 9)
+            assert_extras(result, logits, ids, wanted, other, other)
+
+
+def test_a_million_tokens(torch: Any) -> None:  # noqa: ANN401
+    """Of 10^6 tokens raw and processed value, rank, entropy and mask are what PyTorch computes in float64."""
+    generator = torch.Generator("cuda").manual_seed(26)
+    wrong = tokens = 0
+    for call in range(62):
+        dtype = getattr(torch, DTYPES[call % 3])
+        raw = (torch.randn(16_384, 2048, device="cuda", generator=generator) * (1 + call % 8)).to(dtype)
+        cut = raw < raw.float().topk(1 + call, -1).values[:, -1:]
+        processed = (raw.float() / 0.7).to(dtype).masked_fill(cut, float("-inf"))
+        ids = processed.float().softmax(-1).multinomial(1, generator=generator)
+        found = token_logprobs(raw, ids[:, 0], other_logits=processed, entropies=True, mask_bounds=64)
+        logs = [each.double().log_softmax(-1) for each in (raw, processed)]
+        exact = [each.gather(-1, ids)[:, 0].cpu().numpy() for each in logs]
+        values = zip((found.logprobs, found.other_logprobs), exact, strict=True)
+        far = [np.abs(ours - theirs) > 1e-5 + 1.2e-7 * np.abs(theirs) for ours, theirs in values]
+        entropies = -(logs[0].exp() * logs[0]).sum(-1).cpu().numpy()
+        far.append(np.abs(found.entropies - entropies) > 1e-5 + 1e-6 * entropies)
+        far.append(found.ranks != (1 + (raw > raw.gather(-1, ids)).sum(-1)).cpu().numpy())
+        sizes = (~cut).sum(-1).cpu().numpy()
+        far.append(found.mask_sizes != sizes)
+        unmasked = (~cut)[torch.from_numpy(sizes <= 64).cuda()].nonzero()[:, 1]
+        assert found.mask_token_ids.tolist() == unmasked.tolist()
+        wrong += int(np.logical_or.reduce(far).sum())
+        tokens += sizes.size
+    assert (wrong, tokens) == (0, 1_015_808)
+
+
+def test_faults_of_either_tensor(torch: Any) -> None:  # noqa: ANN401
+    """What is wrong with one tensor's row is said of that one, entropy asked or not, and all else is right."""
+    rng = np.random.default_rng(25)
+    logits, other = random(rng, 40, 3000), random(rng, 40, 3000)
+    bad, worse = logits.copy(), other.copy()
+    bad[1, 500], bad[2, 3], bad[4] = np.nan, np.inf, -np.inf
+    worse[1, 2], worse[7, 2999], worse[8] = np.inf, np.nan, -np.inf
+    for entropies in (True, False):
+        asked: dict[str, Any] = {"entropies": entropies, "given_token_ids": [5], "mask_bounds": 7}
+        ids = ids_on_card(torch, np.arange(40))
+        tensors = on_card(torch, bad, "float32"), on_card(torch, worse, "float32")
+        result = token_logprobs(tensors[0], ids, 2, other_logits=tensors[1], **asked)
+        twin = token_logprobs(bad, np.arange(40), 2, other_logits=worse, **asked)
+        assert result.faults == twin.faults
+        _assert_same(result, twin)
+
+
 def _assert_same(result: TokenColumns, twin: TokenColumns) -> None:
-    for name, column in result.columns.items():
+    twins = twin.columns | twin.extra_columns
+    columns = result.columns | result.extra_columns
+    assert columns.keys() == twins.keys()
+    for name, column in columns.items():
         if column.dtype.kind == "f":
-            assert np.abs(column - twin.columns[name]).max(initial=0) < 1e-5, name
+            np.testing.assert_allclose(column, twins[name], rtol=1e-6, atol=2e-5, err_msg=name)
         else:
-            assert column.tolist() == twin.columns[name].tolist(), name
+            assert column.tolist() == twins[name].tolist(), name

@@ -14,22 +14,34 @@ from tokenbus_gpu_ops.cuda import compile as compiling
 from tokenbus_gpu_ops.cuda import launch
 from tokenbus_gpu_ops.cuda.compile import KERNELS, SOURCE, kernel, macros_of, source
 from tokenbus_gpu_ops.cuda.launch import _CALL_BYTES, _FEW, _PARTIAL_BYTES, _PLACE
+from tokenbus_gpu_ops.extras import ITEM, MAX_MASK_BOUND, Sizes
 from tokenbus_gpu_ops.plan import MAX_TOP_K
 
 NVCC = shutil.which("nvcc")
 KINDS = [
-    ("bfloat16", True, "sm_90"),
-    ("bfloat16", False, "sm_90"),
-    ("bfloat16", True, "sm_80"),
-    ("float16", True, "sm_90"),
-    ("float32", True, "sm_90"),
+    ("bfloat16", True, False, "sm_90"),
+    ("bfloat16", False, False, "sm_90"),
+    ("bfloat16", True, False, "sm_80"),
+    ("float16", True, False, "sm_90"),
+    ("float32", True, False, "sm_90"),
+    ("bfloat16", True, True, "sm_90"),
+    ("bfloat16", True, True, "sm_80"),
+    ("float16", True, True, "sm_90"),
+    ("float32", True, True, "sm_90"),
 ]
 
 
 @pytest.mark.skipif(NVCC is None, reason="not run: nvcc, CUDA's compiler, is not installed here")
-@pytest.mark.parametrize(("dtype", "with_alternatives", "architecture"), KINDS)
-def test_every_kernel_compiles(dtype: str, with_alternatives: bool, architecture: str, tmp_path: Path) -> None:  # noqa: FBT001
-    macros = [f"-D{macro}" for macro in macros_of(dtype, with_alternatives=with_alternatives)]
+@pytest.mark.parametrize(("dtype", "with_alternatives", "with_extras", "architecture"), KINDS)
+def test_every_kernel_compiles(
+    dtype: str,
+    with_alternatives: bool,  # noqa: FBT001
+    with_extras: bool,  # noqa: FBT001
+    architecture: str,
+    tmp_path: Path,
+) -> None:
+    named = macros_of(dtype, with_alternatives=with_alternatives, with_extras=with_extras)
+    macros = [f"-D{macro}" for macro in named]
     options = ["-std=c++17", "-cubin", f"-arch={architecture}", "-Werror", "all-warnings", "-Xptxas", "-v"]
     command = [str(NVCC), *options, *macros, "-o", str(tmp_path / "kernel.cubin"), str(KERNELS / SOURCE)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,7 +66,9 @@ def test_python_and_the_kernels_have_the_same_numbers() -> None:
     assert _number(text, r"MAX_STEPS = (\d+) / STEP") == launch.VECTORS_OF_GROUPS
     assert _number(text, r"FEW = (\d+);") == _FEW
     assert MAX_TOP_K < _FEW
-    assert (_PLACE.itemsize, _PARTIAL_BYTES) == (32, 32)
+    assert (_PLACE.itemsize, _PARTIAL_BYTES, ITEM.itemsize) == (32, 32, 32)
+    assert _number(text, r"MOST_MASKED = (\d+);") == MAX_MASK_BOUND
+    assert _number(text, r"EXTRA_COLUMNS = (\d+)") == len(Sizes._fields)
     most = launch.parts_of(1, MAX_VOCABULARY, 4, 1, with_alternatives=True)
     assert most <= _number(text, r"MAX_PARTS = (\d+);")
     for reason in FaultReason:

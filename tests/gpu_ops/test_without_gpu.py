@@ -49,6 +49,16 @@ def test_the_cpu_computes_only_where_it_was_asked_to() -> None:
     ids = np.array([1, 2])
     assert_right(token_logprobs(as_if_on_gpu(values), ids, 3, cpu_fallback=True), values, ids, 3)
     assert_right(token_logprobs(as_if_on_gpu(values), as_if_on_gpu(ids), 3, cpu_fallback=True), values, ids, 3)
+    result = token_logprobs(
+        as_if_on_gpu(values),
+        as_if_on_gpu(ids),
+        3,
+        token_counts=np.array([1, 1]),
+        other_logits=as_if_on_gpu(values),
+        cpu_fallback=True,
+    )
+    assert_right(result, values, ids, 3)
+    assert result.other_logprobs.tolist() == result.logprobs.tolist()
 
 
 def test_ids_on_a_gpu_do_for_logits_on_the_cpu() -> None:

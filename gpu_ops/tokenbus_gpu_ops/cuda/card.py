@@ -29,7 +29,7 @@ class Card:
         self.processors = int(self._device.properties.multiprocessor_count)
         self.pool = Pool()
         self.scratches = Scratches()
-        self._kernels: dict[tuple[str, bool], Kernel] = {}
+        self._kernels: dict[tuple[str, bool, bool], Kernel] = {}
 
     def is_current(self) -> bool:
         """Tell whether this thread may use the card as it is."""
@@ -44,14 +44,14 @@ class Card:
         finally:
             done(driver().cuCtxPopCurrent())
 
-    def kernel(self, dtype: str, *, with_alternatives: bool) -> Kernel:
+    def kernel(self, dtype: str, *, with_alternatives: bool, with_extras: bool) -> Kernel:
         """Return a kernel, compiled and loaded the first time."""
-        found = self._kernels.get((dtype, with_alternatives))
+        found = self._kernels.get((dtype, with_alternatives, with_extras))
         if found is None:
             with self.entered():
-                loaded = kernel(self._device, dtype, with_alternatives=with_alternatives)
+                loaded = kernel(self._device, dtype, with_alternatives=with_alternatives, with_extras=with_extras)
                 function = done(driver().cuKernelGetFunction(int(loaded.handle)))
-            found = self._kernels[dtype, with_alternatives] = Kernel(function, loaded)
+            found = self._kernels[dtype, with_alternatives, with_extras] = Kernel(function, loaded)
         return found
 
 

@@ -21,9 +21,10 @@ VARIABLE = "TOKENBUS_CACHE_DIR"
 _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGITS_F32"}
 
 
-def macros_of(dtype: str, *, with_alternatives: bool) -> list[str]:
-    """Return the macros that make the source the kernel for one type of logits."""
-    return [_MACROS[dtype], *(["WITH_ALTERNATIVES"] if with_alternatives else [])]
+def macros_of(dtype: str, *, with_alternatives: bool, with_extras: bool = False) -> list[str]:
+    """Return the macros that make the source the kernel for one type of logits. Extras come with alternatives."""
+    alternatives = ["WITH_ALTERNATIVES"] if with_alternatives or with_extras else []
+    return [_MACROS[dtype], *alternatives, *(["WITH_EXTRAS"] if with_extras else [])]
 
 
 def source() -> str:
@@ -31,7 +32,13 @@ def source() -> str:
     return _written_out(SOURCE, set())
 
 
-def kernel(device: Any, dtype: str, *, with_alternatives: bool) -> Any:  # noqa: ANN401 - cuda-core's own types
+def kernel(
+    device: Any,  # noqa: ANN401 - cuda-core's own types
+    dtype: str,
+    *,
+    with_alternatives: bool,
+    with_extras: bool = False,
+) -> Any:  # noqa: ANN401
     """Return the kernel for a card, from the cache or compiled now; GpuUnavailableError says why there is none."""
     capability = tuple(device.compute_capability)
     if capability < OLDEST_CARD:
@@ -40,7 +47,7 @@ def kernel(device: Any, dtype: str, *, with_alternatives: bool) -> Any:  # noqa:
             f"{device.name} has compute capability {'.'.join(map(str, capability))}, and {wanted} or newer is needed; "
             "pass cpu_fallback=True to compute on the CPU"
         )
-    macros = macros_of(dtype, with_alternatives=with_alternatives)
+    macros = macros_of(dtype, with_alternatives=with_alternatives, with_extras=with_extras)
     architecture = f"sm_{device.arch}"
     text = source()
     name = f"{'-'.join([NAME, *macros]).lower()}-{architecture}-{key_of(text, *macros, architecture, _compiler())}"

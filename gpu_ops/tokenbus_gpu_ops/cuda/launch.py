@@ -10,21 +10,23 @@ import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_gpu_ops.arguments import host_ids, place_ids
-from tokenbus_gpu_ops.columns import Arrival, Body, body
+from tokenbus_gpu_ops.columns import Arrival, Body, body, layout_of
 from tokenbus_gpu_ops.cuda.card import Card, Kernel, card
 from tokenbus_gpu_ops.cuda.driver import done, driver
 from tokenbus_gpu_ops.cuda.memory import LOCK, TICKET_BYTES, Lease
+from tokenbus_gpu_ops.extras import NOTHING, Extras, Shape
 from tokenbus_gpu_ops.plan import Plan
 from tokenbus_gpu_ops.tensor import Tensor
 
 # The struct Call of kernels/call.cuh, by position.
-_POINTERS = Struct("<9Q")
-_COLUMNS_AND_NUMBERS = Struct("<" + "IIQ" * 5 + "8I")
+_POINTERS = Struct("<14Q")
+_COLUMNS_AND_NUMBERS = Struct("<" + "IIQ" * 5 + "16I")
 _CALL_BYTES = _POINTERS.size + _COLUMNS_AND_NUMBERS.size
 _PLACE = np.dtype([(name, "<u4") for name in ("row", "id_at", "token", "alternatives_at", "top_k", "a", "b", "c")])
 _UNSCORED = np.dtype([("id_at", "<u4"), ("token", "<u4")])
 _PARTIAL_BYTES = 32
 _KEY_BYTES = 8
+_ID_BYTES = 4
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _ID_TYPES = {"int32": 0, "int64": 1}
 _FEW = 256
@@ -58,6 +60,7 @@ class _Shape(NamedTuple):
     id_type: int
     as_logits: bool
     processors: int
+    extras: Shape
 
 
 class _Recipe(NamedTuple):
@@ -67,6 +70,7 @@ class _Recipe(NamedTuple):
     output_bytes: int
     partials_at: int
     candidates_at: int
+    mask_ids_at: int
     uploads_at: int
     packed: bytes
     """The end of the struct Call."""
@@ -78,6 +82,8 @@ class _Uploads(NamedTuple):
     places: npt.NDArray[Any] | None
     unscored: npt.NDArray[Any] | None
     ids: npt.NDArray[np.int32] | None
+    extras: npt.NDArray[Any] | None = None
+    given_ids: npt.NDArray[np.uint32] | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -104,6 +110,7 @@ class Prepared(NamedTuple):
     kernel: Kernel
     recipe: _Recipe
     item_bytes: int
+    extras: Extras | None
 
 
 class Parameters:
@@ -123,7 +130,7 @@ _call = bytearray(_CALL_BYTES)
 _parameters = Parameters(_call)
 
 
-def prepare(plan: Plan, logits: Tensor, ids: Tensor, *, as_logits: bool) -> Prepared:
+def prepare(plan: Plan, logits: Tensor, ids: Tensor, extras: Extras | None, *, as_logits: bool) -> Prepared:
     """Return a call but for its addresses; what cannot be launched is refused here."""
     if logits.device is None:
         raise ContractError("logits", "logits on a GPU", "on the CPU", rule=Rule.TYPE)
@@ -131,7 +138,7 @@ def prepare(plan: Plan, logits: Tensor, ids: Tensor, *, as_logits: bool) -> Prep
         limit = f"on GPU {logits.device}, where the logits are, or on the CPU"
         raise ContractError("token_ids", limit, f"on GPU {ids.device}", rule=Rule.TYPE)
     rows, vocabulary = logits.shape
-    uploads = _uploads(plan, ids, rows, vocabulary)
+    uploads = _uploads(plan, ids, rows, vocabulary, extras)
     here = card(logits.device)
     item_bytes = _ITEM_BYTES[logits.dtype]
     shape = _Shape(
@@ -146,33 +153,35 @@ def prepare(plan: Plan, logits: Tensor, ids: Tensor, *, as_logits: bool) -> Prep
         0 if uploads.ids is not None else _ID_TYPES[ids.dtype],
         as_logits,
         here.processors,
+        NOTHING if extras is None else extras.shape,
     )
-    kernel = here.kernel(logits.dtype, with_alternatives=plan.most > 0)
-    layout = body(plan.tokens, plan.scored, plan.alternatives)
-    return Prepared(plan, layout, uploads, uploads.sizes, here, kernel, _recipe(shape), item_bytes)
+    kernel = here.kernel(logits.dtype, with_alternatives=plan.most > 0, with_extras=extras is not None)
+    layout = layout_of(plan, extras)
+    return Prepared(plan, layout, uploads, uploads.sizes, here, kernel, _recipe(shape), item_bytes, extras)
 
 
-def queue(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int) -> Arrival:
+def queue(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other: Tensor | None) -> Arrival:
     """Queue everything on the stream and return where the results will arrive."""
     if not prepared.plan.tokens:
-        return Arrival(np.zeros(prepared.layout.end, np.uint8))
-    if logits.address % prepared.item_bytes:
-        limit = f"an address that is a multiple of {prepared.item_bytes}, the size of a logit"
-        raise ContractError("logits", limit, hex(logits.address), rule=Rule.TYPE)
+        return Arrival(np.zeros(prepared.layout.size, np.uint8))
+    for name, tensor in (("logits", logits), ("other_logits", other)):
+        if tensor is not None and tensor.address % prepared.item_bytes:
+            limit = f"an address that is a multiple of {prepared.item_bytes}, the size of a logit"
+            raise ContractError(name, limit, hex(tensor.address), rule=Rule.TYPE)
     here = prepared.card
     if here.is_current():
         with LOCK:
-            return _queued(prepared, logits, ids, stream)
+            return _queued(prepared, logits, ids, stream, other)
     with here.entered(), LOCK:
-        return _queued(prepared, logits, ids, stream)
+        return _queued(prepared, logits, ids, stream, other)
 
 
-def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int) -> Arrival:
+def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other: Tensor | None) -> Arrival:
     cuda = driver()
-    _, _, uploads, sizes, here, kernel, recipe, item_bytes = prepared
+    _, _, uploads, sizes, here, kernel, recipe, item_bytes, _ = prepared
     uploaded = sum(sizes)
     piece = here.pool.take(recipe.output_bytes + uploaded)
-    arrival = Arriving(Lease(here.pool, piece), logits.owner, ids.owner)
+    arrival = Arriving(Lease(here.pool, piece), logits.owner, ids.owner, None if other is None else other.owner)
     work = here.scratches.of(stream)
     work.take_turn(stream, piece)
     scratch = work.grown_to(recipe.uploads_at + uploaded, stream)
@@ -193,6 +202,11 @@ def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int) -> Arr
         scratch + recipe.partials_at,
         scratch + recipe.candidates_at,
         scratch,
+        0 if other is None else other.address,
+        0 if other is None else other.strides[0] * item_bytes % _WORD,
+        0 if uploads.extras is None else uploads_at + sum(sizes[:3]),
+        uploads_at + sum(sizes[:4]),
+        scratch + recipe.mask_ids_at,
     )
     _call[_POINTERS.size :] = recipe.packed
     across, down = recipe.grid
@@ -225,13 +239,16 @@ class Arriving(Arrival):
 
 @lru_cache(_RECIPES_KEPT)
 def _recipe(shape: _Shape) -> _Recipe:
-    layout = body(shape.tokens, shape.scored, shape.alternatives)
-    rows, vocabulary = max(shape.scored, 1), shape.vocabulary
-    parts = parts_of(rows, vocabulary, shape.item_bytes, shape.processors, with_alternatives=shape.most > 0)
-    partials = shape.scored * parts if parts > 1 else 0
-    partials_at = TICKET_BYTES + _aligned(layout.end)
+    extras = shape.extras
+    layout = body(shape.tokens, shape.scored, shape.alternatives, extras)
+    items, vocabulary = shape.scored + extras.others, shape.vocabulary
+    with_groups = shape.most > 0 or extras != NOTHING
+    parts = parts_of(max(items, 1), vocabulary, shape.item_bytes, shape.processors, with_alternatives=with_groups)
+    partials = items * parts if parts > 1 else 0
+    partials_at = TICKET_BYTES + _aligned(layout.size)
     candidates_at = partials_at + _aligned(partials * _PARTIAL_BYTES)
-    uploads_at = candidates_at + (_aligned(partials * _FEW * _KEY_BYTES) if shape.most else 0)
+    mask_ids_at = candidates_at + (_aligned(partials * _FEW * _KEY_BYTES) if shape.most else 0)
+    uploads_at = mask_ids_at + _aligned(partials * extras.most_mask * _ID_BYTES)
     columns: list[int] = []
     for place in layout.places:
         columns += (place.at, len(place.prefix), int.from_bytes(place.prefix, "little"))
@@ -244,34 +261,45 @@ def _recipe(shape: _Shape) -> _Recipe:
         shape.id_type,
         int(shape.as_logits),
         vectors_of_part(vocabulary, shape.item_bytes, parts),
-        0,
+        items,
+        *(place.at for place in layout.extras),
+        extras.most_mask,
+        int(extras.masks_are_others),
+        int(extras.sizes.other_logprobs > 0) | int(extras.sizes.entropies > 0) << 1,
     )
-    grid = (parts, shape.scored + (shape.unscored > 0))
-    return _Recipe(grid, layout.end, partials_at, candidates_at, uploads_at, packed)
+    grid = (parts, items + (shape.unscored > 0))
+    return _Recipe(grid, layout.size, partials_at, candidates_at, mask_ids_at, uploads_at, packed)
 
 
-def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int) -> _Uploads:
+def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras | None) -> _Uploads:
     """Return the arguments for each token: none where token i is row i and its id is there."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
-    if plan.top_k is not None and (own is not None or at is None):
+    is_alike = plan.top_k is not None and (extras is None or extras.shape.is_alike)
+    if is_alike and (own is not None or at is None):
         return _Uploads(None, None, own)
     if at is None:
         at = np.arange(plan.tokens)
     details = plan.details
-    places = np.zeros(plan.scored, _PLACE)
-    places["row"] = details.logits_rows
-    places["id_at"] = at[details.tokens]
-    places["token"] = details.tokens
-    places["alternatives_at"] = details.alternatives_at
-    places["top_k"] = details.top_ks
+    places = np.zeros(plan.scored + (0 if extras is None else extras.others.size), _PLACE)
+    first = places[: plan.scored]
+    first["row"] = details.logits_rows
+    first["id_at"] = at[details.tokens]
+    first["token"] = details.tokens
+    first["alternatives_at"] = details.alternatives_at
+    first["top_k"] = details.top_ks
+    items = given = None
+    if extras is not None:
+        for name in ("row", "id_at"):
+            places[name][plan.scored :] = first[name][extras.others]
+        items, given = extras.items, extras.given_token_ids
     if plan.scored == plan.tokens:
-        return _Uploads(places, None, own)
+        return _Uploads(places, None, own, items, given)
     others = np.setdiff1d(np.arange(plan.tokens), details.tokens, assume_unique=True)
     unscored = np.zeros(others.size, _UNSCORED)
     unscored["id_at"] = at[others]
     unscored["token"] = others
-    return _Uploads(places, unscored, own)
+    return _Uploads(places, unscored, own, items, given)
 
 
 def parts_of(rows: int, vocabulary: int, item_bytes: int, processors: int, *, with_alternatives: bool) -> int:

@@ -15,7 +15,8 @@ _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
 """Of one device, in results that are still referenced and in free memory together."""
 _STREAMS_KEPT = 8
-TICKET_BYTES = 4 * MAX_TOKENS
+TICKET_BYTES = 4 * 2 * MAX_TOKENS
+"""One for each row that is read: two a token where there are other logits."""
 
 
 class Pinned:

@@ -1,10 +1,12 @@
 // What one launch is told. launch.py fills the same bytes: the two are held together by CALL_BYTES.
 #pragma once
 
-#include "logits.cuh"
+#include "sums.cuh"
 
 enum IdType : u32 { IDS_INT32 = 0, IDS_INT64 = 1 };
 enum Fault : u32 { FINE = 0, NOT_A_NUMBER = 1, INFINITE = 2, ALL_MASKED = 3, ID_OUT_OF_RANGE = 4 };
+enum Extra { OTHER_LOGPROBS = 0, ENTROPIES = 1, GIVEN_LOGPROBS = 2, MASK_SIZES = 3, MASK_IDS = 4, EXTRA_COLUMNS = 5 };
+constexpr u32 NOWHERE = 0xffffffffu;
 enum Column { TOKEN_IDS = 0, LOGPROBS = 1, RANKS = 2, ALTERNATIVE_IDS = 3, ALTERNATIVE_LOGPROBS = 4, COLUMNS = 5 };
 
 // One scored token: its row of logits, where its id is given, its place among all tokens, and where its alternatives
@@ -16,6 +18,18 @@ struct __align__(16) Place {
     u32 alternatives_at;
     u32 top_k;
     u32 unused[3];
+};
+
+// What a row is read for beside its alternatives, and where that goes: elements of the extra columns, or nowhere.
+struct __align__(16) Wish {
+    u32 value_at;
+    u32 entropy_at;
+    u32 given_ids_at;
+    u32 given_at;
+    u32 given_count;
+    u32 mask_at;
+    u32 mask_ids_at;
+    u32 mask_bound;  // zero: no mask
 };
 
 // A token that wants its id alone.
@@ -30,7 +44,9 @@ struct __align__(16) Partial {
     u32 above;
     u32 dropped;
     u32 candidates;
-    u32 unused[3];
+    float weighted;
+    u32 unmasked;
+    u32 unused;
 };
 
 // Where a column begins in the output, and the bytes that stand before it in a message.
@@ -50,6 +66,11 @@ struct Call {
     Partial* partials;
     u64* candidates;
     u32* tickets;
+    const unsigned char* other_logits;
+    long long other_row_bytes;
+    const Wish* wishes;  // none: all alike
+    const u32* given_ids;
+    u32* mask_ids;  // of each part of a row
     ColumnPlace columns[COLUMNS];
     u32 vocabulary;
     u32 scored;
@@ -58,11 +79,27 @@ struct Call {
     u32 id_type;
     u32 as_logits;
     u32 vectors_of_part;
-    u32 unused;
+    u32 items;  // rows that are read: those of the first tensor that are scored, then those of the second
+    u32 extras_at[EXTRA_COLUMNS];
+    u32 most_mask;
+    u32 masks_are_others;
+    u32 extras;  // of all tokens, where they are alike: bit 1 other logprobs, bit 2 entropies
 };
 
-constexpr int CALL_BYTES = 184;
+constexpr int CALL_BYTES = 256;
 static_assert(sizeof(Call) == CALL_BYTES, "launch.py packs the call by these offsets");
+
+__device__ __forceinline__ bool is_of_other(const Call& call, u32 item) { return EXTRAS && item >= call.scored; }
+
+__device__ __forceinline__ Wish wish_of(const Call& call, u32 item) {
+    if (call.wishes) return call.wishes[item];
+    const bool is_other = is_of_other(call, item);
+    const u32 token = is_other ? item - call.scored : item;
+    const bool has_mask = is_other == (call.masks_are_others != 0);
+    const u32 value_at = is_other && !(call.extras & 1) ? NOWHERE : token;
+    const u32 entropy_at = is_other || !(call.extras & 2) ? NOWHERE : token;
+    return {value_at, entropy_at, 0, 0, 0, token, token * call.most_mask, has_mask ? call.most_mask : 0};
+}
 
 // Columns begin where the message has them, which may be anywhere.
 __device__ __forceinline__ void put(unsigned char* at, u32 value) {
@@ -78,6 +115,11 @@ __device__ __forceinline__ void put(unsigned char* at, u32 value) {
 
 __device__ __forceinline__ void put(const Call& call, Column column, u32 element, u32 value) {
     put(call.output + call.columns[column].at + 4ull * element, value);
+}
+
+// The extra columns are aligned.
+__device__ __forceinline__ u32* extra(const Call& call, Extra column, u32 element) {
+    return reinterpret_cast<u32*>(call.output + call.extras_at[column]) + element;
 }
 
 __device__ __forceinline__ long long token_id(const Call& call, u32 at) {

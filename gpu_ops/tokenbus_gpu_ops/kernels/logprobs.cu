@@ -5,12 +5,18 @@
 #include "row.cuh"
 
 #ifndef BLOCKS_AT_ONCE
+#if defined(WITH_EXTRAS) && defined(LOGITS_BF16) && __CUDA_ARCH__ < 900
+#define BLOCKS_AT_ONCE 3  // what counts logits takes more registers there
+#else
 #define BLOCKS_AT_ONCE 4
+#endif
 #endif
 
 constexpr float FLOOR = -9999.0f;  // what the contract writes for minus infinity
+constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
+constexpr float LOWEST = -3.402823466e38f;  // no logit above minus infinity is below it
 constexpr int MAX_PARTS = 512;  // of a row; launch.py refuses vocabularies that would need more
 #endif
 
@@ -44,13 +50,16 @@ struct Scale {
 
 // Logits so far out that products of theirs leave the floats: rare enough for a second and a third pass over the row.
 __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, u32 vocabulary, Totals once) {
-    float sum = 0.0f;
+    float sum = 0.0f, weighted = 0.0f;
     for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
-        sum += two_to_the((logit_at(row, id) - once.largest) * LOG2_E);
+        const float exponent = (logit_at(row, id) - once.largest) * LOG2_E;
+        const float power = two_to_the(exponent);
+        sum += power;
+        if (EXTRAS) weighted += power * fmaxf(exponent, NEGLIGIBLE);
     }
-    Totals mine = {0.0f, sum, 0, 0};  // of the same reference in every thread
+    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // of the same reference in every thread
     Totals all = together(room, mine);
-    return {once.largest, all.sum, once.above, once.dropped};
+    return {once.largest, all.sum, once.above, once.dropped, all.weighted, once.unmasked};
 }
 
 __device__ __forceinline__ Fault fault_of(const Totals& totals, long long id, u32 vocabulary) {
@@ -203,7 +212,73 @@ __device__ __forceinline__ void put_alternatives(Shared& shared, const Call& cal
 __device__ __forceinline__ void put_no_alternatives(const Call& call, u32 alternatives_at, int wanted) {
     for (u32 each = threadIdx.x; each < wanted; each += THREADS) {
         put(call, ALTERNATIVE_IDS, alternatives_at + each, 0);
-        put(call, ALTERNATIVE_LOGPROBS, alternatives_at + each, 0x7fc00000u);
+        put(call, ALTERNATIVE_LOGPROBS, alternatives_at + each, NO_NUMBER);
+    }
+}
+
+constexpr int MOST_MASKED = 1024;
+static_assert(MOST_MASKED <= ROOM, "the ids of a mask are pushed before they are sorted");
+
+// Write the ids of what was pushed in ascending order, and leave the room empty.
+__device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
+    Candidates& room = shared.room;
+    u64* ids = room.keys;
+    const u32 count = room.count;
+    u32 size = 2;
+    while (size < count) size *= 2;
+    for (u32 at = threadIdx.x; at < size; at += THREADS) ids[at] = at < count ? id_in(ids[at]) : ~0ull;
+    // Bitonic: runs of twice the length each time, by comparisons over half as far each time.
+    for (u32 run = 2; run <= size; run *= 2) {
+        for (u32 reach = run / 2; reach; reach /= 2) {
+            __syncthreads();
+            for (u32 pair = threadIdx.x; pair < size / 2; pair += THREADS) {
+                const u32 low = 2 * pair - (pair & (reach - 1));
+                const u64 left = ids[low], right = ids[low + reach];
+                if ((left > right) == !(low & run)) {
+                    ids[low] = right;
+                    ids[low + reach] = left;
+                }
+            }
+        }
+    }
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < count; at += THREADS) into[at] = static_cast<u32>(ids[at]);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        room.count = 0;
+        shared.groups.count = 0;
+    }
+    __syncthreads();
+}
+
+// What a row was read for beside its value and its alternatives.
+__device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u32 item, const void* row,
+                                           const Totals& totals, const Scale& scale, Fault fault, float sampled) {
+    if (threadIdx.x == 0) {
+        if (is_of_other(call, item) && wish.value_at != NOWHERE) {
+            const float value = scale.value_of(sampled);
+            *extra(call, OTHER_LOGPROBS, wish.value_at) = fault == FINE ? __float_as_uint(value) : NO_NUMBER;
+        }
+        if (wish.entropy_at != NOWHERE) {
+            const float entropy = entropy_of(totals);
+            *extra(call, ENTROPIES, wish.entropy_at) = fault == FINE ? __float_as_uint(entropy) : NO_NUMBER;
+        }
+        if (wish.mask_bound) *extra(call, MASK_SIZES, wish.mask_at) = fault == FINE ? totals.unmasked : 0;
+    }
+    for (u32 each = threadIdx.x; each < wish.given_count; each += THREADS) {
+        const float value = scale.value_of(logit_at(row, call.given_ids[wish.given_ids_at + each]));
+        *extra(call, GIVEN_LOGPROBS, wish.given_at + each) = fault == FINE ? __float_as_uint(value) : NO_NUMBER;
+    }
+    const u32 parts = gridDim.x;
+    if (parts == 1 || !wish.mask_bound || totals.unmasked > wish.mask_bound) return;
+    // Each part's ids are in order, and lower than the next part's.
+    u32 before = wish.mask_ids_at;
+    for (u64 part = static_cast<u64>(item) * parts; part < (item + 1ull) * parts; ++part) {
+        const u32 count = __ldcg(&call.partials[part].unmasked);
+        for (u32 each = threadIdx.x; each < count; each += THREADS) {
+            *extra(call, MASK_IDS, before + each) = __ldcg(call.mask_ids + part * call.most_mask + each);
+        }
+        before += count;
     }
 }
 #endif
@@ -219,7 +294,8 @@ __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 
 #endif
     __syncthreads();
     if (threadIdx.x == 0) {
-        call.partials[mine] = {totals.largest, totals.sum, totals.above, totals.dropped, count, {}};
+        call.partials[mine] = {totals.largest, totals.sum,      totals.above,    totals.dropped,
+                               count,          totals.weighted, totals.unmasked, 0};
         __threadfence();
         const bool is_last = atomicAdd(call.tickets + item, 1) == parts - 1;
         if (is_last) call.tickets[item] = 0;  // for the next launch
@@ -232,12 +308,19 @@ __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 
 
 __device__ __forceinline__ Totals of_all_parts(Shared& shared, const Call& call, u32 item) {
     const u32 parts = gridDim.x;
-    Totals mine = {minus_infinity(), 0.0f, 0, 0};
+    Totals mine = {minus_infinity(), 0.0f, 0, 0, 0.0f, 0};
     for (u32 part = threadIdx.x; part < parts; part += THREADS) {
         const uint4* from = reinterpret_cast<const uint4*>(call.partials + static_cast<u64>(item) * parts + part);
         const uint4 words = __ldcg(from);
         const float largest = __uint_as_float(words.x);
         const float both = fmaxf(mine.largest, largest);
+        if (EXTRAS) {
+            const uint4 rest = __ldcg(from + 1);
+            mine.weighted = moved(mine.weighted, mine.sum, reference_for(mine.largest) - reference_for(both)) +
+                            moved(__uint_as_float(rest.y), __uint_as_float(words.y),
+                                  reference_for(largest) - reference_for(both));
+            mine.unmasked += rest.z;
+        }
         mine.sum = mine.sum * two_to_the(reference_for(mine.largest) - reference_for(both)) +
                    __uint_as_float(words.y) * two_to_the(reference_for(largest) - reference_for(both));
         mine.largest = both;
@@ -253,37 +336,49 @@ __device__ __forceinline__ Totals of_all_parts(Shared& shared, const Call& call,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logprobs(const __grid_constant__ Call call) {
     __shared__ Shared shared;
     const u32 item = blockIdx.y, parts = gridDim.x;
-    if (item == call.scored) {
+    if (item == call.items) {
         if (blockIdx.x == 0) put_unscored(call);
         if (item == 0 && blockIdx.x == 0) put_prefixes(call);
         return;
     }
-    const Place place = call.places ? call.places[item] : Place{item, item, item, item * call.top_k, call.top_k, {}};
-    const Part part(call.logits + place.row * call.row_bytes, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
+    const bool is_other = is_of_other(call, item);
+    const u32 alike = is_other ? item - call.scored : item, top_k = is_other ? 0 : call.top_k;
+    const Place place = call.places ? call.places[item] : Place{alike, alike, alike, alike * top_k, top_k, {}};
+    [[maybe_unused]] const bool has_entropy = EXTRAS && wish_of(call, item).entropy_at != NOWHERE;
+    const bool has_mask = EXTRAS && wish_of(call, item).mask_bound;
+    const unsigned char* row = is_other ? call.other_logits + place.row * call.other_row_bytes
+                                        : call.logits + place.row * call.row_bytes;
+    const Part part(row, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
     // What the count needs comes through two loads, one after the other: the first of them goes first.
     const long long id = token_id(call, place.id_at);
     uint4 vectors[VECTORS_AT_ONCE];
     load(vectors, part, part.begin + threadIdx.x);
     const bool id_is_known = id >= 0 && id < call.vocabulary;
     // Nothing is above what is no number, so that nothing is counted.
-    const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(0x7fc00000u);
+    const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(NO_NUMBER);
     CountAbove above(sampled);
+    CountAbove unmasked(has_mask ? minus_infinity() : __uint_as_float(NO_NUMBER));
     Running running;
 #ifdef WITH_ALTERNATIVES
-    stream<true>(part, running, above, &shared.groups, vectors);
+    if (has_entropy) {
+        stream<true, true>(part, running, above, unmasked, &shared.groups, vectors);
+    } else {
+        stream<true, false>(part, running, above, unmasked, &shared.groups, vectors);
+    }
     const float of_thread = running.largest;
 #else
-    stream<false>(part, running, above, nullptr, vectors);
+    stream<false, false>(part, running, above, unmasked, nullptr, vectors);
 #endif
     if (item == 0 && blockIdx.x == 0) put_prefixes(call);
-    u32 counted = above.total();
+    u32 counted = above.total(), there = unmasked.total();
     u32 edge_id;
     float of_edge = minus_infinity();
     if (part.edge(edge_id)) {
         of_edge = logit_at(part.row, edge_id);
         running.raise(of_edge);
-        running.add(of_edge, 0);
+        running.add<EXTRAS>(of_edge, 0);
         counted += of_edge > sampled;
+        there += of_edge > unmasked.limit;
     }
 #ifdef WITH_ALTERNATIVES
     const int wanted = static_cast<int>(place.top_k);
@@ -294,9 +389,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
         shared.groups.count = 0;
     }
 #endif
-    Totals totals = together(shared.totals, {running.largest, running.sums[0] + running.sums[1], counted, 0});
+    Totals totals = together(shared.totals, {running.largest, running.sums[0] + running.sums[1], counted, 0,
+                                             running.weighted[0] + running.weighted[1], there});
     if (threadIdx.x == THREADS - 1) shared.log_of_sum = log_of_sum(totals.largest, totals.sum);
 #ifdef WITH_ALTERNATIVES
+    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read now, so that it takes no registers before
+    if (has_mask && totals.unmasked <= wish.mask_bound) {
+        push_all(shared.room, part, shared.groups, of_thread, of_edge, LOWEST);
+        const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;
+        put_ascending(shared, parts > 1 ? call.mask_ids + mine * call.most_mask
+                                        : extra(call, MASK_IDS, wish.mask_ids_at));
+    }
     if (wanted) {
         if (threadIdx.x < 32) find_bound(shared.room, wanted, UNUSED_BITS);
         __syncthreads();
@@ -320,13 +423,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
     }
     const Scale scale = {shared.log_of_sum, call.as_logits != 0};
     if (threadIdx.x == 0) {
-        const float value = fault == FINE ? scale.value_of(sampled) : __uint_as_float(0x7fc00000u);
+        const u32 value = fault == FINE ? __float_as_uint(scale.value_of(sampled)) : NO_NUMBER;
         call.output[item] = static_cast<unsigned char>(fault);
-        put(call, TOKEN_IDS, place.token, static_cast<u32>(id));
-        put(call, LOGPROBS, item, __float_as_uint(value));
-        put(call, RANKS, item, fault == FINE ? totals.above + 1 : 0);
+        if (!is_other) {
+            put(call, TOKEN_IDS, place.token, static_cast<u32>(id));
+            put(call, LOGPROBS, item, value);
+            put(call, RANKS, item, fault == FINE ? totals.above + 1 : 0);
+        }
     }
 #ifdef WITH_ALTERNATIVES
+    if (EXTRAS) put_extras(call, wish, item, part.row, totals, scale, fault, sampled);
     if (wanted == 0) return;
     if (fault != FINE) {
         put_no_alternatives(call, place.alternatives_at, wanted);

@@ -64,7 +64,20 @@ __device__ __forceinline__ void load(uint4 (&into)[VECTORS_AT_ONCE], const Part&
     }
 }
 
-__device__ __forceinline__ float absorb(Running& running, CountAbove& above, const uint4 (&vectors)[VECTORS_AT_ONCE]) {
+__device__ __forceinline__ void count(CountAbove& above, const uint4 (&vectors)[VECTORS_AT_ONCE]) {
+    const u32 limits = above.limits();
+#pragma unroll
+    for (int each = 0; each < VECTORS_AT_ONCE; ++each) {
+        above.add(vectors[each].x, limits);
+        above.add(vectors[each].y, limits);
+        above.add(vectors[each].z, limits);
+        above.add(vectors[each].w, limits);
+    }
+}
+
+template <bool WITH_ENTROPY>
+__device__ __forceinline__ float absorb(Running& running, CountAbove& above, CountAbove& unmasked,
+                                        const uint4 (&vectors)[VECTORS_AT_ONCE]) {
     u32 largest = larger(vectors[0]);
 #pragma unroll
     for (int each = 1; each < VECTORS_AT_ONCE; ++each) largest = larger(largest, larger(vectors[each]));
@@ -75,33 +88,25 @@ __device__ __forceinline__ float absorb(Running& running, CountAbove& above, con
         float logits[PER_VECTOR];
         unpack(vectors[each], logits);
 #pragma unroll
-        for (int one = 0; one < PER_VECTOR; ++one) running.add(logits[one], one % 2);
+        for (int one = 0; one < PER_VECTOR; ++one) running.add<WITH_ENTROPY>(logits[one], one % 2);
     }
-    if (of_group > above.limit) {
-        const u32 limits = above.limits();
-#pragma unroll
-        for (int each = 0; each < VECTORS_AT_ONCE; ++each) {
-            above.add(vectors[each].x, limits);
-            above.add(vectors[each].y, limits);
-            above.add(vectors[each].z, limits);
-            above.add(vectors[each].w, limits);
-        }
-    }
+    if (of_group > above.limit) count(above, vectors);
+    if (EXTRAS && of_group > unmasked.limit) count(unmasked, vectors);
     return of_group;
 }
 
 // One pass over the part, whose first step is on its way. The next step's vectors are asked for before this one's are
 // waited for, so that two steps are under way all the time.
-template <bool WITH_GROUPS>
-__device__ __forceinline__ void stream(const Part& part, Running& running, CountAbove& above, Groups* groups,
-                                       uint4 (&vectors)[VECTORS_AT_ONCE]) {
+template <bool WITH_GROUPS, bool WITH_ENTROPY>
+__device__ __forceinline__ void stream(const Part& part, Running& running, CountAbove& above, CountAbove& unmasked,
+                                       Groups* groups, uint4 (&vectors)[VECTORS_AT_ONCE]) {
     const int steps = part.steps();
     u32 from = part.begin + threadIdx.x;
     for (int step = 0; step < steps; ++step) {
         uint4 next[VECTORS_AT_ONCE];
         from += STEP;
         load(next, part, from);
-        const float of_group = absorb(running, above, vectors);
+        const float of_group = absorb<WITH_ENTROPY>(running, above, unmasked, vectors);
         if (WITH_GROUPS) groups->largest[step][threadIdx.x] = of_group;
 #pragma unroll
         for (int each = 0; each < VECTORS_AT_ONCE; ++each) vectors[each] = next[each];
@@ -149,12 +154,10 @@ __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, 
     keep_largest(room, wanted);
 }
 
-// The part's largest logits, at least as many as wanted where it has as many, and few more. Returns the order of the
-// largest that was left out, or less; zero if none was. The bound was found before.
-__device__ __forceinline__ u32 gather(Candidates& room, const Part& part, Groups& groups, float of_thread,
-                                      float of_edge, int wanted) {
-    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // what was cut off may have led below it
-    const float bound = in_order(order);
+// Push the part's logits that are at or above a bound. Returns in how many groups there are some: if there are more
+// than room for groups, none of theirs was pushed.
+__device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Groups& groups, float of_thread,
+                                        float of_edge, float bound) {
     if (of_thread >= bound) {
         const int steps = part.steps();
 #pragma unroll
@@ -178,6 +181,15 @@ __device__ __forceinline__ u32 gather(Candidates& room, const Part& part, Groups
         push_vector(room, part, vector, bound, 0);
     }
     __syncthreads();
+    return promising;
+}
+
+// The part's largest logits, at least as many as wanted where it has as many, and few more. Returns the order of the
+// largest that was left out, or less; zero if none was. The bound was found before.
+__device__ __forceinline__ u32 gather(Candidates& room, const Part& part, Groups& groups, float of_thread,
+                                      float of_edge, int wanted) {
+    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // what was cut off may have led below it
+    const u32 promising = push_all(room, part, groups, of_thread, of_edge, in_order(order));
     const u32 count = room.count;
     if (promising <= ROOM && count <= FEW) return order_before(order);
     if (promising > ROOM || count > ROOM) {

@@ -8,11 +8,18 @@
 #endif
 constexpr int THREADS = THREADS_OF_BLOCK;
 constexpr int WARPS = THREADS / 32;
+#ifdef WITH_EXTRAS
+constexpr bool EXTRAS = true;
+#else
+constexpr bool EXTRAS = false;
+#endif
 constexpr u32 EVERY_LANE = 0xffffffffu;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr double LN_2 = 0.6931471805599453094;
 constexpr float FAR = 1e37f;  // beyond it, a logit times LOG2_E may leave the floats
+
+constexpr float NEGLIGIBLE = -150.0f;  // two to the power of it, or of less, is zero here
 
 __device__ __forceinline__ float two_to_the(float exponent) {
     float power;
@@ -24,26 +31,42 @@ __device__ __forceinline__ float two_to_the(float exponent) {
 // now: fused into a difference, the same product would be two different numbers.
 __device__ __forceinline__ float reference_for(float largest) { return __fmul_rn(fmaxf(largest, -FAR), LOG2_E); }
 
+// A sum of powers times their exponents, once the reference is another one by so much; `sum` is that of the powers.
+__device__ __forceinline__ float moved(float weighted, float sum, float by) {
+    return two_to_the(by) * fmaf(fmaxf(by, NEGLIGIBLE), sum, weighted);
+}
+
 struct Running {
     float largest;
     float reference;
     float sums[2];
+    float weighted[2];  // powers times exponents: what an entropy is made of
 
-    __device__ __forceinline__ Running() : largest(minus_infinity()), reference(-FAR * LOG2_E), sums{0.0f, 0.0f} {}
+    __device__ __forceinline__ Running()
+        : largest(minus_infinity()), reference(-FAR * LOG2_E), sums{0.0f, 0.0f}, weighted{0.0f, 0.0f} {}
 
     __device__ __forceinline__ void raise(float to) {
         if (to > largest) {
             largest = to;
             const float higher = reference_for(to);
             const float scale = two_to_the(reference - higher);
+            if (EXTRAS) {
+                weighted[0] = moved(weighted[0], sums[0], reference - higher);
+                weighted[1] = moved(weighted[1], sums[1], reference - higher);
+            }
             sums[0] *= scale;
             sums[1] *= scale;
             reference = higher;
         }
     }
 
+    template <bool WITH_ENTROPY>
     __device__ __forceinline__ void add(float logit, int which) {
-        sums[which] += two_to_the(fmaf(logit, LOG2_E, -reference));
+        const float exponent = fmaf(logit, LOG2_E, -reference);
+        const float power = two_to_the(exponent);
+        sums[which] += power;
+        // Of a masked logit the exponent is minus infinity, and its product no number.
+        if (WITH_ENTROPY) weighted[which] = fmaf(power, fmaxf(exponent, NEGLIGIBLE), weighted[which]);
     }
 };
 
@@ -52,6 +75,8 @@ struct Totals {
     float sum;
     u32 above;
     u32 dropped;
+    float weighted;
+    u32 unmasked;  // how many logits are above minus infinity, where that is asked for
 };
 
 struct TotalsOfWarps {
@@ -59,6 +84,10 @@ struct TotalsOfWarps {
     float sum[WARPS];
     u32 above[WARPS];
     u32 dropped[WARPS];
+#ifdef WITH_EXTRAS
+    float weighted[WARPS];
+    u32 unmasked[WARPS];
+#endif
 };
 
 __device__ __forceinline__ float sum_of_warp(float value) {
@@ -72,7 +101,8 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 order = __reduce_max_sync(EVERY_LANE, order_of(mine.largest));
     const float of_warp = reference_for(in_order(order));
-    const float sum = sum_of_warp(mine.sum * two_to_the(reference_for(mine.largest) - of_warp));
+    const float by = reference_for(mine.largest) - of_warp;
+    const float sum = sum_of_warp(mine.sum * two_to_the(by));
     const u32 above = __reduce_add_sync(EVERY_LANE, mine.above);
     const u32 dropped = __reduce_max_sync(EVERY_LANE, mine.dropped);
     __syncthreads();  // the room may have been read just now
@@ -82,8 +112,16 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
         room.above[warp] = above;
         room.dropped[warp] = dropped;
     }
+#ifdef WITH_EXTRAS
+    const float weighted = sum_of_warp(moved(mine.weighted, mine.sum, by));
+    const u32 unmasked = __reduce_add_sync(EVERY_LANE, mine.unmasked);
+    if (lane == 0) {
+        room.weighted[warp] = weighted;
+        room.unmasked[warp] = unmasked;
+    }
+#endif
     __syncthreads();
-    Totals all = {0.0f, 0.0f, 0, 0};
+    Totals all = {0.0f, 0.0f, 0, 0, 0.0f, 0};
     u32 highest = 0;
 #pragma unroll
     for (int each = 0; each < WARPS; ++each) highest = max(highest, room.largest[each]);
@@ -91,19 +129,34 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
     const float reference = reference_for(all.largest);
 #pragma unroll
     for (int each = 0; each < WARPS; ++each) {
-        all.sum += room.sum[each] * two_to_the(reference_for(in_order(room.largest[each])) - reference);
+        const float by = reference_for(in_order(room.largest[each])) - reference;
+        all.sum += room.sum[each] * two_to_the(by);
+#ifdef WITH_EXTRAS
+        all.weighted += moved(room.weighted[each], room.sum[each], by);
+        all.unmasked += room.unmasked[each];
+#endif
         all.above += room.above[each];
         all.dropped = max(all.dropped, room.dropped[each]);
     }
     return all;
 }
 
-// The logarithm of the sum, to the last bits of a float: the exponent is taken off first, so that the rest is small.
-// The reference was rounded, and what it was rounded by is put back.
-__device__ __forceinline__ double log_of_sum(float largest, float sum) {
+// A logarithm to the last bits of a float: the exponent is taken off first, so that the rest is small.
+__device__ __forceinline__ double log_of(float sum, double rounding) {
     const int bits = __float_as_int(sum) - 0x3f3504f3;  // so that the rest is between the roots of a half and of two
     const int exponent = bits >> 23;
     const float rest = __int_as_float(__float_as_int(sum) - (exponent << 23));
+    return (exponent + rounding) * LN_2 + static_cast<double>(logf(rest));
+}
+
+// The logarithm of a row's sum. The reference was rounded, and what it was rounded by is put back.
+__device__ __forceinline__ double log_of_sum(float largest, float sum) {
     const double rounding = static_cast<double>(reference_for(largest)) - static_cast<double>(largest) * LOG2_E;
-    return static_cast<double>(largest) + ((exponent + rounding) * LN_2 + static_cast<double>(logf(rest)));
+    return static_cast<double>(largest) + log_of(sum, rounding);
+}
+
+// In nats; all exponents are of one reference, whichever.
+__device__ __forceinline__ float entropy_of(const Totals& totals) {
+    const double mean = static_cast<double>(totals.weighted) / static_cast<double>(totals.sum);
+    return static_cast<float>(fmax(log_of(totals.sum, 0.0) - mean * LN_2, 0.0));
 }

@@ -1,0 +1,175 @@
+"""What a call returns beside values, ranks and alternatives: which tokens get it, and where it goes."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.generated.enums import Scoring
+from tokenbus_gpu_ops.plan import Bytes, Index, Plan, flags, for_each, whole
+
+Ids = npt.NDArray[np.uint32]
+
+MAX_GIVEN = 128
+MAX_MASK_BOUND = 1024
+OTHER_LOGPROBS, ENTROPIES = 1, 2
+"""The bits of the column `extras`."""
+NOWHERE = 0xFFFFFFFF
+_FULL = np.uint8(Scoring.FULL)
+ITEM = np.dtype(
+    [
+        (name, "<u4")
+        for name in (
+            "value_at",
+            "entropy_at",
+            "given_ids_at",
+            "given_at",
+            "given_count",
+            "mask_at",
+            "mask_ids_at",
+            "mask_bound",
+        )
+    ]
+)
+"""What one row of logits is read for beside its alternatives, and where that goes; the struct Wish of call.cuh."""
+
+
+class Asked(NamedTuple):
+    """The arguments that ask for it. They can be hashed where all requests are alike."""
+
+    other_logprobs: Any = None
+    entropies: Any = False
+    given_token_ids: Any = None
+    given_counts: Any = None
+    mask_bounds: Any = 0
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether every request asks for the same, and for no given ids."""
+        if self.given_token_ids is not None or self.given_counts is not None:
+            return False
+        flags_alike = isinstance(self.other_logprobs, (bool, type(None))) and isinstance(self.entropies, bool)
+        return flags_alike and type(self.mask_bounds) is int
+
+
+class Sizes(NamedTuple):
+    """How many elements each of these columns has."""
+
+    other_logprobs: int = 0
+    entropies: int = 0
+    given_logprobs: int = 0
+    mask_sizes: int = 0
+    mask_slots: int = 0
+    """Room for ids: as many for each token as its bound says."""
+
+
+class Shape(NamedTuple):
+    """What calls may differ in but for the columns of their requests."""
+
+    others: int = 0
+    """How many rows of the second tensor are read."""
+    sizes: Sizes = Sizes()
+    is_alike: bool = False
+    """Whether every token asks for the same, and for no given ids."""
+    masks_are_others: bool = False
+    """Whether masks are looked for in the second tensor."""
+    most_mask: int = 0
+
+
+NOTHING = Shape()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extras:
+    """What is asked of one call, request by request and row by row."""
+
+    flags: Bytes
+    given_counts: Ids
+    given_token_ids: Ids
+    mask_bounds: Ids
+    shape: Shape
+    others: Index
+    """Of which scored token each row of the second tensor is."""
+    items: npt.NDArray[Any]
+    """An ITEM for each scored token, then one for each row of the second tensor."""
+
+
+def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_processed: bool) -> Extras | None:
+    """Return what is asked of the tokens that are scored, None if nothing is.
+
+    Masks are of processed logits: of the first tensor where it is processed or the only one, else of the second.
+    """
+    if asked.other_logprobs is not None and not has_other and np.any(asked.other_logprobs):
+        raise ContractError("other_logprobs", "other_logits beside them", "none", rule=Rule.REQUIRED)
+    wanted = has_other if asked.other_logprobs is None else asked.other_logprobs
+    if asked.is_alike and not (wanted or asked.entropies or asked.mask_bounds):
+        return None
+    requests, scored = plan.requests, plan.scorings == _FULL
+    other = _flags("other_logprobs", wanted, requests)
+    entropies = _flags("entropies", asked.entropies, requests)
+    bounds = for_each("mask_bounds", asked.mask_bounds, requests, MAX_MASK_BOUND)
+    counts, ids = _given(asked, requests, vocabulary)
+    if not scored.all():
+        other, entropies, bounds = other & scored, entropies & scored, np.where(scored, bounds, 0)
+        ids, counts = ids[scored.repeat(counts)], np.where(scored, counts, 0)
+    has_entropies, has_masks, has_given = (bool(each.any()) for each in (entropies, bounds, counts))
+    if not (has_entropies or has_masks or has_given or other.any()):
+        return None
+    masks_are_others = has_other and not is_processed
+    of = np.arange(requests).repeat(plan.token_counts)[plan.details.tokens]
+    others = np.flatnonzero((other | (bounds > 0) if masks_are_others else other)[of])
+    items = np.zeros(plan.scored + others.size, ITEM)
+    items["entropy_at"] = NOWHERE
+    own, second = items[: plan.scored], items[plan.scored :]
+    sizes = [0] * len(Sizes._fields)
+    if others.size:
+        sizes[0] = _place(second["value_at"], other[of[others]])
+    if has_entropies:
+        sizes[1] = _place(own["entropy_at"], entropies[of])
+    if has_given:
+        own["given_count"] = counts[of]
+        own["given_ids_at"] = (np.add.accumulate(counts) - counts)[of]
+        sizes[2] = _place(own["given_at"], counts[of])
+    if has_masks:
+        masks, bound = (second, bounds[of[others]]) if masks_are_others else (own, bounds[of])
+        masks["mask_bound"] = bound
+        sizes[3:] = _place(masks["mask_at"], bound > 0), _place(masks["mask_ids_at"], bound)
+    is_alike = plan.top_k is not None and asked.is_alike
+    shape = Shape(others.size, Sizes(*sizes), is_alike, masks_are_others, int(bounds.max()))
+    bits = other.view(np.uint8) * np.uint8(OTHER_LOGPROBS) | entropies.view(np.uint8) * np.uint8(ENTROPIES)
+    made = Extras(bits, counts.astype(np.uint32), ids, bounds.astype(np.uint32), shape, others, items)
+    for column in (made.flags, made.given_counts, made.given_token_ids, made.mask_bounds):
+        column.flags.writeable = False  # it may be handed out again
+    return made
+
+
+def _place(into: npt.NDArray[Any], each: npt.NDArray[Any]) -> int:
+    """Write where each one's elements begin, NOWHERE for one that has none; return how many there are together."""
+    ends = np.add.accumulate(each, dtype=np.intp)
+    into[:] = ends - each
+    into[each == 0] = NOWHERE
+    return int(ends[-1]) if ends.size else 0
+
+
+def _flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # noqa: ANN401
+    return np.full(requests, values) if isinstance(values, bool) else flags(name, values, requests)
+
+
+def _given(asked: Asked, requests: int, vocabulary: int) -> tuple[Index, Ids]:
+    """Return how many ids each request gives, and all of them; without counts, the same ids are every request's."""
+    if asked.given_token_ids is None:
+        if asked.given_counts is not None:
+            raise ContractError("given_counts", "given_token_ids beside them", "none", rule=Rule.REQUIRED)
+        return np.zeros(requests, np.intp), np.zeros(0, np.uint32)
+    ids = whole("given_token_ids", asked.given_token_ids, vocabulary - 1).astype(np.uint32)
+    if asked.given_counts is None:
+        if ids.size > MAX_GIVEN:
+            raise ContractError("given_token_ids", MAX_GIVEN, int(ids.size), rule=Rule.ITEMS)
+        return np.full(requests, ids.size), np.tile(ids, requests)
+    counts = for_each("given_counts", asked.given_counts, requests, MAX_GIVEN)
+    if ids.size != counts.sum():
+        limit = f"{counts.sum()} elements, the sum of given_counts"
+        raise ContractError("given_token_ids", limit, int(ids.size), rule=Rule.LENGTH)
+    return counts, ids
