@@ -1,4 +1,4 @@
-"""The engines' control by vLLM's routes: what trainers send, over a gateway of two processes and two workers."""
+"""The engines' control by vLLM's routes and SGLang's, as trainers use them: two gateway processes and two workers."""
 
 import asyncio
 import json
@@ -85,6 +85,7 @@ async def test_aborted_answers_end_with_what_they_have(client: httpx.AsyncClient
 
 async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: str) -> None:
     ids: list[int] = []
+    versions = [int((await client.get("/weight_info")).json()["weight_version"]), 41, 42]
     async with client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 300}) as answer:
         lines = answer.aiter_lines()
         chunk = json.loads((await anext(lines))[6:])
@@ -106,12 +107,12 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
                 choice = json.loads(line[6:])["choices"][0]
                 ids += choice.get("token_ids", ())
     assert len(ids) == 300
-    truths = [synthetic.true_tokens(key, 0, 300, version).ids.tolist() for version in (0, 41, 42)]
+    truths = [synthetic.true_tokens(key, 0, 300, version).ids.tolist() for version in versions]
     followed = [next(n for n, truth in enumerate(truths) if truth[place] == token) for place, token in enumerate(ids)]
     assert followed == sorted(followed)
     assert {followed[0], followed[-1]} == {0, 2}
     spans = [
-        (str((0, 41, 42)[n]), followed.index(n), followed.index(n) + followed.count(n)) for n in sorted(set(followed))
+        (str(versions[n]), followed.index(n), followed.index(n) + followed.count(n)) for n in sorted(set(followed))
     ]
     assert [(each["version"], each["start"], each["end"]) for each in choice["weight_versions"]] == spans
     assert await _said(client, "/update_weight_version", new_version="7") == {"success": True, "new_version": "7"}
@@ -142,6 +143,51 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
     assert await _said(client, "/reset_prefix_cache") == {"success": True}
 
 
+TO_SGLANG: dict[str, Any] = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 1_000_000}}
+SHORT: dict[str, Any] = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}
+
+
+async def test_weights_are_updated_as_slime_does_it(client: httpx.AsyncClient, weights: str) -> None:
+    running = asyncio.create_task(_said(client, "/generate", **TO_SGLANG))
+    await until(lambda: _has_open(client, 1))
+    assert (await _said(client, "/pause_generation"))["status"] == "ok"
+    answer = await running
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"])
+    assert (await client.get("/flush_cache")).status_code == 200
+    updated = await _said(client, "/update_weights_from_disk", model_path=weights, weight_version="61")
+    assert (updated["success"], updated["workers"]) == (True, {"worker-0": 61, "worker-1": 61})
+    assert (await client.get("/get_weight_version")).json() == {"weight_version": "61"}
+    assert (await client.get("/is_paused")).json() == {"is_paused": True}
+    assert (await _said(client, "/continue_generation"))["status"] == "ok"
+    meta = (await _said(client, "/generate", **SHORT))["meta_info"]
+    assert (meta["weight_version"], meta["weight_versions"]) == ("61", [{"version": "61", "start": 0, "end": 2}])
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 2}}
+    (choice,) = (await _said(client, "/inference/v1/generate", **body))["choices"]
+    assert choice["weight_versions"] == [{"version": "61", "start": 0, "end": 2}]
+    info = {"weight_version": "61", "tp_size": 2, "pp_size": 1, "enable_memory_saver": False}
+    assert (await client.get("/server_info")).json() == info
+
+
+async def test_all_is_aborted_as_slime_does_it(client: httpx.AsyncClient, weights: str) -> None:
+    running = [asyncio.create_task(_said(client, "/generate", **TO_SGLANG)) for _ in range(2)]
+    await until(lambda: _has_open(client, 2))
+    await _said(client, "/abort_request", abort_all=True)
+    for each in running:
+        assert (await each)["meta_info"]["finish_reason"] == {"type": "abort", "message": "Aborted"}
+    await until(lambda: _has_open(client, 0))
+    last = asyncio.create_task(_said(client, "/generate", **TO_SGLANG))
+    await until(lambda: _has_open(client, 1))
+    await _said(client, "/update_weights_from_disk", model_path=weights, abort_all_requests=True)
+    assert (await last)["meta_info"]["finish_reason"]["type"] == "abort"
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+
+
+async def _has_open(client: httpx.AsyncClient, count: int) -> bool:
+    (load,) = (await client.get("/v1/loads?include=core")).json()["loads"]
+    return bool(load["num_total_reqs"] == count)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "line"),
     [
@@ -170,6 +216,14 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
             "/abort_requests",
             {"request_ids": ["a"]},
             "request_ids: none, which ends all requests: a client ends its own by leaving, got some",
+        ),
+        ("/pause_generation", {"mode": "keep"}, "mode: one of abort, retract, in_place, got 'keep'"),
+        ("/abort_request", {"rid": "a"}, "abort_all: true, as a client ends its own request by leaving, got false"),
+        ("/update_weights_from_disk", {}, "model_path: a text, got none"),
+        (
+            "/update_weights_from_disk",
+            {"model_path": "a", "load_format": "dummy"},
+            "load_format: one of auto, safetensors, got 'dummy'",
         ),
     ],
 )

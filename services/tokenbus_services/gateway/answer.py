@@ -13,7 +13,7 @@ from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.logprob_writers import Part, Piece
+from tokenbus_services.gateway.logprob_writers import Part, Piece, size_of
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
@@ -29,7 +29,7 @@ _BROKEN = {
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
 }
 _ENDS = _REASONS.keys() | _BROKEN.keys()
-_ROW_BYTES = 150
+ROW_BYTES = 150
 """What Python's objects for a row's text and pieces take: more than the contents of short ones."""
 
 
@@ -338,7 +338,7 @@ class WholeAnswer(ChoicesAnswer):
             choice.first_at = time.monotonic()
         self._texts[choice.index].append(text)
         self._pieces[choice.index].append(pieces)
-        has_room = self._hold(_ROW_BYTES + len(text) + sum(map(_size, pieces)))
+        has_room = self._hold(ROW_BYTES + len(text) + sum(map(size_of, pieces)))
         if has_room and choice.reason is not None:
             self._open -= 1
             if not self._open:
@@ -378,9 +378,3 @@ class WholeAnswer(ChoicesAnswer):
         self.outbox.drop()
         self.outbox.put(self._format.whole(choices, self._tokens))
         self.outbox.close()
-
-
-def _size(piece: Piece) -> int:
-    if piece is None:
-        return 0
-    return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))

@@ -19,8 +19,18 @@ ONLY: dict[str, Any] = {
     "spaces_between_special_tokens": True,
     "include_reasoning": True,
     "background": False,
+    "reasoning_ended": True,
+    "routed_experts_prompt_start": 0,
+    "skip_reading_prefix_cache": False,
+    "return_hidden_states": False,
+    "return_routed_experts": False,
+    "return_sampling_mask": False,
+    "return_entropy": False,
+    "return_indexer_topk": False,
+    "return_flat_raw_top_logprobs": False,
+    "return_prompt_token_ids": False,
 }
-"""Fields of OpenAI's API and vLLM's that the gateway does not implement, each with the one value that it accepts."""
+"""Fields of OpenAI's API, vLLM's and SGLang's that are not implemented, each with the one value that is accepted."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
@@ -44,16 +54,16 @@ Word = Annotated[str, Meta(min_length=1, max_length=256)]
 """`RequestTypes` holds it to the bytes that the contract allows, and a stop text, too."""
 Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-_Form = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
+FormText = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
 Description = Annotated[str, Meta(max_length=MAX_FORM_CHARACTERS)]
-_Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
-_Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_Repetition = Annotated[float, Meta(gt=0, le=100)]
-_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(gt=0, le=100)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 _FormType = Literal["text", "json_object", "json_schema", "structural_tag"]
 _Side = Literal["left", "right"]
@@ -173,19 +183,19 @@ _OutputTexts = Annotated[list[Label], Meta(min_length=1, max_length=1024)]
 class StructuredOutputs(Body, kw_only=True):
     """The form of the answer, as vLLM's API has it."""
 
-    json: Annotated[_Form | dict[str, Any] | None, says("A JSON Schema, as an object or its text.")] = None
+    json: Annotated[FormText | dict[str, Any] | None, says("A JSON Schema, as an object or its text.")] = None
     json_object: Annotated[bool | None, says("Whether the output is any JSON object.")] = None
-    regex: Annotated[_Pattern | None, says("A regular expression that matches the output.")] = None
+    regex: Annotated[Pattern | None, says("A regular expression that matches the output.")] = None
     choice: Annotated[_OutputTexts | None, says("The texts to choose from.")] = None
-    grammar: Annotated[_Form | None, says("A grammar, as the engine reads it.")] = None
-    structural_tag: Annotated[_Form | dict[str, Any] | None, says("Marks, and the forms behind them.")] = None
+    grammar: Annotated[FormText | None, says("A grammar, as the engine reads it.")] = None
+    structural_tag: Annotated[FormText | dict[str, Any] | None, says("Marks, and the forms behind them.")] = None
 
 
 class ResponseSchema(Body, kw_only=True):
     """A JSON Schema with a name."""
 
     name: Annotated[Name, says("Its name, which is ignored.")]
-    description: Annotated[_Form | None, says("Accepted and ignored.")] = None
+    description: Annotated[FormText | None, says("Accepted and ignored.")] = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema.")] = None
     strict: Annotated[bool | None, says("Accepted and ignored: the schema always holds.")] = None
 
@@ -214,18 +224,18 @@ class Sampling(Body, kw_only=True):
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
     stop: Annotated[Stop | Stops | None, says("Texts that end the answer, and are cut off.")] = None
-    seed: Annotated[_Int64 | None, says("Makes sampling repeatable; choice i of a prompt uses seed + i.")] = None
+    seed: Annotated[Int64 | None, says("Makes sampling repeatable; choice i of a prompt uses seed + i.")] = None
 
 
-class FullSampling(Sampling, kw_only=True):
-    """What completions, chats and responses have in common."""
+class EngineSampling(Sampling, kw_only=True):
+    """What vLLM's sampling parameters have beside that, in each of its APIs."""
 
     top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
-    min_p: Annotated[_Share | None, says("The least share of the top probability kept.")] = None
-    presence_penalty: Annotated[_Penalty | None, says("What tokens lose that the output has already.")] = None
-    frequency_penalty: Annotated[_Penalty | None, says("What tokens lose each time that the output has them.")] = None
-    repetition_penalty: Annotated[_Repetition | None, says("Divides the logits of tokens that were there.")] = None
+    min_p: Annotated[Share | None, says("The least share of the top probability kept.")] = None
+    presence_penalty: Annotated[Penalty | None, says("What tokens lose that the output has already.")] = None
+    frequency_penalty: Annotated[Penalty | None, says("What tokens lose each time that the output has them.")] = None
+    repetition_penalty: Annotated[Repetition | None, says("Divides the logits of tokens that were there.")] = None
     logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.")] = None
     min_tokens: Annotated[int | None, says("The least tokens before a stop ends a choice.")] = None
     stop_token_ids: Annotated[list[int] | None, says("Tokens that end the answer, whose text is cut off.")] = None
@@ -236,10 +246,15 @@ class FullSampling(Sampling, kw_only=True):
     structured_outputs: Annotated[StructuredOutputs | None, says("The form that the answer has, as vLLM says it.")] = (
         None
     )
-    use_beam_search: Annotated[Any, only("use_beam_search")] = None
-    length_penalty: Annotated[Any, only("length_penalty")] = None
     watermarking: Annotated[Any, only("watermarking")] = None
     spaces_between_special_tokens: Annotated[Any, only("spaces_between_special_tokens")] = None
+
+
+class FullSampling(EngineSampling, kw_only=True):
+    """What completions, chats and responses have in common."""
+
+    use_beam_search: Annotated[Any, only("use_beam_search")] = None
+    length_penalty: Annotated[Any, only("length_penalty")] = None
     user: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
@@ -250,7 +265,7 @@ class FullSampling(Sampling, kw_only=True):
     store: Ignored = None
     return_token_offsets: Ignored = None
     mm_payload: Ignored = None
-    priority: Annotated[_Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
     vllm_xargs: Annotated[Extras | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
 

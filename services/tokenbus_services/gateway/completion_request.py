@@ -11,8 +11,8 @@ from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
 from tokenbus_services.delivery.weight_spans import WeightSpan
-from tokenbus_services.gateway import messages_body, responses_body
-from tokenbus_services.gateway.bodies import Chat, Generation, Sampling, StreamOptions
+from tokenbus_services.gateway import generate_body, messages_body, responses_body, sglang_body
+from tokenbus_services.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import (
     AutoCalls,
@@ -30,6 +30,7 @@ from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
 T = TypeVar("T")
+B = TypeVar("B", Chat, Completion)
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
@@ -88,6 +89,12 @@ class CompletionRequest:
     name: str = ""
     """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
     is_chat: bool = False
+    is_batch: bool = False
+    """Whether the answer is a list, in an API where that of one prompt is none."""
+    wants_text: bool = True
+    """Whether the answer has its text, too, in an API that is about token ids."""
+    names_texts: bool = False
+    """Whether logprobs have tokens' texts there."""
     forced: ForcedCall | None = None
     """What a chat has to call."""
     auto: AutoCalls | None = None
@@ -163,8 +170,11 @@ class Reader:
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/completions."""
-        body = self.types.read(self.types.completion, value)
+        return self._completion(self.types.read(self.types.completion, value))
+
+    def _completion(self, body: Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
+        common["fields"] = {**names, **{name: names.get(other, other) for name, other in common["fields"].items()}}
         if body.include_draft_logprobs and body.logprobs is None:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
         if body.best_of is not None and body.best_of > body.n:
@@ -178,7 +188,7 @@ class Reader:
             ]
             if body.logprobs is not None and common["prompt_scoring"] is None:
                 common["prompt_scoring"] = {"top_logprobs": body.logprobs}
-        if not common["sampling"]["max_tokens"]:
+        if common["sampling"].get("max_tokens") == 0:
             del common["sampling"]["max_tokens"]
             if not (body.echo or common["prompt_scoring"]):
                 raise invalid("max_tokens", "at least 1 without echo and prompt_logprobs, got 0")
@@ -205,11 +215,42 @@ class Reader:
         request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
         return replace(request, echoed=responses_body.echoed(body))
 
-    def _translated(self, chat: Chat, names: Mapping[str, str], read: Callable[[Chat, Mapping[str, str]], T]) -> T:
-        """Read the chat that another body is; errors name that body's fields."""
+    def generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /inference/v1/generate."""
+        body = self.types.read(self.types.generate, value)
+        if body.output_mode == "text" and body.sampling_params.detokenize is False:
+            raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
+        completion = generate_body.completion_of(body)
+        request = self._translated(completion, generate_body.FIELDS, self._completion)
+        echoed = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
+        return replace(request, wants_text=body.output_mode == "text", echoed=echoed)
+
+    def sglang_generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /generate."""
+        body = self.types.read(self.types.sglang_generate, value)
+        names = sglang_body.FIELDS if body.text is None else {**sglang_body.FIELDS, "prompt": "text"}
+        request = self._translated(sglang_body.completion_of(body), names, self._completion)
+        scoring, shortest = request.prompt_scoring, min(map(len, request.prompts))
+        if scoring is not None:
+            start = body.logprob_start_len or 0
+            if start >= shortest:
+                raise invalid("logprob_start_len", f"below {shortest}, the tokens of the shortest prompt, got {start}")
+            scoring = {**scoring, "first_position": start + 1}
+        is_list = isinstance(body.text, list) or isinstance((value.get("input_ids") or [0])[0], list)
+        return replace(
+            request,
+            prompt_scoring=scoring,
+            is_batch=is_list or request.n > 1,
+            name=body.rid if isinstance(body.rid, str) else "",
+            echoed={"rids": sglang_body.ids_of(body, request.prompts)},
+            names_texts=bool(body.return_text_in_logprobs),
+        )
+
+    def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
+        """Read the chat or the completion that another body is; errors name that body's fields."""
         try:
-            check_texts(chat)
-            return read(chat, names)
+            check_texts(body)
+            return read(body, names)
         except ApiError as error:
             raise error.renamed(names) from None
 

@@ -1,4 +1,4 @@
-"""ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
+"""ControlRoutes: the engines' control under vLLM's paths and SGLang's, for those whose key may."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,12 +23,15 @@ _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**64 - 1
 _SECONDS = 1800.0
 """How long an engine may take for one command: as long as trainers wait."""
+_SGLANG_MODES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
+"""By SGLang's name of a way to pause the operator's."""
+_LOAD_FORMATS = ("auto", "safetensors")
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
 
 class ControlRoutes:
-    """Does what a request to one of vLLM's control routes asks of all workers."""
+    """Does what a request to one of the control routes asks of all workers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -52,12 +55,21 @@ class ControlRoutes:
             "/v1/load_lora_adapter": _load_adapter,
             "/unload_lora_adapter": _unload_adapter,
             "/v1/unload_lora_adapter": _unload_adapter,
+            "/pause_generation": _pause_generation,
+            "/continue_generation": _continue_generation,
+            "/abort_request": _abort_request,
+            "/flush_cache": _flush_cache,
+            "/update_weights_from_disk": _update_weights_from_disk,
         }
         gets: dict[str, _Do] = {
             "/is_paused": _is_paused,
             "/is_sleeping": _is_sleeping,
             "/get_world_size": _world_size,
             "/weight_info": _weight_info,
+            "/flush_cache": _flush_cache,
+            "/get_weight_version": _weight_version,
+            "/server_info": _server_info,
+            "/get_server_info": _server_info,
         }
         return [
             *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
@@ -266,3 +278,55 @@ async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
     name = _text(arguments, "lora_name")
     await operator.unload_adapter(name)
     return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+# SGLang's.
+
+
+async def _pause_generation(operator: Operator, arguments: _Arguments) -> object:
+    mode = arguments.get("mode", "abort")
+    if mode not in _SGLANG_MODES:
+        raise invalid("mode", f"one of {', '.join(_SGLANG_MODES)}, got {shown(mode)}")
+    await operator.pause(_SGLANG_MODES[mode])
+    return {"message": "Generation paused successfully.", "status": "ok"}
+
+
+async def _continue_generation(operator: Operator, _: _Arguments) -> object:
+    await operator.resume()
+    return {"message": "Generation continued successfully.", "status": "ok"}
+
+
+async def _abort_request(operator: Operator, arguments: _Arguments) -> object:
+    if not _flag(arguments, "abort_all"):
+        raise invalid("abort_all", "true, as a client ends its own request by leaving, got false")
+    return await _abort_requests(operator, {})
+
+
+async def _flush_cache(operator: Operator, _: _Arguments) -> object:
+    await operator.reset_prefix_cache()
+    return {"success": True, "message": "Cache flushed."}
+
+
+async def _update_weights_from_disk(operator: Operator, arguments: _Arguments) -> object:
+    folder, version = _text(arguments, "model_path"), _version(arguments, "weight_version")
+    if _text(arguments, "load_format", "auto") not in _LOAD_FORMATS:
+        raise invalid("load_format", f"one of {', '.join(_LOAD_FORMATS)}, got {shown(arguments['load_format'])}")
+    if _flag(arguments, "abort_all_requests"):
+        await _abort_requests(operator, {})
+    states = await operator.update_weights(folder, version)
+    return {"success": True, "message": "Weights updated", "num_paused_requests": 0, **_weights(states)}
+
+
+async def _weight_version(operator: Operator, _: _Arguments) -> object:
+    return {"weight_version": _weights(await operator.describe())["weight_version"]}
+
+
+async def _server_info(operator: Operator, _: _Arguments) -> object:
+    """Say what slime asks of servers that it did not start; all processes count as one engine's."""
+    states = await operator.describe()
+    return {
+        "weight_version": _weights(states)["weight_version"],
+        "tp_size": sum(max(1, state.world_size) for state in states.values()),
+        "pp_size": 1,
+        "enable_memory_saver": False,
+    }

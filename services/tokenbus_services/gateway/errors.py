@@ -70,6 +70,11 @@ class ApiError(Exception):
                 break
         return self
 
+    def within(self, where: str) -> "ApiError":
+        """Return this error of a field that is a member of another one."""
+        self.param, self.message = f"{where}.{self.param}", f"{where}.{self.message}"
+        return self
+
     @property
     def body(self) -> dict[str, object]:
         """The error's JSON object, as OpenAI's clients read it."""

@@ -2,21 +2,39 @@
 
 from binascii import b2a_base64
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists
+from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists, triples
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
+_ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 _COLUMN_TYPES = ("<u4", "<f4", "<u4", "<u4", "<f4")
+
+
+def size_of(piece: Piece) -> int:
+    """Return how many bytes a piece has."""
+    if piece is None:
+        return 0
+    return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
+
+
+class _Scored(NamedTuple):
+    """A token as it is known."""
+
+    token_id: int
+    logprob: bytes
+    rank: bytes
+    others: list[tuple[int, bytes]]
+    """Its alternatives' ids and logprobs."""
 
 
 class Part(Protocol):
@@ -86,8 +104,10 @@ class Drafted:
 class TokenIds:
     """`token_ids`: a list."""
 
-    name = b'"token_ids":'
     is_empty = False
+
+    def __init__(self, name: bytes = b'"token_ids":') -> None:
+        self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the ids with commas between."""
@@ -223,6 +243,54 @@ class Entries:
         return b'{"content":' + _listed(pieces) + b',"refusal":null}'
 
 
+class IdEntries(Entries):
+    """Logprobs as /inference/v1/generate has them: as in chats, but by token ids, and the token itself comes first."""
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between."""
+        entries = []
+        for token_id, logprob, rank, others in _scored(view, place, count):
+            own = _ID_ENTRY % (token_id, logprob, rank)
+            ranked = enumerate(others, 1)
+            tops = [own, *(_ID_ENTRY % (*pair, b"%d" % number) for number, pair in ranked if pair[0] != token_id)]
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: len(others) or 1])))
+        return b",".join(entries)
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the object around them."""
+        return b'{"content":' + _listed(pieces) + b"}"
+
+
+class Triples:
+    """Logprobs as SGLang has them: a list of logprob, token id and text or null for each token, and of alternatives."""
+
+    name = b""
+    is_empty = False
+
+    def __init__(self, *, has_alternatives: bool, names_texts: bool) -> None:
+        self._has_alternatives = has_alternatives
+        self._names_texts = names_texts
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return the elements of the two lists, the second one's where there are alternatives."""
+        texts = view.vocabulary.texts if self._names_texts else None
+        scored = _scored(view, place, count)
+        tokens = triples([(each.token_id, each.logprob) for each in scored], texts)[1:-1]
+        if not self._has_alternatives:
+            return tokens, b""
+        return tokens, b",".join([triples(each.others, texts) if each.others else _NULL for each in scored])
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:  # noqa: ARG002
+        """Return nothing: the prompt's have members of their own."""
+        return ()
+
+    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+        """Return the members, with commas between."""
+        tokens, tops = map(_listed, zip(*pieces, strict=True))
+        tops = b',"output_top_logprobs":' + tops if self._has_alternatives else b""
+        return b'"output_token_logprobs":%b%b' % (tokens, tops)
+
+
 class BareEntries(Entries):
     """Logprobs as responses have them: the same list without an object around it."""
 
@@ -269,6 +337,16 @@ class Columns:
         for name, array in zip(_COLUMNS, arrays, strict=True):
             members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
         return b"{" + b",".join(members) + b"}"
+
+
+def _scored(view: RenderedStep, place: int, count: int) -> list[_Scored]:
+    """Return what is known of a row's first tokens."""
+    top_k, begin, first = view.top_ks[place], view.begins[place], view.scored_begins[place]
+    ranks = [b"%d" % rank for rank in view.ranks[first : first + count]] if view.scored[place] else [_NULL] * count
+    written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
+    pairs = list(zip(map(int, written[0::2]), written[1::2], strict=True))
+    others = [pairs[top_k * number : top_k * (number + 1)] for number in range(count)]
+    return list(map(_Scored, view.ids[begin : begin + count], _logprobs(view, place, count), ranks, others))
 
 
 def _listed(pieces: Sequence[bytes]) -> bytes:

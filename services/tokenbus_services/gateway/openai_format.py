@@ -21,7 +21,7 @@ from tokenbus_services.gateway.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Choice
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class Envelope:
@@ -31,14 +31,11 @@ class Envelope:
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
-        kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
-        name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or f'{key:016x}'}"
-        head = {"id": name, "object": kind[request.is_streamed], "created": int(time.time()), "model": request.model}
-        self._head = orjson.dumps(head)[:-1]
+        self._head = orjson.dumps(self._first_members(request.name or f"{key:016x}"))[:-1]
         self._prompt_logprobs: dict[int, bytes] = {}
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
-        self._said = b'"delta":{"content":%b},' if request.is_chat else b'"text":%b,'
+        self._said = self._member_of_text()
         # Without logprobs and ids the members beside the text are the same for every row.
         parts = self.parts(EventStream())
         is_same = all(isinstance(part, Nothing) for part in parts)
@@ -47,20 +44,40 @@ class Envelope:
         self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
         self._calls = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
+    @property
+    def _has_one_prompt(self) -> bool:
+        """Whether what is said of the prompt stands beside the choices, and logprobs are a list of objects."""
+        return self._request.is_chat
+
+    def _first_members(self, name: str) -> dict[str, object]:
+        """Return what an answer, or each of its chunks, begins with."""
+        request = self._request
+        kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
+        return {
+            "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{name}",
+            "object": kind[request.is_streamed],
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def _member_of_text(self) -> bytes:
+        """Return what a chunk has of a text; empty: nothing."""
+        return b'"delta":{"content":%b},' if self._request.is_chat else b'"text":%b,'
+
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
         request = self._request
         stopping = request.stopping
         is_plain = request.is_streamed and not (self._calls or stopping.texts or stopping.shows_special)
         needs_python = request.names_ids or request.wants_running_usage or request.echoes
-        if not is_plain or needs_python or request.wants_columns or request.wants_drafts:
+        if not (is_plain and self._said) or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
         before, behind = self._said.split(b"%b")
         form = Form.NONE
         if request.top_logprobs is None:
             behind += b'"logprobs":null'
         else:
-            form = Form.CONTENT if request.is_chat else Form.LISTS if request.top_logprobs else Form.OWN
+            form = Form.CONTENT if self._has_one_prompt else Form.LISTS if request.top_logprobs else Form.OWN
         return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
@@ -77,7 +94,7 @@ class Envelope:
         lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special, names_ids=names_ids)
         entries = partial(Entries, names_ids=names_ids)
         parts: list[Part] = (
-            [entries() if request.is_chat else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
+            [entries() if self._has_one_prompt else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
         )
         if request.wants_ids:
             parts.append(TokenIds())
@@ -85,7 +102,7 @@ class Envelope:
             parts.append(Columns())
         if request.wants_drafts:
             name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
-            others = entries(name) if request.is_chat else lists(EventStream(), name)
+            others = entries(name) if self._has_one_prompt else lists(EventStream(), name)
             parts.append(Drafted(Columns(name) if request.wants_columns else others))
         return tuple(parts)
 
@@ -107,7 +124,7 @@ class Envelope:
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
         index, end = choice.index, choice.ending
-        said = self._said % orjson.dumps(text)
+        said = self._said and self._said % orjson.dumps(text)
         if self._calls:
             delta = self._calls[index].delta(text, is_last=end is not None)
             if delta == b"{}" and end is None and self._always:
@@ -125,9 +142,9 @@ class Envelope:
     def last(self, tokens: int) -> bytes:
         """Return the end of the stream, after all rows."""
         if not self._request.wants_usage:
-            return _DONE
+            return DONE
         usage = self._usage(self._request.prompt_tokens, tokens)
-        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + _DONE
+        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + DONE
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error."""
@@ -137,20 +154,20 @@ class Envelope:
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
         """Return the whole answer; `choices` are from `choice`."""
-        ids = self._of_prompt(0) if self._request.is_chat else b""
+        ids = self._of_prompt(0) if self._has_one_prompt else b""
         usage = self._usage(self._request.prompt_tokens, tokens)
         return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
-        request = self._request
-        said = b'"text":' + orjson.dumps(text)
-        if request.is_chat:
+        said = self._said and self._said % orjson.dumps(text)
+        if self._request.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-            said = b'"message":' + orjson.dumps(message | self._calls[index].message(text) if self._calls else message)
-        members = b",".join([said, *beside, self._ending(index, end)])
-        ids = b"" if request.is_chat else self._of_prompt(index)
-        return b'{"index":%d,' % index + members + ids + b"}"
+            called = self._calls[index].message(text) if self._calls else {}
+            said = b'"message":%b,' % orjson.dumps(message | called)
+        members = b",".join([*beside, self._ending(index, end)])
+        ids = b"" if self._has_one_prompt else self._of_prompt(index)
+        return b'{"index":%d,' % index + said + members + ids + b"}"
 
     @property
     def held(self) -> int:

@@ -180,6 +180,47 @@ class ResponsesAnswer(Struct):
     usage: ResponsesUsage
 
 
+class GenerateChoice(Choice, kw_only=True):
+    """A choice of token ids."""
+
+    text: str | UnsetType = UNSET
+
+
+class GenerateAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An answer of /inference/v1/generate that is not streamed."""
+
+    request_id: str
+    output_mode: Literal["tokens", "text"]
+    created: _Count
+    model: str
+    usage: Usage
+    choices: Annotated[list[GenerateChoice], Meta(min_length=1)]
+    prompt_token_ids: list[_Count] | UnsetType = UNSET
+    prompt_logprobs: list[_Object | None] | UnsetType = UNSET
+
+
+class SglangMeta(Struct):
+    """What SGLang's answers have beside the tokens."""
+
+    id: str
+    finish_reason: _Object
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    cached_tokens: _Count
+    weight_version: str
+    e2e_latency: float
+    input_token_logprobs: list[list[Any]] | UnsetType = UNSET
+    output_token_logprobs: list[list[Any]] | UnsetType = UNSET
+
+
+class SglangAnswer(Struct, forbid_unknown_fields=True):
+    """An answer of /generate that is not streamed; several are a list."""
+
+    text: str
+    output_ids: list[_Count]
+    meta_info: SglangMeta
+
+
 class TokenizationAnswer(Struct):
     """An answer of /tokenize."""
 
@@ -199,11 +240,11 @@ def document(types: RequestTypes) -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
     answers = (
         *(Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer),
-        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer),
+        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer, GenerateAnswer, SglangAnswer),
     )
     bodies = (
         *(types.completion, types.chat, types.messages, types.token_count, types.responses),
-        *(types.inspection, types.tokenization, types.detokenization),
+        *(types.generate, types.sglang_generate, types.inspection, types.tokenization, types.detokenization),
     )
     _, schemas = msgspec.json.schema_components(
         (*bodies, *answers),
@@ -214,6 +255,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
         for name, kind in (("prompt", "string"), ("messages", "array"))
     ]
     schemas["InputMessage"]["required"].remove("type")
+    one = {"$ref": f"{_SCHEMAS}SglangAnswer"}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -229,6 +271,10 @@ def document(types: RequestTypes) -> dict[str, Any]:
                 "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"
             ),
             "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
+            "/inference/v1/generate": _post("Continue token ids.", "Generate", "GenerateAnswer"),
+            "/generate": _post(
+                "Continue token ids or texts.", "SglangGenerate", {"anyOf": [one, {"type": "array", "items": one}]}
+            ),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
@@ -240,17 +286,19 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/ping": _get("Do the same.", None, 503),
             "/version": _get("Name the gateway's version.", {"type": "object"}),
             "/load": _get("Count the open requests.", {"type": "object"}),
+            "/v1/loads": _get("Do the same as SGLang does.", {"type": "object"}),
+            "/health_generate": _get("Report by the status alone whether a worker would take requests.", None, 503),
         },
         "components": {"schemas": schemas},
     }
 
 
 def _post(
-    summary: str, body: str, answer: str | None, *, is_streamed: bool = True, error: str = "Error"
+    summary: str, body: str, answer: str | _Object | None, *, is_streamed: bool = True, error: str = "Error"
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
-        content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer}}
+        content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer} if isinstance(answer, str) else answer}
     responses = {"200": {"description": "The answer.", "content": content}}
     errors = {"application/json": {"schema": {"$ref": _SCHEMAS + error}}}
     for status, meaning in _ERRORS.items():

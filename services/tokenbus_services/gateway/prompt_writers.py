@@ -1,6 +1,6 @@
 """Writers of what an answer has of its prompt: the echo's part of the logprobs, and `prompt_logprobs`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -10,6 +10,7 @@ import orjson
 from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
+Texts = Mapping[int, bytes] | None
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -62,6 +63,27 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> bytes:
             )
         )
     return b"[%b]" % b",".join(entries)
+
+
+def prompt_triples(scores: PromptScores, prompt: Sequence[int], texts: Texts) -> bytes:
+    """Return what SGLang's `meta_info` has of a prompt, from the token before the first that is scored."""
+    logprobs = [b"null", *_written(scores.logprobs)]
+    own = triples(zip(prompt[scores.position - 1 :], logprobs, strict=True), texts)
+    if not scores.alternative_logprobs.shape[1]:
+        return b'"input_token_logprobs":' + own
+    lines = zip(scores.alternative_token_ids.tolist(), _lines(scores.alternative_logprobs), strict=True)
+    others = b",".join([b"null", *(triples(zip(*line, strict=True), texts) for line in lines)])
+    name, end = (b"token_ids", b',"output_token_ids_logprobs":[]') if scores.are_named else (b"top", b"")
+    return b'"input_token_logprobs":%b,"input_%b_logprobs":[%b]%b' % (own, name, others, end)
+
+
+def triples(tokens: Iterable[tuple[int, bytes]], texts: Texts) -> bytes:
+    """Return SGLang's list of tokens with their logprobs: logprob, id and text, which is null without texts."""
+    listed = [
+        b"[%b,%d,%b]" % (logprob, token_id, b"null" if texts is None else texts[token_id])
+        for token_id, logprob in tokens
+    ]
+    return b"[%b]" % b",".join(listed)
 
 
 def _object(members: dict[bytes, bytes]) -> bytes:

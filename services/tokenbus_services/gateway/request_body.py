@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -17,8 +18,10 @@ from tokenbus_services.gateway.bodies import (
     Chat,
     Completion,
     Detokenization,
+    EngineSampling,
     FullSampling,
     Inspection,
+    Label,
     Sampling,
     Text,
     Tokenization,
@@ -26,8 +29,10 @@ from tokenbus_services.gateway.bodies import (
 )
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import HeldBody
+from tokenbus_services.gateway.generate_body import Generate, SamplingParams
 from tokenbus_services.gateway.messages_body import Messages, TokenCount
 from tokenbus_services.gateway.responses_body import Responses
+from tokenbus_services.gateway.sglang_body import SglangGenerate, SglangSampling
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown
@@ -92,6 +97,7 @@ class RequestTypes:
         # msgspec has no unions of lists: `read` checks the prompt by the type of its first element.
         prompts = [msgspec.json.schema(kind) for kind in (Text, self._texts, self._ids, self._id_lists)]
         tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
+        null = {"type": "null"}
         bounds = {
             "n": _integer(1, gateway.max_choices),
             "max_tokens": tokens,
@@ -105,7 +111,7 @@ class RequestTypes:
             "prompt_logprobs": alternatives,
             "prompt_logprob_token_ids": _array(token_id, 1, 256),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
-            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
+            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), null])],
         }
         of_completions = {
             "max_tokens": _integer(0, gateway.max_tokens),
@@ -117,6 +123,20 @@ class RequestTypes:
         self.messages = _bounded(Messages, bounds)
         self.token_count = _bounded(TokenCount, bounds)
         self.responses = _bounded(Responses, bounds)
+        params = _bounded(SamplingParams, bounds | of_completions)
+        self.generate = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
+        of_sglang = {
+            "max_new_tokens": of_completions["max_tokens"],
+            "min_new_tokens": bounds["min_tokens"],
+            "rid": Label | _array(Label, 1, gateway.max_choices),
+            "text": Text | self._texts,
+            "input_ids": Annotated[Any, says("", anyOf=[*map(msgspec.json.schema, (self._ids, self._id_lists)), null])],
+            "logprob_start_len": _integer(-1, gateway.max_prompt_tokens),
+            "top_logprobs_num": alternatives,
+            "token_ids_logprob": bounds["prompt_logprob_token_ids"],
+        }
+        of_sglang["sampling_params"] = _bounded(SglangSampling, bounds | of_sglang)
+        self.sglang_generate = _bounded(SglangGenerate, of_sglang)
         self.inspection = _bounded(Inspection, bounds)
         self.tokenization = _bounded(Tokenization, bounds)
         self.detokenization = _bounded(Detokenization, bounds)
@@ -134,18 +154,30 @@ class RequestTypes:
             for name in value:
                 if name not in kind.__struct_fields__:
                     raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
-            for name in value.keys() & ONLY.keys():
-                given, accepted = value[name], ONLY[name]
-                if given != accepted or isinstance(given, bool) != isinstance(accepted, bool):
-                    raise invalid(name, f"only {accepted!r}, got {shown(given)}")
         body: B = converted(value, kind)
+        self._check(body)
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
+        if isinstance(body, SglangGenerate) and body.input_ids is not None:
+            body.input_ids = self._id_prompts(body.input_ids, "input_ids")
+        if isinstance(body, Generate | SglangGenerate) and body.sampling_params is not None:
+            try:
+                self._check(body.sampling_params)
+            except ApiError as error:
+                raise error.within("sampling_params") from None
+        return body
+
+    def _check(self, body: Body) -> None:
+        """Check what the types do not, and read biases."""
+        for name in _restricted(type(body)):
+            given, accepted = getattr(body, name), ONLY[name]
+            is_accepted = given == accepted and isinstance(given, bool) == isinstance(accepted, bool)
+            if given is not None and not is_accepted:
+                raise invalid(name, f"only {accepted!r}, got {shown(given)}")
         if isinstance(body, Sampling):
             check_texts(body)
-        if isinstance(body, FullSampling) and body.logit_bias is not None:
+        if isinstance(body, EngineSampling | SglangSampling) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
-        return body
 
     def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
         # msgspec tells neither the key nor the place of an entry that is wrong.
@@ -162,18 +194,34 @@ class RequestTypes:
         return biases
 
     def _prompts(self, given: Any) -> list[Any]:  # noqa: ANN401 - JSON
-        first = given[0] if isinstance(given, list) and given else None
-        if isinstance(first, str | list):
-            prompts: list[Any] = converted(given, self._texts if isinstance(first, str) else self._id_lists, "prompt")
+        if not isinstance(given, list):
+            return [converted(given, Text, "prompt")]
+        if given and isinstance(given[0], str):
+            texts: list[Any] = converted(given, self._texts, "prompt")
+            return texts
+        return self._id_prompts(given, "prompt")
+
+    def _id_prompts(self, given: Any, where: str) -> list[Any]:  # noqa: ANN401 - JSON
+        """Return a list of prompts, each of token ids, of which one may be given by itself."""
+        if isinstance(given, list) and given and isinstance(given[0], list):
+            prompts: list[Any] = converted(given, self._id_lists, where)
             return prompts
-        return [converted(given, self._ids if isinstance(given, list) else Text, "prompt")]
+        return [converted(given, self._ids, where)]
+
+
+@cache
+def _restricted(kind: type[Body]) -> tuple[str, ...]:
+    """Return the fields of a type of which one value is accepted; SGLang's sampling parameters have none."""
+    return () if issubclass(kind, SglangSampling) else tuple(name for name in kind.__struct_fields__ if name in ONLY)
 
 
 def check_texts(body: Sampling) -> None:
     """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
     given = [("stop", body.stop, _MAX_STOP_BYTES)]
+    if isinstance(body, EngineSampling):
+        given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES)]
     if isinstance(body, FullSampling):
-        given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES), ("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
+        given += [("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
     for name, texts, most in given:
         for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
             size = len(text.encode())

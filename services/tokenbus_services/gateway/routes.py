@@ -28,6 +28,7 @@ from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus_services.gateway.gateway import Counts, Gateway
+from tokenbus_services.gateway.generate_format import GenerateFormat
 from tokenbus_services.gateway.messages_format import MessagesFormat
 from tokenbus_services.gateway.metrics import metrics_page
 from tokenbus_services.gateway.openai_format import Envelope
@@ -36,6 +37,7 @@ from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.responses_format import ResponsesFormat
+from tokenbus_services.gateway.sglang_format import SglangFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
@@ -59,6 +61,8 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/chat/completions": ("chat", Envelope),
     "/v1/messages": ("messages", MessagesFormat),
     "/v1/responses": ("responses", ResponsesFormat),
+    "/inference/v1/generate": ("generation", GenerateFormat),
+    "/generate": ("sglang_generation", SglangFormat),
 }
 """By the route the reader's method for its bodies, and the form of its answers."""
 _UNWATCHED_SECONDS = 0.05
@@ -102,9 +106,11 @@ class Routes:
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/health", self._ping),
+            Route("/health_generate", self._ping),
             Route("/ping", self._ping, methods=["GET", "POST"]),
             Route("/version", self._version),
             Route("/load", self._load),
+            Route("/v1/loads", self._loads),
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
             Route("/", self._index),
@@ -282,6 +288,10 @@ class Routes:
 
     async def _load(self, _request: Request) -> Response:
         return _json({"server_load": (await self._health()).facts["open_requests"]})
+
+    async def _loads(self, _request: Request) -> Response:
+        count = (await self._health()).facts["open_requests"]
+        return _json({"loads": [{"dp_rank": 0, "num_total_reqs": count}]})
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._why_not_ready()

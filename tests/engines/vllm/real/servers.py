@@ -60,7 +60,7 @@ def running(model: Path) -> Iterator[Servers]:
         stack.callback(deployment.close)
         vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", f"{folder}/v"]
         named = ["--model", str(model), "--served-model-name", model.name]
-        named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER]
+        named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER, "--enable-scale-out"]
         theirs = deployment.start("vllm", vllm + named + arguments(OPTIONS))
         stack.callback(_end, theirs)
         command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json"]

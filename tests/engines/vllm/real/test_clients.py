@@ -621,6 +621,151 @@ def _said(item: dict[str, Any]) -> str:
     return said
 
 
+RANDOM = seeded(7)
+TO_GENERATE: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling_params": {**GREEDY, "max_tokens": 12}},
+    "as many as fit": {"token_ids": [5] * (CONTEXT - 9), "sampling_params": {**GREEDY, "ignore_eos": True}},
+    "sampled": {"sampling_params": {**RANDOM, "max_tokens": 12, "top_p": 0.9, "top_k": 40, "min_p": 0.01}},
+    "logprobs 0": {"sampling_params": {**GREEDY, "max_tokens": 8, "logprobs": 0}},
+    "logprobs 5": {"sampling_params": {**RANDOM, "max_tokens": 20, "logprobs": 5}},
+    "several choices": {"sampling_params": {**RANDOM, "max_tokens": 8, "logprobs": 1, "n": 2}},
+    "the model's end": {"sampling_params": {**seeded(5), "max_tokens": 100, "logprobs": 1}},
+    "stop": {"sampling_params": {**GREEDY, "max_tokens": 40, "stop": ["e", "zz"], "logprobs": 1}},
+    "stop token": {"sampling_params": {**seeded(5), "max_tokens": 90, "stop_token_ids": [71, 92]}},
+    "least tokens": {"sampling_params": {**seeded(5), "max_tokens": 90, "stop": "e", "min_tokens": 20}},
+    "penalties": {"sampling_params": {
+        **GREEDY, "max_tokens": 30, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3,
+        "logit_bias": {"5": 3, "9": -50}, "bad_words": ["rou"],
+    }},
+    "form": {"sampling_params": {**GREEDY, "structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}},
+    "prompt": {"return_token_ids": True, "sampling_params": {**GREEDY, "max_tokens": 2}},
+    "name": {"request_id": "mine", "sampling_params": {**GREEDY, "max_tokens": 2}},
+    "text": {"output_mode": "text", "sampling_params": {**GREEDY, "max_tokens": 12}},
+    "text and logprobs": {"output_mode": "text", "sampling_params": {**RANDOM, "max_tokens": 12, "logprobs": 3}},
+    "text before a stop": {
+        "output_mode": "text", "sampling_params": {**GREEDY, "max_tokens": 40, "stop": "e", "logprobs": 0}
+    },
+    "nulls and harmless fields": {
+        "model": None, "token_offsets": None, "features": None, "priority": 0, "reasoning_ended": None,
+        "sampling_params": {**GREEDY, "max_tokens": 3, "stop": None, "seed": None, "flat_logprobs": False,
+            "detokenize": True, "skip_special_tokens": True, "prompt_logprobs": None},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("name", TO_GENERATE)
+def test_same_token_ids(servers: Servers, name: str, is_streamed: bool) -> None:  # noqa: FBT001 - a parameter
+    given = {"model": servers.model, "token_ids": [80, 81, 300, 2], **TO_GENERATE[name]}
+    theirs, ours = (_generated(server, given, is_streamed=is_streamed) for server in servers[:2])
+    assert ours == theirs
+
+
+def _generated(server: Server, body: dict[str, Any], *, is_streamed: bool) -> dict[str, Any]:
+    """Return what an answer of /inference/v1/generate says, whole or joined from its chunks."""
+    if is_streamed:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(_events(server, "/inference/v1/generate", body | options))
+    else:
+        chunks = [server.plain.post("/inference/v1/generate", json=body).json()]
+    members: dict[str, Any] = {}
+    for chunk in chunks:
+        members |= {name: value for name, value in chunk.items() if value is not None and name not in UNCOMPARED}
+    name = members.pop("request_id").removeprefix("generate-tokens-")
+    usage = members.pop("usage")
+    counts = [usage[each] for each in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    k = body["sampling_params"].get("logprobs")
+    choices = {index: _joined_ids([each for each in parts if each["index"] == index], k) for index in (0, 1)}
+    return {**members, "name": name if "request_id" in body else "", "usage": counts, "choices": choices}
+
+
+UNCOMPARED = ("choices", "created")
+
+
+def _joined_ids(parts: list[dict[str, Any]], k: int | None) -> dict[str, Any]:
+    ends = [(part["finish_reason"], part["stop_reason"]) for part in parts if part["finish_reason"]]
+    entries = [entry for part in parts for entry in (part["logprobs"] or {"content": []})["content"]]
+    scored = []
+    for entry in entries:
+        named = "token_id" if "token_id" in entry else "token"
+        own, *others = (
+            (each[named], single(each["logprob"]), each.get("rank")) for each in (entry, *entry["top_logprobs"])
+        )
+        # In texts ours are as in chats: see `as_listed_by_vllm`.
+        scored.append(list({own: None, **dict.fromkeys(others)})[: k or 1])
+    ids = [token for part in parts for token in part["token_ids"]]
+    return {"ids": ids, "ends": ends, "text": "".join(part.get("text", "") for part in parts), "scored": scored}
+
+
+def test_same_prompt_logprobs_of_token_ids(servers: Servers) -> None:
+    body = {"token_ids": [5, 80, 300], "sampling_params": {**GREEDY, "max_tokens": 2, "prompt_logprobs": 3}}
+    found = []
+    for server in servers[:2]:
+        answer = server.plain.post("/inference/v1/generate", json=body).json()
+        found.append(_prompt_logprobs({"object": "chat.completion", **answer}))
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {**seeded(5), "stop_token_ids": [71, 92]},
+        {**seeded(5), "ignore_eos": True},
+        {**GREEDY, "stop": ["e", "zz"]},
+        {**seeded(5)},
+    ],
+)
+def test_sglangs_answer_is_that_of_vllms_server(servers: Servers, given: dict[str, Any]) -> None:
+    """SGLang itself is not here to compare with; its tokens, texts and scores are the same engine's."""
+    prompt, k = [80, 81, 300, 2], 3
+    params = {**given, "max_tokens": 40, "logprobs": k, "prompt_logprobs": 0}
+    body = {"token_ids": prompt, "sampling_params": params, "output_mode": "text"}
+    theirs = servers.theirs.plain.post("/inference/v1/generate", json=body).json()
+    params = {**given, "max_new_tokens": 40, "sampling_seed": given.get("seed")}
+    params.pop("seed", None)
+    asked = {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+    ours = servers.ours.plain.post("/generate", json=asked | {"top_logprobs_num": k}).json()
+    (choice,), meta = theirs["choices"], ours["meta_info"]
+    assert (ours["text"], ours["output_ids"]) == (choice["text"], choice["token_ids"])
+    assert meta["finish_reason"]["type"] == choice["finish_reason"]
+    if choice["finish_reason"] == "stop":
+        assert meta["finish_reason"]["matched"] == (choice["stop_reason"] or choice["token_ids"][-1])
+    own = [single(logprob) for logprob, _, _ in meta["output_token_logprobs"]]
+    assert own == [single(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+    assert {len(top) for top in meta["output_top_logprobs"]} == {k}
+    _, *scored = meta["input_token_logprobs"]
+    assert [single(logprob) for logprob, _, _ in scored] == [
+        single(each[str(token)]["logprob"])
+        for token, each in zip(prompt[1:], theirs["prompt_logprobs"][1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [5, -1]}, "token_ids[1]"),
+        ({"token_ids": [5, 99_999]}, "token_ids[1]"),
+        ({"token_ids": [5] * (CONTEXT + 1)}, "token_ids"),
+        ({"model": "other"}, "model"),
+        ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"sampling_params": {"logprobs": -2}}, "sampling_params.logprobs"),
+        ({"sampling_params": {"stop_token_ids": [99_999]}}, "sampling_params.stop_token_ids[0]"),
+        ({"sampling_params": {"structured_outputs": {"json": "{"}}}, "sampling_params.structured_outputs.json"),
+        ({"sampling_params": {"detokenize": False}, "output_mode": "text"}, "output_mode"),
+    ],
+)
+def test_same_refusals_of_token_ids(servers: Servers, body: dict[str, Any], param: str) -> None:
+    valid = {"model": servers.model, "token_ids": [5], "sampling_params": {}}
+    theirs, ours = (server.plain.post("/inference/v1/generate", json=valid | body) for server in servers[:2])
+    assert ours.status_code == (404 if param == "model" else 400)
+    assert 400 <= theirs.status_code < 500, theirs.text
+    error = error_of(ours.text)
+    assert (error["param"], "\n" in error["message"]) == (param, False)
+
+
 # What differs, and on purpose.
 
 
