@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.pages import PAGES, ROOT, blocks
+from tests.services.cli.helpers import recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
 from tokenbus_services.gateway.api_keys import read_keys
@@ -28,6 +29,7 @@ NOT_RUN = {
         ". .venv-vllm/bin/activate",
     ),
     "it is what runs this": ("make test",),
+    "tests/services/cli/test_export.py records so": ("tokenbus record 'rollouts/",),
     "it takes minutes; a test runs something smaller": (
         *(
             ".venv/bin/python -m benchmarks --quick",
@@ -76,6 +78,7 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
+    "docs/recording.md": ["tokenbus export"],
     "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
@@ -188,6 +191,15 @@ def test_check_of_the_contract(folder: Path) -> None:
     (folder / "step-41.binpb").write_bytes(nan_batch())
     with Shell(shown.command, folder, variables(folder)) as shell:
         assert shell.end() == (1, shown.printed)
+
+
+def test_exports_of_a_recording(folder: Path) -> None:
+    (folder / "steps.tokenbus").write_bytes(recording())
+    commands = [each.command for each in command_lines() if each.page == "docs/recording.md"]
+    with Shell("\n".join(each for each in commands if "export" in each), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 0, printed
+    assert sorted(path.name for path in folder.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
 
 
 def test_processes_of_the_readme(folder: Path) -> None:
