@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.pages import PAGES, ROOT, blocks
-from tests.services.cli.helpers import recording
+from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
 from tokenbus_services.gateway.api_keys import read_keys
@@ -29,7 +29,9 @@ NOT_RUN = {
         ". .venv-vllm/bin/activate",
     ),
     "it is what runs this": ("make test",),
-    "tests/services/cli/test_export.py records so": ("tokenbus record 'rollouts/",),
+    "tests/services/cli/test_export.py and test_inspect.py run such lines": (
+        *("tokenbus record 'rollouts/", "tokenbus inspect rollout.tokenbus", "tokenbus inspect a.tokenbus"),
+    ),
     "it takes minutes; a test runs something smaller": (
         *(
             ".venv/bin/python -m benchmarks --quick",
@@ -78,7 +80,7 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
-    "docs/recording.md": ["tokenbus export"],
+    "docs/recording.md": ["tokenbus export", "tokenbus inspect steps.tokenbus"],
     "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
@@ -193,10 +195,11 @@ def test_check_of_the_contract(folder: Path) -> None:
         assert shell.end() == (1, shown.printed)
 
 
-def test_exports_of_a_recording(folder: Path) -> None:
-    (folder / "steps.tokenbus").write_bytes(recording())
+def test_recording_page(folder: Path) -> None:
+    (folder / "steps.tokenbus").write_bytes(recording(payloads(drafts=True)))
     commands = [each.command for each in command_lines() if each.page == "docs/recording.md"]
-    with Shell("\n".join(each for each in commands if "export" in each), folder, variables(folder)) as shell:
+    mine = [each for each in commands if each.startswith(tuple(SCENARIOS["docs/recording.md"]))]
+    with Shell("\n".join(["set -e", *mine]), folder, variables(folder)) as shell:
         status, printed = shell.end()
     assert status == 0, printed
     assert sorted(path.name for path in folder.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]

@@ -57,7 +57,12 @@ def require_parquet() -> None:
     try:
         import tokenbus_services.parquet  # noqa: F401, PLC0415 - its library is an extra
     except ImportError as error:
-        raise CommandError(f"Parquet needs {error.name}: install the extra, tokenbus[arrow]") from None
+        raise lacking(error) from None
+
+
+def lacking(error: ImportError) -> CommandError:
+    """Return the error that says how to install what Parquet needs."""
+    return CommandError(f"Parquet needs {str(error.name).partition('.')[0]}: install the extra, tokenbus[arrow]")
 
 
 def table_file(rows: str, path: Path) -> "TokenFile":
