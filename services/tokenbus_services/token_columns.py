@@ -99,14 +99,22 @@ class TokenBuffer:
     def add(self, item: StreamItem) -> None:
         """Add an item's tokens, if it has any; raises ContractError if the item breaks the contract."""
         if item.batch is not None:
-            part = _Part(_HEAD(item.batch.header), *_COLUMNS(item.batch))
+            self.add_batch(item.batch)
         elif item.event is not None and item.event.HasField("prompt_scores"):
-            part = _of_prompt(PromptScores.of(item.event.prompt_scores), item.sequence)
+            self.add_scores(PromptScores.of(item.event.prompt_scores), item.sequence)
         else:
             return
-        self._parts.append(part)
-        self.tokens += part.token_ids.size
         self.payload_bytes += len(item.payload)
+
+    def add_batch(self, batch: LogprobBatch) -> None:
+        """Add a batch's tokens."""
+        self._parts.append(_Part(_HEAD(batch.header), *_COLUMNS(batch)))
+        self.tokens += batch.token_ids.size
+
+    def add_scores(self, scores: PromptScores, sequence: int = 0) -> None:
+        """Add a prompt's tokens, of the item with a sequence; 0: it is not known."""
+        self._parts.append(_of_prompt(scores, sequence))
+        self.tokens += scores.token_ids.size
 
     def take(self) -> TokenColumns:
         """Return the tokens that wait."""
