@@ -19,8 +19,8 @@ from tokenbus_services.items import StreamItem, public_hello
 from tokenbus_services.token_columns import TokenBuffer, TokenKind
 from tokenbus_services.token_table import SCHEMA, token_batch
 
-_GROUP_TOKENS = 1 << 17
-_GROUP_BYTES = 1 << 24
+_GROUP_TOKENS = 1 << 16
+_GROUP_BYTES = 1 << 23
 """A row group has at most so many tokens, of items with so many bytes, and one item or request beyond them."""
 _REPETITIVE = ["kind", "status", "scoring", "value_kind", "draft_token_count", "weight_version", "step", "sequence"]
 _SCORES = ["position", "token_id", "logprob", "rank", "alternative_token_ids", "alternative_logprobs"]
