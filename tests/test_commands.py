@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.pages import PAGES, ROOT, blocks
+from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
 from tokenbus_services.gateway.api_keys import read_keys
@@ -28,6 +29,9 @@ NOT_RUN = {
         ". .venv-vllm/bin/activate",
     ),
     "it is what runs this": ("make test",),
+    "tests/services/cli/test_export.py and test_inspect.py run such lines": (
+        *("tokenbus record 'rollouts/", "tokenbus inspect rollout.tokenbus", "tokenbus inspect a.tokenbus"),
+    ),
     "it takes minutes; a test runs something smaller": (
         *(
             ".venv/bin/python -m benchmarks --quick",
@@ -76,6 +80,7 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
+    "docs/recording.md": ["tokenbus export", "tokenbus inspect steps.tokenbus"],
     "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
@@ -188,6 +193,16 @@ def test_check_of_the_contract(folder: Path) -> None:
     (folder / "step-41.binpb").write_bytes(nan_batch())
     with Shell(shown.command, folder, variables(folder)) as shell:
         assert shell.end() == (1, shown.printed)
+
+
+def test_recording_page(folder: Path) -> None:
+    (folder / "steps.tokenbus").write_bytes(recording(payloads(drafts=True)))
+    commands = [each.command for each in command_lines() if each.page == "docs/recording.md"]
+    mine = [each for each in commands if each.startswith(tuple(SCENARIOS["docs/recording.md"]))]
+    with Shell("\n".join(["set -e", *mine]), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 0, printed
+    assert sorted(path.name for path in folder.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
 
 
 def test_processes_of_the_readme(folder: Path) -> None:

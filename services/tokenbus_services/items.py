@@ -157,28 +157,28 @@ def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
     """Return the first entry of a recording that starts at a sequence."""
     begun = public_hello(hello)
     begun.first_sequence = begun.next_sequence = first_sequence
-    return _framed(WorkerFrame(epoch=epoch, hello=begun))
+    return delimited(write_frame(WorkerFrame(epoch=epoch, hello=begun)))
 
 
 def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
     """Return the entry of an item."""
     item = Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload), payload_crc32=crc32(payload))
-    return _framed(WorkerFrame(epoch=epoch, item=item)) + payload
+    return delimited(write_frame(WorkerFrame(epoch=epoch, item=item))) + payload
 
 
 def gap_entry(epoch: int, first: int, last: int) -> bytes:
     """Return the entry that stands in place of missing items."""
     gap = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION)
-    return _framed(WorkerFrame(epoch=epoch, gap=gap))
+    return delimited(write_frame(WorkerFrame(epoch=epoch, gap=gap)))
 
 
-def _framed(frame: WorkerFrame) -> bytes:
-    data = write_frame(frame)
-    size, head = len(data), bytearray()
+def delimited(message: bytes) -> bytes:
+    """Return a message behind its size as a varint."""
+    size, head = len(message), bytearray()
     while size >= _MORE:
         head.append(size % _MORE | _MORE)
         size >>= _BITS
-    return bytes([*head, size]) + data
+    return bytes([*head, size]) + message
 
 
 @dataclass(slots=True)

@@ -86,6 +86,15 @@ def test_worker(run: Run) -> None:
         assert row["publish, us"] > 0
 
 
+def test_recording(run: Run) -> None:
+    """Each k has a row for each way to write, whose times are those of its row."""
+    rows = run("recording")["figures"]
+    assert len(rows) == 4 * 5
+    for row in rows:
+        assert row["us a step"] * row["steps/s of one core"] == pytest.approx(1e6, rel=0.01)
+        assert row["bytes a token"] > 4
+
+
 def test_affinity(run: Run) -> None:
     (row,) = run("affinity", "--lives", "6")["figures"]
     assert 1 <= row["clients in a step"] <= 2

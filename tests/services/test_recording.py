@@ -14,6 +14,7 @@ from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
+from tokenbus_services.cli.record import Files
 from tokenbus_services.items import (
     Lives,
     Recorder,
@@ -229,14 +230,25 @@ def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
 
 
 def test_page_reads_a_recording(tmp_path: Path) -> None:
-    (block,) = (each for each in blocks("python") if each.page == "docs/recording.md")
     names: dict[str, Any] = {}
-    exec(block.text, names)  # noqa: S102 - it is on a page of ours
+    for block in blocks("python", of="docs/recording.md"):
+        exec(block.text, names)  # noqa: S102 - it is on a page of ours
     path = tmp_path / "steps"
     path.write_bytes(recording(payloads(requests=2, tokens=9)))
     assert names["tokens_of"](str(path)) == 18
     *_, last = tokenbus.read_recording(path)
     assert names["tokens_of"](str(path), last.position) == 0
+    files = Files(str(tmp_path / "parts"), part_bytes=500)
+    for each in tokenbus.read_recording(path):
+        files.write(each)
+    files.close()
+    logprobs = [
+        float(logprob)
+        for each in tokenbus.read_recording(path)
+        if each.batch is not None
+        for logprob in each.batch.logprobs
+    ]
+    assert names["mean_logprob"](str(tmp_path / "parts")) == pytest.approx(sum(logprobs) / 18)
 
 
 def test_position_that_cannot_be(tmp_path: Path) -> None:

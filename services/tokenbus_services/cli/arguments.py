@@ -3,11 +3,13 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from tokenbus_services.printable import printable
 
 _MOST_DIGITS = 18
+_REQUEST_IDS = 2**64
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,3 +58,11 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def request_id(text: str) -> int:
+    """Return a request's id, as an option has it."""
+    with suppress(ValueError):
+        if 0 < (number := int(text, 0)) < _REQUEST_IDS:
+            return number
+    raise argparse.ArgumentTypeError(f"a request's id, as 17 or 0x11, got {text!r}")

@@ -5,13 +5,15 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.export import recording_of, require_parquet, table_file, unfinished
 from tokenbus_services.cli.watching import watched, widened
 from tokenbus_services.items import Recorder, StreamItem
 from tokenbus_services.logs import logger
@@ -19,6 +21,9 @@ from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
+
+if TYPE_CHECKING:
+    from tokenbus_services.parquet import TokenFile
 
 _DESCRIPTION = """\
 Write a worker's stream to a file, as it passes through a processor: the same bytes that the worker published, with its
@@ -30,26 +35,67 @@ Items that it reads too slowly are missing: the file has a gap in their place, a
 1. It starts with the first item that it sees; to have all of a stream, start it before the worker. It ends after
 --count items, or with a signal. docs/recording.md has the format.
 
+With --format parquet FILE is a folder of Parquet files, with a row for each token. What its next file will have stands
+in a recording beside them until then, so that one that is killed loses nothing: `tokenbus export` makes a file of it.
+
 examples:
   tokenbus record steps.tokenbus --worker worker-1            one worker
   tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, a file for each of their lives
   tokenbus record steps.tokenbus --count 1000 --json          a summary for machines
+  tokenbus record 'rollouts/{worker}-{epoch}' --format parquet       and then, say,
+  duckdb -c "select avg(logprob) from 'rollouts/*/*.parquet'"
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key.
 """
+_PART_BYTES = 1 << 27
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""
 _log = logger("record")
 
 
+@dataclass(slots=True)
+class _Open:
+    """The file of a stream that is being written."""
+
+    path: Path
+    file: BinaryIO
+    recorder: Recorder
+    part: Path | None = None
+    """The Parquet file that takes this one's place when it is complete."""
+    table: "TokenFile | None" = None
+
+    def write(self, item: StreamItem) -> None:
+        with _writing(self.path):
+            data = self.recorder.add(item)
+            self.file.write(data)
+            self.file.flush()  # so that the file has each item, however this process ends
+            if self.table is not None and data:
+                table, self.table = self.table, None  # if it fails, the recording stays
+                table.add(item)
+                self.table = table
+
+    def close(self) -> None:
+        with _writing(self.path):
+            self.file.close()
+            if self.table is not None and self.part is not None:
+                self.table.close()
+                unfinished(self.part).replace(self.part)
+                self.path.unlink()
+
+
 class Files:
     """The files of the streams, one for each life of a worker; raises a CommandError if one cannot be written."""
 
-    def __init__(self, pattern: str) -> None:
-        """Check the pattern of the files' names; raises a CommandError for a file that exists or has no directory."""
+    def __init__(self, pattern: str, part_bytes: int = 0) -> None:
+        """Check the pattern of the files' names; raises a CommandError for a file that exists or has no directory.
+
+        With `part_bytes` each stream has a folder of Parquet files, one for each so many bytes of items.
+        """
         self._pattern = pattern
-        self._open: dict[str, tuple[Path, BinaryIO]] = {}
-        """By worker: the file of its latest life."""
+        self._part_bytes = part_bytes
+        self._open: dict[str, tuple[Path, _Open]] = {}
+        """By worker: the file or folder of its latest life, and the file that is written."""
+        self._taken: set[Path] = set()
         self.recorders: dict[Path, Recorder] = {}
         if "{worker}" not in pattern and "{epoch}" not in pattern:
             self._refuse_existing(Path(pattern))
@@ -63,21 +109,17 @@ class Files:
     def write(self, item: StreamItem) -> None:
         """Write an item to its stream's file."""
         path, file = self._open.get(item.worker_id, (None, None))
-        if path is None or file is None or self.recorders[path].epoch != item.epoch:
+        if path is None or file is None or file.recorder.epoch != item.epoch:
             self._close(item.worker_id)
             path = self._path_of(item.worker_id, item.epoch)
-            with _writing(path):
-                file = path.open("xb")
-            self._open[item.worker_id] = path, file
-            self.recorders[path] = Recorder(item.epoch, item.hello)
-        recorder = self.recorders[path]
-        gaps = recorder.gaps
-        data = recorder.add(item)
-        if recorder.gaps > gaps:
+            file = self._begun(path, item, 0)
+        elif self._part_bytes and file.recorder.payload_bytes >= self._part_bytes:
+            self._close(item.worker_id)
+            file = self._begun(path, item, file.recorder.last_sequence + 1)
+        gaps = file.recorder.gaps
+        file.write(item)
+        if file.recorder.gaps > gaps:
             _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
-        with _writing(path):
-            file.write(data)
-            file.flush()  # so that the file has each item, however this process ends
 
     def close(self) -> None:
         """Close every file."""
@@ -104,17 +146,32 @@ class Files:
     def _close(self, worker_id: str) -> None:
         """Close the file of a worker's latest life, if it has one."""
         if worker_id in self._open:
-            path, file = self._open.pop(worker_id)
-            with _writing(path):
-                file.close()
+            _, file = self._open.pop(worker_id)
+            file.close()
+
+    def _begun(self, path: Path, item: StreamItem, first_sequence: int) -> _Open:
+        """Begin a stream's file, or its folder's next one, which continues at a sequence."""
+        recorder = Recorder(item.epoch, item.hello, first_sequence)
+        part = None
+        with _writing(path):
+            if self._part_bytes:
+                path.mkdir(exist_ok=bool(first_sequence))
+                part = path / f"part-{first_sequence or item.sequence:020}.parquet"
+            written = path if part is None else recording_of(part)
+            table = None if part is None else table_file("tokens", unfinished(part))
+            file = _Open(written, written.open("xb"), recorder, part, table)
+        self.recorders[part or path] = recorder
+        self._open[item.worker_id] = path, file
+        return file
 
     def _path_of(self, worker_id: str, epoch: int) -> Path:
         # A worker's name comes from outside, and may look like a path.
         safe = quote(worker_id, safe="").replace(".", "%2E")
         path = Path(self._pattern.replace("{worker}", safe).replace("{epoch}", str(epoch)))
-        if path in self.recorders:
+        if path in self._taken:
             path = path.with_name(f"{path.name}.{safe}.{epoch}")
         self._refuse_existing(path)
+        self._taken.add(path)
         return path
 
     def _refuse_existing(self, path: Path) -> None:
@@ -130,6 +187,14 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--worker", default="", metavar="ID", help="the worker whose streams are recorded (default: every worker)"
     )
     parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
+    parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="of the files (tokenbus)")
+    parser.add_argument(
+        "--part-bytes",
+        type=whole(),
+        default=_PART_BYTES,
+        metavar="N",
+        help=f"with --format parquet: a file has items of so many bytes ({_PART_BYTES})",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
 
@@ -137,7 +202,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Record until a signal, or until there was enough; return 1 if something is missing."""
     settings = widened(load_settings(options))
-    files = Files(options.files[0])
+    if options.format == "parquet":
+        require_parquet()
+    files = Files(options.files[0], options.part_bytes if options.format == "parquet" else 0)
     with reporting_faults():
         asyncio.run(_run(settings, options, files))
     if options.json:

@@ -5,13 +5,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.cli.arguments import whole
+from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import logged, watched
@@ -41,7 +41,6 @@ bus.server_key, client.name (what the processor's logs call it). Items are left 
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
-_REQUEST_IDS = 2**64
 _LIKELY, _UNLIKELY = -0.7, -2.3
 """Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
 
@@ -59,16 +58,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items")
     parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of what passes")
     parser.add_argument(
-        "--request", type=_request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
+        "--request", type=request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
     )
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
-
-
-def _request_id(text: str) -> int:
-    with suppress(ValueError):
-        if 0 < (number := int(text, 0)) < _REQUEST_IDS:
-            return number
-    raise argparse.ArgumentTypeError(f"a request's id, as 17 or 0x11, got {text!r}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -271,15 +263,18 @@ def _said(values: Values) -> tuple[str, str, str]:
 
 def _row_line(row: Values) -> str:
     logprobs = row["logprobs"] or [None] * len(row["token_ids"])
-    tokens = " ".join(_token(*token) for token in zip(row["token_ids"], logprobs, strict=True))
+    tokens = " ".join(
+        token_text(str(token_id), logprob) for token_id, logprob in zip(row["token_ids"], logprobs, strict=True)
+    )
     where = f"key {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
     return f"  {where}: {tokens or 'no token'}"
 
 
-def _token(token_id: int, logprob: float | None) -> str:
+def token_text(token: str, logprob: float | None) -> str:
+    """Return a token with its logprob, coloured by it."""
     if logprob is None:
-        return f"{token_id}(-)"
-    text = f"{token_id}({logprob:.3f})"
+        return f"{token}(-)"
+    text = f"{token}({logprob:.3f})"
     if logprob >= _LIKELY:
         return styled(text, "green")
     return styled(text, "red") if logprob < _UNLIKELY else text

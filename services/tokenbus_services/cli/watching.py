@@ -11,6 +11,7 @@ from tokenbus_services.settings import Settings
 
 _MOST_WAITING = 2048
 _WINDOW_FRAMES = 4096
+_WINDOW_BYTES = 1 << 26
 """Enough for a burst of some fast workers. Each item may have a frame before it that announces its stream."""
 
 
@@ -49,5 +50,5 @@ def logged(address: str, worker_id: str, settings: Settings) -> AsyncGenerator[S
 
 def widened(settings: Settings) -> Settings:
     """Return settings with a window that leaves hardly an item of a fast worker out."""
-    client = replace(settings.client, window_frames=max(settings.client.window_frames, _WINDOW_FRAMES))
-    return replace(settings, client=client)
+    frames, size = max(settings.client.window_frames, _WINDOW_FRAMES), max(settings.client.window_bytes, _WINDOW_BYTES)
+    return replace(settings, client=replace(settings.client, window_frames=frames, window_bytes=size))

@@ -126,6 +126,8 @@ class Answer:
     """
 
     content_type: str
+    is_streamed = False
+    """Whether it is sent as its rows come."""
     has_begun = False
     """Whether the status 200 is certain: later errors are events of the stream."""
     listeners: Sequence[Listener]
@@ -150,7 +152,7 @@ class Answer:
     def evict(self, size: int) -> None:
         """End because all answers together hold too much, and this one the most: so many bytes."""
         message = "too much waits for all clients together (gateway.buffer_bytes)"
-        code = "overloaded" if self.content_type == JSON else "slow_client"
+        code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:

@@ -1,11 +1,13 @@
 """The OpenAPI document: routes by hand, request bodies from the types that check them."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tokenbus_services.gateway.columns_format import ARROW, PROTOBUF
 from tokenbus_services.gateway.request_body import RequestTypes
 
 _SCHEMAS = "#/components/schemas/"
@@ -14,6 +16,7 @@ _ERRORS = {
     401: "No API key, or an unknown one.",
     403: "A web page of another origin, or a remote client where the gateway has no keys.",
     404: "There is no such model.",
+    406: "The gateway lacks what columns in Arrow's form need.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The content type is not JSON.",
@@ -271,7 +274,9 @@ def document(types: RequestTypes) -> dict[str, Any]:
                 "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"
             ),
             "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
-            "/inference/v1/generate": _post("Continue token ids.", "Generate", "GenerateAnswer"),
+            "/inference/v1/generate": _post(
+                "Continue token ids.", "Generate", "GenerateAnswer", others=(PROTOBUF, ARROW)
+            ),
             "/generate": _post(
                 "Continue token ids or texts.", "SglangGenerate", {"anyOf": [one, {"type": "array", "items": one}]}
             ),
@@ -293,10 +298,17 @@ def document(types: RequestTypes) -> dict[str, Any]:
     }
 
 
-def _post(
-    summary: str, body: str, answer: str | _Object | None, *, is_streamed: bool = True, error: str = "Error"
+def _post(  # noqa: PLR0913 - each has a name and a default
+    summary: str,
+    body: str,
+    answer: str | _Object | None,
+    *,
+    is_streamed: bool = True,
+    error: str = "Error",
+    others: Sequence[str] = (),
 ) -> dict[str, Any]:
-    content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
+    content: dict[str, Any] = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in others}
+    content |= {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
         content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer} if isinstance(answer, str) else answer}
     responses = {"200": {"description": "The answer.", "content": content}}

@@ -16,7 +16,6 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.messages_format import message_error
-from tokenbus_services.gateway.sse import EVENTS
 from tokenbus_services.logs import logger
 
 _log = logger("gateway")
@@ -26,7 +25,7 @@ _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
 _PIECE_BYTES = 65_536
-_STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+_STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 def error_response(error: ApiError, path: str) -> Response:
@@ -115,16 +114,12 @@ class AnswerResponse(Response):
             await response(scope, receive, send)
             return
         size, first = outbox.size, outbox.take()
-        headers = _STREAMED
-        if first.produced_at_ns or self._answer.content_type != EVENTS:
+        is_streamed = self._answer.is_streamed
+        if first.produced_at_ns or not is_streamed:
             self._first_at = time.monotonic()
             self._counts.first_token.observe(self._first_at - self._asked_at)
-        if self._answer.content_type != EVENTS:
-            headers = [
-                (b"content-type", self._answer.content_type.encode()),
-                (b"content-length", b"%d" % size),
-                (b"cache-control", b"no-store"),
-            ]
+        of_whole = [(b"content-length", b"%d" % size), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", self._answer.content_type.encode()), *(_STREAMED if is_streamed else of_whole)]
         if self._may_compress:
             headers = [*headers, (b"vary", b"accept-encoding")]
             if _accepts_gzip(scope):

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, Format, WholeAnswer
+from tokenbus_services.gateway.columns_format import StreamedColumns, WholeColumns, wanted_columns
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.control import ControlRoutes
 from tokenbus_services.gateway.encoder_process import Job
@@ -199,11 +200,17 @@ class Routes:
         self, request: Request, asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format]
     ) -> Response:
         settings = self._gateway.settings.gateway
-        maker = StreamedAnswer if asked.is_streamed else WholeAnswer
         first = _draw_key()
         # The answer's id names its requests on the bus: the first one's id, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
-        return self._begin(request, asked, maker(asked, form(asked, first), settings, self._gateway.buffers), keys)
+        beside = (settings, self._gateway.buffers)
+        columns = wanted_columns(request.headers.get("accept", "")) if form is GenerateFormat else None
+        answer: Answer
+        if columns is not None:
+            answer = (StreamedColumns if asked.is_streamed else WholeColumns)(asked, columns(asked), *beside)
+        else:
+            answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
+        return self._begin(request, asked, answer, keys)
 
     def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
         feed = self._gateway.feed

@@ -32,6 +32,7 @@ class StreamedAnswer(ChoicesAnswer):
     """A completion's or chat's choices: a chunk for each row."""
 
     content_type = EVENTS
+    is_streamed = True
     _held = 0
     """Characters that are held back, as they may be a call."""
     _kept = 0
@@ -90,6 +91,7 @@ class InspectedAnswer(Answer):
     """One request's tokens and all that is known of them: `begin`, a `row` for each row, `end` or `error`."""
 
     content_type = EVENTS
+    is_streamed = True
     has_begun = True
     stream: EventStream | None = None
 

@@ -15,6 +15,7 @@ from tokenbus_services.client import RequestEnd
 from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.plugins import Tokenizer, load_tokenizer
+from tokenbus_services.token_columns import lists_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,9 +167,9 @@ class Outputs(Sequence[Output]):
     def to_arrow(self) -> "pa.Table":
         """Return a table with a row for each token; needs the extra arrow.
 
-        Its columns are `prompt_index`, `sample`, `position` and `token_id`; `logprob` and `rank` where a request asked
-        for logprobs, null where its own did not; `alternative_token_ids` and `alternative_logprobs`, lists, where one
-        asked for alternatives.
+        Its columns are `prompt_index` and `sample`, and those of a recording's table that outputs have: `position`,
+        `token_id`, `logprob` and `rank`, null where the request did not ask for logprobs, and the lists
+        `alternative_token_ids` and `alternative_logprobs`.
 
         Example:
             with tokenbus.LLM(engine="ngram") as llm:
@@ -177,30 +178,26 @@ class Outputs(Sequence[Output]):
         """
         import pyarrow as pa  # noqa: PLC0415 - an extra
 
+        from tokenbus_services.token_table import SCHEMA, column_of  # noqa: PLC0415 - as above
+
         counts = np.diff(self.offsets)
         of_output = np.repeat(np.arange(len(self), dtype=np.int32), counts)
-        begins = np.repeat(self.offsets[:-1], counts)
+        top_ks = np.repeat(self.top_ks, counts)
+        has = np.arange(self.alternative_token_ids.shape[1]) < top_ks[:, None]
+        logprobs = np.full(self.token_ids.size, np.nan) if self.logprobs is None else self.logprobs
+        lacks = np.isnan(logprobs)
         columns: dict[str, Any] = {
-            "prompt_index": of_output // self.n,
-            "sample": of_output % self.n,
-            "position": (np.arange(self.token_ids.size) - begins).astype(np.int32),
+            "position": np.arange(self.token_ids.size) - np.repeat(self.offsets[:-1], counts),
             "token_id": self.token_ids,
+            "logprob": logprobs,
+            "rank": np.zeros_like(self.token_ids) if self.ranks is None else self.ranks,
+            "alternative_token_ids": lists_of(top_ks, self.alternative_token_ids[has]),
+            "alternative_logprobs": lists_of(top_ks, self.alternative_logprobs[has]),
         }
-        if self.logprobs is not None and self.ranks is not None:
-            lacks = np.isnan(self.logprobs)
-            columns |= {"logprob": pa.array(self.logprobs, mask=lacks), "rank": pa.array(self.ranks, mask=lacks)}
-        if width := self.alternative_token_ids.shape[1]:
-            top_ks = np.repeat(self.top_ks, counts)
-            has = np.arange(width) < top_ks[:, None]
-            ends = np.concatenate([[0], np.cumsum(top_ks, dtype=np.int64)])
-            columns |= {
-                name: pa.LargeListArray.from_arrays(ends, values[has])
-                for name, values in (
-                    ("alternative_token_ids", self.alternative_token_ids),
-                    ("alternative_logprobs", self.alternative_logprobs),
-                )
-            }
-        return pa.table(columns)
+        ours = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in ("prompt_index", "sample")])
+        table: dict[str, Any] = {"prompt_index": of_output // self.n, "sample": of_output % self.n}
+        table |= {name: column_of(name, values, lacks) for name, values in columns.items()}
+        return pa.table(table, pa.schema([*ours, *map(SCHEMA.field, columns)]))
 
 
 class Collector:

@@ -178,10 +178,10 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_disk_that_is_full(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "{worker}"))
     files.write(seen("a", 1))
-    path, file = files._open["a"]
-    file.close()
+    _, opened = files._open["a"]
+    opened.file.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        files._open["a"] = path, full
+        opened.file = full
         with pytest.raises(CommandError, match=r"/a: no space left on device"):
             files.write(seen("a", 1, sequence=2))
     with pytest.raises(CommandError, match=r"/1/a: no such file or directory"):

@@ -32,6 +32,7 @@ from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.offline import LLM, Outputs
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
+from tokenbus_services.token_table import SCHEMA
 from tokenbus_services.worker.run import serve_engine
 
 PROMPTS: list[Any] = ["In the evening the old man said", [5, 6, 7], np.array([9, 8]), "At sea"]
@@ -166,7 +167,9 @@ def test_table_has_what_the_arrays_have(llm: LLM) -> None:
             assert row["logprob"] is row["rank"] is None
         elif output.logprobs is not None and output.ranks is not None:
             assert (row["logprob"], row["rank"]) == (output.logprobs[position], output.ranks[position])
-    assert "logprob" not in llm.generate(PROMPTS, max_tokens=1).to_arrow().column_names
+    assert table.schema == llm.generate(PROMPTS, max_tokens=1).to_arrow().schema
+    for name in set(table.column_names) - {"prompt_index", "sample"}:
+        assert table.schema.field(name) == SCHEMA.field(name)
 
 
 def test_texts_end_where_their_stops_begin(llm: LLM) -> None:

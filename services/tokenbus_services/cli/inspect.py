@@ -1,0 +1,216 @@
+"""tokenbus inspect: shows the tokens of a recording by probability, or how two recordings differ."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenbus_services.cli.arguments import request_id, whole
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.export import lacking
+from tokenbus_services.cli.tap import token_text
+from tokenbus_services.comparison import Comparison, Tokens, load
+from tokenbus_services.offline.outputs import tokenizer_named
+from tokenbus_services.plugins import PluginError
+from tokenbus_services.printable import printable
+from tokenbus_services.terminal import styled
+from tokenbus_services.token_columns import TokenKind
+
+_DESCRIPTION = """\
+Show a recording's requests, each token coloured by its probability: green from a half on, red below a tenth. With a
+second file show how the two differ, as rollout and trainer do: tokens are matched by request and position, and coloured
+by how far their logprobs are apart, green up to 0.01, red above 0.1. Requests that differ most come first. Where a
+request's tokens part, those behind are not compared. The summary has how many tokens were compared, the mean and
+largest difference, an estimate of the KL divergence of the first from the second, and the importance ratio,
+exp(second - first). --drafts compares a recording's output with what its draft model proposed in the same steps.
+
+A file is a recording, or Parquet as `tokenbus export` writes it; one that another program writes needs the columns
+request_id, position, token_id and logprob. Parquet needs the extra arrow.
+
+examples:
+  tokenbus inspect steps.tokenbus --tokenizer ngram            its requests, as text
+  tokenbus inspect rollout.tokenbus trainer.parquet            how far the trainer's logprobs are from the rollout's
+  tokenbus inspect a.tokenbus b.tokenbus --tolerance 0.01      for CI: status 1 if a token differs by more
+  tokenbus inspect old.tokenbus new.tokenbus --by-order        two runs of the same prompts, whose ids differ
+  tokenbus inspect steps.tokenbus --drafts --json | jq .summary
+
+The status is 1 if a recording is broken, if nothing could be compared, or, with --tolerance, if a token is another one,
+is in one file alone, or differs by more.
+"""
+_CLOSE, _FAR = 0.01, 0.1
+
+Texts = Callable[[int], str]
+Values = dict[str, Any]
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a recording, or two of them")
+    parser.add_argument("--drafts", action="store_true", help="compare the output with the drafts of the same file")
+    parser.add_argument("--by-order", action="store_true", help="match requests by the order in which they begin")
+    parser.add_argument("--tolerance", type=_tolerance, metavar="X", help="the largest difference of logprobs")
+    parser.add_argument("--request", type=request_id, metavar="ID", help="show and compare this request alone")
+    parser.add_argument("--count", type=whole(0), default=10, metavar="N", help="show so many requests (10)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="show texts: an engine's tokenizer, or a model's folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of at least 0, got {text!r}")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show one file, or compare two; return the status."""
+    if len(options.files) > (1 if options.drafts else 2):
+        raise CommandError("one FILE with --drafts, otherwise one or two", WRONG_USE)
+    is_comparison = options.drafts or len(options.files) > 1
+    if options.tolerance is not None and not is_comparison:
+        raise CommandError("--tolerance: with something to compare", WRONG_USE)
+    text = _texts(options.tokenizer)
+    try:
+        files = [load(Path(name), options.request) for name in options.files]
+    except ImportError as error:
+        raise lacking(error) from None
+    except ValueError as error:
+        raise CommandError(printable(str(error))) from None
+    if is_comparison:
+        comparison = _comparison(options, *(each.tokens for each in files))
+        summary, requests = comparison.summary(), _compared(comparison, options.count, text)
+    else:
+        tokens = files[0].tokens.of_kind(TokenKind.TARGET)
+        summary, requests = _summary(tokens), _shown(tokens, options.count, text)
+    faults = [each.fault for each in files if each.fault]
+    if options.json:
+        document = {"files": options.files, "summary": summary, "requests": requests, "faults": faults}
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        for request in requests:
+            print(_line(request))
+        print(", ".join(f"{name.replace('_', ' ')} {_shortly(value)}" for name, value in summary.items()))
+        for fault in faults:
+            print(f"{styled('BROKEN', 'red')} {printable(fault)}")
+    return 1 if faults or (is_comparison and not _holds(summary, options.tolerance)) else 0
+
+
+def _texts(name: str | None) -> Texts:
+    """Return what makes a token's text, or its id where no tokenizer is named."""
+    if name is None:
+        return str
+    try:
+        tokenizer = tokenizer_named(name)
+    except (PluginError, ValueError) as error:
+        raise CommandError(printable(str(error)), WRONG_USE) from None
+    size = tokenizer.vocabulary_size
+    return lambda token: tokenizer.token_bytes(token).decode(errors="replace") if token < size else str(token)
+
+
+def _comparison(options: argparse.Namespace, ours: Tokens, theirs: Tokens | None = None) -> Comparison:
+    target = ours.of_kind(TokenKind.TARGET)
+    if theirs is None:
+        return Comparison(target, ours.of_kind(TokenKind.DRAFT), same_step=True)
+    theirs = theirs.of_kind(TokenKind.TARGET)
+    return Comparison(target, theirs.named_as(target) if options.by_order else theirs)
+
+
+def _holds(summary: Values, tolerance: float | None) -> bool:
+    if not summary["tokens_compared"]:
+        return False
+    others = ("tokens_that_differ", "tokens_only_in_first", "tokens_only_in_second")
+    return tolerance is None or (summary["max_difference"] <= tolerance and not any(summary[each] for each in others))
+
+
+def _summary(tokens: Tokens) -> Values:
+    scored = tokens.logprob[~np.isnan(tokens.logprob)]
+    return {
+        "requests": tokens.request_ids().size,
+        "tokens": tokens.token_id.size,
+        "mean_logprob": float(scored.mean(dtype=np.float64)) if scored.size else None,
+    }
+
+
+def _shown(tokens: Tokens, count: int, text: Texts) -> list[Values]:
+    found = []
+    for request in tokens.request_ids()[:count]:
+        mine = tokens.chosen(tokens.request_id == request)
+        values = zip(mine.position.tolist(), mine.token_id.tolist(), mine.logprob.tolist(), strict=True)
+        found.append(
+            {
+                "request_id": str(request),
+                **{name: value for name, value in _summary(mine).items() if name != "requests"},
+                "values": [
+                    {"position": position, "token_id": token, "text": text(token), "logprob": _number(logprob)}
+                    for position, token, logprob in values
+                ],
+            }
+        )
+    return found
+
+
+def _compared(comparison: Comparison, count: int, text: Texts) -> list[Values]:
+    found = []
+    for request in comparison.worst(count):
+        mine = np.flatnonzero(comparison.ours.request_id == request.request_id)
+        ours, theirs = comparison.ours.chosen(mine), comparison.theirs.chosen(mine)
+        columns = [ours.position, ours.token_id, theirs.token_id, ours.logprob, theirs.logprob]
+        values = zip(*(each.tolist() for each in (*columns, comparison.difference[mine])), strict=True)
+        found.append(
+            request._asdict()
+            | {"request_id": str(request.request_id)}
+            | {
+                "values": [
+                    {
+                        "position": position,
+                        "token_id": token,
+                        "text": text(token),
+                        "other_token_id": other,
+                        "other_text": text(other),
+                        "logprob": _number(logprob),
+                        "other_logprob": _number(other_logprob),
+                        "difference": _number(difference),
+                    }
+                    for position, token, other, logprob, other_logprob, difference in values
+                ]
+            }
+        )
+    return found
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _shortly(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _line(request: Values) -> str:
+    figures = [
+        f"{name.replace('_', ' ')} {_shortly(value)}"
+        for name, value in request.items()
+        if name not in {"request_id", "values"} and value is not None
+    ]
+    tokens = " ".join(map(_token, request["values"]))
+    return f"{styled('request ' + request['request_id'], 'bold')}: {', '.join(figures)}\n  {tokens}"
+
+
+def _token(value: Values) -> str:
+    text = printable(value["text"])
+    if "other_token_id" not in value:
+        return token_text(text, value["logprob"])
+    if value["token_id"] != value["other_token_id"]:
+        return styled(f"{text}|{printable(value['other_text'])}", "red")
+    if value["difference"] is None:
+        return f"{text}(-)"
+    shown, far = f"{text}({value['difference']:+.4f})", abs(value["difference"])
+    return styled(shown, "red") if far > _FAR else shown if far > _CLOSE else styled(shown, "green")

@@ -1,0 +1,253 @@
+"""Parquet files of a worker's stream: a row for each token, or for each request; they need the extra arrow."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf.json_format import MessageToDict
+
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_services.items import StreamItem, public_hello
+from tokenbus_services.token_columns import TokenBuffer, TokenKind
+from tokenbus_services.token_table import SCHEMA, token_batch
+
+_GROUP_TOKENS = 1 << 16
+_GROUP_BYTES = 1 << 23
+"""A row group has at most so many tokens, of items with so many bytes, and one item or request beyond them."""
+_REPETITIVE = ["kind", "status", "scoring", "value_kind", "draft_token_count", "weight_version", "step", "sequence"]
+_SCORES = ["position", "token_id", "logprob", "rank", "alternative_token_ids", "alternative_logprobs"]
+_OF_REQUEST = {
+    TokenKind.TARGET: ("", [*_SCORES, "draft_token_count", "weight_version", "step", "produced_at_ns"]),
+    TokenKind.DRAFT: ("draft_", [*_SCORES, "step"]),
+    TokenKind.PROMPT: ("prompt_", _SCORES),
+}
+"""Which of its tokens' columns a request has as lists, and what their names begin with."""
+_KINDS = 4
+
+
+def _lists_of(column: pa.Field) -> pa.DataType:
+    return pa.large_list(column.with_name("element"))
+
+
+REQUEST_SCHEMA = pa.schema(
+    [
+        pa.field("request_id", pa.uint64(), nullable=False),
+        pa.field("prompt_tokens", pa.uint32()),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("error", pa.string()),
+        *(
+            pa.field(f"{prefix}{name.removesuffix('s')}s", _lists_of(SCHEMA.field(name)), nullable=False)
+            for prefix, names in _OF_REQUEST.values()
+            for name in names
+        ),
+    ]
+)
+
+
+class TokenFile:
+    """Writes items of one life of a worker as a row for each token, in the stream's order."""
+
+    rows = "tokens"
+    schema = SCHEMA
+
+    def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        self._writer = pq.ParquetWriter(
+            path,
+            self.schema,
+            store_schema=False,  # names are texts in the file, not Arrow's dictionaries, which few read
+            compression="zstd",
+            use_dictionary=_REPETITIVE,
+            write_statistics=[field.name for field in self.schema if not pa.types.is_large_list(field.type)],
+        )
+        self._buffer = TokenBuffer()
+        self._last: StreamItem | None = None
+        self._first_sequence = 0
+        self.items = 0
+        self.tokens = 0
+        self.refused_items = 0
+        """How many items broke the contract, as those that a processor refuses."""
+
+    @property
+    def missing_items(self) -> int:
+        """How many items are missing up to the last one."""
+        return self._last.sequence - self._first_sequence + 1 - self.items if self._last else 0
+
+    def add(self, item: StreamItem) -> None:
+        """Write an item's tokens; items come in the order of their sequences."""
+        self._first_sequence = self._first_sequence or item.sequence
+        self._last = item
+        self.items += 1
+        try:
+            self._add(item)
+        except ContractError:
+            self.refused_items += 1
+
+    def close(self) -> None:
+        """Write what waits, and what the file says of itself."""
+        self._write()
+        self._writer.add_key_value_metadata(self._metadata())
+        self._writer.close()
+
+    def _add(self, item: StreamItem) -> None:
+        self._buffer.add(item)
+        if self._buffer.tokens >= _GROUP_TOKENS or self._buffer.payload_bytes >= _GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._buffer.tokens:
+            self.tokens += self._buffer.tokens
+            self._writer.write_batch(token_batch(self._buffer.take()))
+
+    def _metadata(self) -> dict[str, str]:
+        metadata = {"tokenbus.rows": self.rows, "tokenbus.writer": f"tokenbus {version('tokenbus')}"}
+        if self._last is None:
+            return metadata
+        last = self._last
+        recording = {
+            "worker_id": last.worker_id,
+            "epoch": str(last.epoch),
+            "first_sequence": str(self._first_sequence),
+            "last_sequence": str(last.sequence),
+            "items": self.items,
+            "missing_items": self.missing_items,
+            "refused_items": self.refused_items,
+            "hello": MessageToDict(public_hello(last.hello), preserving_proto_field_name=True),
+        }
+        return metadata | {"tokenbus.schema": last.schema_version, "tokenbus.recording": json.dumps(recording)}
+
+
+@dataclass(slots=True)
+class _Request:
+    number: int
+    key: int
+    prompt_tokens: int | None = None
+    status: str = RowStatus.ACTIVE.name
+    error: str | None = None
+
+
+class RequestFile(TokenFile):
+    """Writes them as a row for each request, in the order in which they end; it holds the tokens of the open ones."""
+
+    rows = "requests"
+    schema = REQUEST_SCHEMA
+
+    def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        super().__init__(path)
+        self._count = 0
+        self._latest: dict[int, _Request] = {}
+        """By key, the requests that are not written."""
+        self._ended: list[_Request] = []
+        self._codes: list[npt.NDArray[np.int64]] = []
+        """Of each token that is not written: the number of its request times `_KINDS`, and its kind."""
+        self._held = SCHEMA.empty_table()
+        """The tokens of requests that were open when others were written."""
+
+    def close(self) -> None:
+        """Write all that waits; requests that did not end keep the status ACTIVE."""
+        self._ended += [each for each in self._latest.values() if each.status == RowStatus.ACTIVE.name]
+        super().close()
+
+    def _add(self, item: StreamItem) -> None:
+        self._buffer.add(item)
+        header = None
+        if item.batch is not None:
+            header = item.batch.header
+            self._note_rows(item.batch)
+        elif item.event is not None:
+            self._note_event(item.event)
+        held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
+        # What is held is copied each time: only once as much has come again.
+        is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
+        if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
+            self._write()
+
+    def _request(self, key: int, *, begins: bool) -> _Request:
+        """Return the latest request of a key; one that has ended is followed by another one if `begins`."""
+        request = self._latest.get(key)
+        if request is None or (begins and request.status != RowStatus.ACTIVE.name):
+            self._count += 1
+            request = self._latest[key] = _Request(self._count, key)
+        return request
+
+    def _end(self, request: _Request, status: str, error: str | None = None) -> None:
+        if request.status == RowStatus.ACTIVE.name:
+            request.status, request.error = status, error
+            self._ended.append(request)
+
+    def _note_rows(self, batch: LogprobBatch) -> None:
+        is_target = batch.header.kind == BatchKind.TARGET
+        requests = [self._request(key, begins=is_target) for key in batch.request_keys.tolist()]
+        codes = np.array([each.number * _KINDS for each in requests], np.int64) + batch.header.kind
+        self._codes.append(np.repeat(codes, batch.token_counts))
+        if is_target:
+            for row in np.flatnonzero(batch.statuses >= RowStatus.HANDED_OFF).tolist():
+                self._end(requests[row], RowStatus(batch.statuses[row]).name)
+
+    def _note_event(self, event: RequestEvent) -> None:
+        match event.WhichOneof("event"):
+            case "admitted":
+                request = self._request(event.admitted.request_key, begins=True)
+                request.prompt_tokens = event.admitted.prompt_tokens or None
+            case "error":
+                error = event.error
+                known = error.code in ErrorCode.values()
+                code = ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code)
+                self._end(self._request(error.request_key, begins=False), "ERROR", f"{code}: {error.message}")
+            case "prompt_scores":
+                request = self._request(event.prompt_scores.request_key, begins=True)
+                count = len(event.prompt_scores.token_ids) // 4
+                self._codes.append(np.full(count, request.number * _KINDS + TokenKind.PROMPT, np.int64))
+
+    def _write(self) -> None:
+        """Write the requests that have ended, and hold the tokens of the others."""
+        self.tokens += self._buffer.tokens
+        tokens = pa.concat_tables([self._held, pa.Table.from_batches([token_batch(self._buffer.take())])])
+        codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
+        ended, self._ended = self._ended, []
+        numbers = np.array([0, *(each.number for each in ended)])
+        order = np.argsort(numbers)
+        places = np.searchsorted(numbers, codes // _KINDS, sorter=order).clip(max=len(ended))
+        places = np.where(numbers[order[places]] == codes // _KINDS, order[places], 0) - 1
+        keys = places * _KINDS + codes % _KINDS
+        taken = np.flatnonzero(places >= 0)
+        taken = taken[np.argsort(keys[taken], kind="stable")]
+        for requests, some in _groups(len(ended), keys[taken]):
+            which = keys[taken[some]] - requests.start * _KINDS
+            self._writer.write_table(_request_table(ended[requests], tokens.take(taken[some]), which))
+        self._held, self._codes = tokens.take(np.flatnonzero(places < 0)), [codes[places < 0]]
+        self._latest = {key: each for key, each in self._latest.items() if each.status == RowStatus.ACTIVE.name}
+
+
+def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
+    """Yield which requests, and which of their tokens, are a row group; the tokens are in the requests' order."""
+    ends = np.searchsorted(keys, np.arange(1, requests + 1) * _KINDS)
+    begin, done = 0, 0
+    while begin < requests:
+        end = max(begin + 1, int(np.searchsorted(ends, done + _GROUP_TOKENS, side="right")))
+        yield slice(begin, end), slice(done, int(ends[end - 1]))
+        begin, done = end, int(ends[end - 1])
+
+
+def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
+    """Return requests as rows; `keys` has each token's place among them times `_KINDS`, and its kind."""
+    columns: list[Any] = [
+        pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(column).type)
+        for name, column in (("key", 0), ("prompt_tokens", 1), ("status", 2), ("error", 3))
+    ]
+    for kind, (_, names) in _OF_REQUEST.items():
+        mine = np.flatnonzero(keys % _KINDS == kind)
+        offsets = np.searchsorted(keys[mine] // _KINDS, np.arange(len(requests) + 1))
+        of_kind = tokens.select(names).take(mine)
+        columns += [
+            pa.LargeListArray.from_arrays(offsets, of_kind[name].combine_chunks(), _lists_of(SCHEMA.field(name)))
+            for name in names
+        ]
+    return pa.Table.from_arrays(columns, schema=REQUEST_SCHEMA)

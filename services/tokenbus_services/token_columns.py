@@ -1,0 +1,196 @@
+"""TokenColumns: a stream's tokens as columns with one value for each token, without a Python object for a token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import BatchHeader, BatchKind, LogprobBatch, PromptScores, RowStatus, Scoring
+from tokenbus_contracts.generated.enums import ValueKind
+from tokenbus_services.items import StreamItem
+
+Array = npt.NDArray[Any]
+
+
+class TokenKind(IntEnum):
+    """Which of a request's tokens it is."""
+
+    TARGET = BatchKind.TARGET
+    DRAFT = BatchKind.DRAFT
+    PROMPT = 3
+    """Of its prompt, which the model scored."""
+
+
+class Lists(NamedTuple):
+    """A list for each token."""
+
+    offsets: npt.NDArray[np.int64]
+    """Where each begins in the values, and how many values there are."""
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """Tokens in the order of their stream; logprob_batch.proto says what each value is."""
+
+    request_id: npt.NDArray[np.uint64]
+    position: npt.NDArray[np.uint32]
+    """Its place in the output; of a prompt's token, in the prompt."""
+    token_id: npt.NDArray[np.uint32]
+    is_scored: npt.NDArray[np.bool_]
+    logprob: npt.NDArray[np.float32]
+    """NaN where it is not scored."""
+    rank: npt.NDArray[np.uint32]
+    """0 where it is not scored."""
+    alternative_token_ids: Lists
+    alternative_logprobs: Lists
+    kind: npt.NDArray[np.uint8]
+    """A TokenKind."""
+    status: npt.NDArray[np.uint8]
+    """Its row's."""
+    scoring: npt.NDArray[np.uint8]
+    value_kind: npt.NDArray[np.uint8]
+    draft_token_count: npt.NDArray[np.uint8]
+    proposal_token_ids: Lists
+    """Its row's, at the row's last token."""
+    weight_version: npt.NDArray[np.uint64]
+    step: npt.NDArray[np.uint64]
+    sequence: npt.NDArray[np.uint64]
+    produced_at_ns: npt.NDArray[np.uint64]
+
+
+class _Part(NamedTuple):
+    """What one item adds: columns with a value for each row, and columns with one for each token."""
+
+    head: tuple[int, ...]
+    request_keys: Array
+    positions: Array
+    token_counts: Array
+    statuses: Array
+    scorings: Array
+    top_ks: Array
+    draft_token_counts: Array
+    proposal_counts: Array
+    token_ids: Array
+    logprobs: Array
+    ranks: Array
+    alternative_token_ids: Array
+    alternative_logprobs: Array
+    proposal_token_ids: Array
+
+
+_COLUMNS = attrgetter(*_Part._fields[1:])
+_HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
+_NOTHING = BatchHeader("", 1, 1, 1, 0)
+
+
+class TokenBuffer:
+    """Keeps the tokens of items until they are taken; `tokens` and `payload_bytes` say how many wait."""
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self.tokens = 0
+        self.payload_bytes = 0
+
+    def add(self, item: StreamItem) -> None:
+        """Add an item's tokens, if it has any; raises ContractError if the item breaks the contract."""
+        if item.batch is not None:
+            self.add_batch(item.batch)
+        elif item.event is not None and item.event.HasField("prompt_scores"):
+            self.add_scores(PromptScores.of(item.event.prompt_scores), item.sequence)
+        else:
+            return
+        self.payload_bytes += len(item.payload)
+
+    def add_batch(self, batch: LogprobBatch) -> None:
+        """Add a batch's tokens."""
+        self._parts.append(_Part(_HEAD(batch.header), *_COLUMNS(batch)))
+        self.tokens += batch.token_ids.size
+
+    def add_scores(self, scores: PromptScores, sequence: int = 0) -> None:
+        """Add a prompt's tokens, of the item with a sequence; 0: it is not known."""
+        self._parts.append(_of_prompt(scores, sequence))
+        self.tokens += scores.token_ids.size
+
+    def take(self) -> TokenColumns:
+        """Return the tokens that wait."""
+        parts = self._parts or [_Part(_HEAD(_NOTHING), *_COLUMNS(LogprobBatch(_NOTHING)))]
+        self.__init__()  # type: ignore[misc]  # as it was made
+        return _joined(parts)
+
+
+def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
+    """Return a prompt's tokens as rows of one token each."""
+    count = scores.token_ids.size
+    ones, zeros, none = np.ones(count, np.uint8), np.zeros(count, np.uint8), np.zeros(0, np.uint32)
+    return _Part(
+        (TokenKind.PROMPT, ValueKind.RAW_LOGPROBS, 0, 0, sequence, 0),
+        np.full(count, scores.request_key, np.uint64),
+        np.arange(scores.position, scores.end, dtype=np.uint32),
+        ones,
+        ones * RowStatus.PREFILLING,
+        ones * Scoring.FULL,
+        np.full(count, scores.alternative_logprobs.shape[1], np.uint16),
+        zeros,
+        zeros,
+        scores.token_ids,
+        scores.logprobs,
+        scores.ranks,
+        scores.alternative_token_ids.ravel(),
+        scores.alternative_logprobs.ravel(),
+        none,
+    )
+
+
+def _joined(parts: Sequence[_Part]) -> TokenColumns:
+    heads, *columns = zip(*parts, strict=True)
+    rows = dict(zip(_Part._fields[1:], map(np.concatenate, columns), strict=True))
+    counts = rows["token_counts"]
+    in_part = np.array([part.token_ids.size for part in parts])
+    kind, value_kind, *numbers = (np.repeat(np.array(each, np.uint64), in_part) for each in zip(*heads, strict=True))
+    weight_version, step, sequence, produced_at_ns = numbers
+    size = rows["token_ids"].size
+
+    scoring = np.repeat(rows["scorings"], counts)
+    is_scored = scoring != Scoring.NONE
+    logprob, rank = rows["logprobs"], rows["ranks"]
+    if logprob.size < size:
+        logprob, rank = np.full(size, np.nan, np.float32), np.zeros(size, np.uint32)
+        logprob[is_scored], rank[is_scored] = rows["logprobs"], rows["ranks"]
+
+    ends = np.cumsum(counts, dtype=np.int64)
+    top_ks = np.repeat(rows["top_ks"], counts)
+    proposals = np.zeros(size, np.int64)
+    has_token = counts > 0
+    proposals[ends[has_token] - 1] = rows["proposal_counts"][has_token]
+    return TokenColumns(
+        np.repeat(rows["request_keys"], counts),
+        (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
+        rows["token_ids"],
+        is_scored,
+        logprob,
+        rank,
+        lists_of(top_ks, rows["alternative_token_ids"]),
+        lists_of(top_ks, rows["alternative_logprobs"]),
+        kind.astype(np.uint8),
+        np.repeat(rows["statuses"], counts),
+        scoring,
+        value_kind.astype(np.uint8),
+        np.repeat(rows["draft_token_counts"], counts),
+        lists_of(proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]),
+        weight_version,
+        step,
+        sequence,
+        produced_at_ns,
+    )
+
+
+def lists_of(counts: Array, values: Array) -> Lists:
+    """Return lists that follow one another in the values, each with so many of them."""
+    offsets = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return Lists(offsets, values)

@@ -1,0 +1,331 @@
+"""Parquet files of streams: what pyarrow, DuckDB and Hugging Face's datasets read is what the recording has."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contracts.strategies import canonical, valid_messages
+from tests.services.builders import BATCH, EPOCH, EVENT, WORKER
+from tests.services.cli.helpers import hello, payloads, recording
+from tokenbus.testing import RowShape, batch
+from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, Scoring, ValueKind, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent
+from tokenbus_services import parquet
+from tokenbus_services.items import StreamItem, read_items
+from tokenbus_services.parquet import RequestFile, TokenFile
+
+Values = dict[str, Any]
+
+
+# The tokens of items, said once more, a token at a time.
+
+
+def tokens_of(items: Iterable[StreamItem]) -> list[Values]:
+    return [token for item in items for token in of_item(item)]
+
+
+def of_item(item: StreamItem) -> list[Values]:
+    if item.batch is not None:
+        return [token for row in item.batch.rows() for token in of_row(item.batch, row)]
+    if item.event is None or not item.event.HasField("prompt_scores"):
+        return []
+    scores = PromptScores.of(item.event.prompt_scores)
+    return [
+        {
+            "request_id": scores.request_key,
+            "position": scores.position + place,
+            "token_id": int(scores.token_ids[place]),
+            "logprob": float(scores.logprobs[place]),
+            "rank": int(scores.ranks[place]),
+            "alternative_token_ids": scores.alternative_token_ids[place].tolist(),
+            "alternative_logprobs": scores.alternative_logprobs[place].tolist(),
+            "kind": "PROMPT",
+            "status": "PREFILLING",
+            "scoring": "FULL",
+            "value_kind": "RAW_LOGPROBS",
+            "draft_token_count": 0,
+            "proposal_token_ids": [],
+            "weight_version": 0,
+            "step": 0,
+            "sequence": item.sequence,
+            "produced_at_ns": 0,
+        }
+        for place in range(scores.token_ids.size)
+    ]
+
+
+def of_row(made: LogprobBatch, row: Row) -> list[Values]:
+    header, is_scored = made.header, row.scoring != Scoring.NONE
+    return [
+        {
+            "request_id": row.key,
+            "position": row.position + place,
+            "token_id": int(row.token_ids[place]),
+            "logprob": float(row.logprobs[place]) if is_scored else None,
+            "rank": int(row.ranks[place]) if is_scored else None,
+            "alternative_token_ids": row.alternative_token_ids[place].tolist(),
+            "alternative_logprobs": row.alternative_logprobs[place].tolist(),
+            "kind": header.kind.name,
+            "status": row.status.name,
+            "scoring": row.scoring.name,
+            "value_kind": ValueKind(header.value_kind).name,
+            "draft_token_count": row.draft_token_count,
+            "proposal_token_ids": row.proposal_token_ids.tolist() if place == row.token_ids.size - 1 else [],
+            "weight_version": header.weight_version,
+            "step": header.step,
+            "sequence": header.sequence,
+            "produced_at_ns": header.produced_at_ns,
+        }
+        for place in range(row.token_ids.size)
+    ]
+
+
+def of_batches(*batches: LogprobBatch) -> list[StreamItem]:
+    return [StreamItem(hello(), EPOCH, number, BATCH, encode(each)) for number, each in enumerate(batches, 1)]
+
+
+def of_event(sequence: int, **event: Any) -> StreamItem:  # noqa: ANN401 - whichever the event is
+    return StreamItem(hello(), EPOCH, sequence, EVENT, write_frame(RequestEvent(sequence=sequence, **event)))
+
+
+def written(
+    items: Iterable[StreamItem], path: Path | BytesIO, kind: type[TokenFile] = TokenFile
+) -> tuple[list[Values], TokenFile]:
+    file = kind(path)
+    for item in items:
+        file.add(item)
+    file.close()
+    return pq.read_table(path).to_pylist(), file
+
+
+def scores(key: int, count: int, k: int, *, are_named: bool = False, position: int = 1) -> PromptScores:
+    ids = np.arange(count * k, dtype=np.uint32).reshape(count, k)
+    return PromptScores(
+        key,
+        position,
+        position + count,
+        np.arange(count, dtype=np.uint32),
+        -np.arange(1, count + 1, dtype=np.float32),
+        np.arange(1, count + 1, dtype=np.uint32),
+        np.broadcast_to(ids[0], (count, k)) if are_named else ids,
+        -np.arange(1, count * k + 1, dtype=np.float32).reshape(count, k),
+        are_named,
+    )
+
+
+# What the three libraries read.
+
+
+def by_pyarrow(path: Path, _: Path) -> list[Values]:
+    rows: list[Values] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def by_duckdb(path: Path, _: Path) -> list[Values]:
+    import duckdb  # noqa: PLC0415 - slow to import
+
+    with duckdb.connect() as connection:
+        found = connection.execute("select * from read_parquet(?)", [str(path)])
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def by_datasets(path: Path, folder: Path) -> list[Values]:
+    import datasets  # noqa: PLC0415 - slow to import
+
+    return list(datasets.Dataset.from_parquet(str(path), cache_dir=str(folder)))
+
+
+READERS = [by_pyarrow, by_duckdb, by_datasets]
+
+
+def whole_stream() -> list[StreamItem]:
+    """Return a stream of three requests with drafts and alternatives, one of which had its prompt scored."""
+    items = list(read_items(BytesIO(recording(payloads(drafts=True, parts=2)))))
+    for number, chunk in enumerate(scores(3, 40, 5).chunks()):
+        items.insert(3, of_event(900 + number, prompt_scores=chunk))
+    return items
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("read", READERS)
+def test_tokens_are_what_the_recording_has(read: Callable[[Path, Path], list[Values]], tmp_path: Path) -> None:
+    path, items = tmp_path / "tokens.parquet", whole_stream()
+    written(items, path)
+    truth = tokens_of(items)
+    assert read(path, tmp_path) == truth
+    assert {token["kind"] for token in truth} == {"TARGET", "DRAFT", "PROMPT"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("read", READERS)
+def test_requests_are_what_the_recording_has(read: Callable[[Path, Path], list[Values]], tmp_path: Path) -> None:
+    path, items = tmp_path / "requests.parquet", whole_stream()
+    written(items, path, RequestFile)
+    found = read(path, tmp_path)
+    assert sorted(request["request_id"] for request in found) == [1, 2, 3]
+    for request in found:
+        assert (request["status"], request["error"], request["prompt_tokens"]) == ("FINISHED_LENGTH", None, 1)
+        assert_lists(request, tokens_of(items))
+
+
+def assert_lists(request: Values, tokens: Sequence[Values]) -> None:
+    """Assert that a request's lists are the columns of its tokens, in their order."""
+    names = {
+        "TARGET": ["draft_token_count", "weight_version", "step", "produced_at_ns"],
+        "DRAFT": ["step"],
+        "PROMPT": [],
+    }
+    of_all = ["position", "token_id", "logprob", "rank", "alternative_token_ids", "alternative_logprobs"]
+    for kind, prefix in (("TARGET", ""), ("DRAFT", "draft_"), ("PROMPT", "prompt_")):
+        mine = [each for each in tokens if (each["request_id"], each["kind"]) == (request["request_id"], kind)]
+        for name in [*of_all, *names[kind]]:
+            assert request[f"{prefix}{name.removesuffix('s')}s"] == [each[name] for each in mine], name
+
+
+# Every shape.
+
+
+@given(st.lists(valid_messages, max_size=4))
+def test_any_valid_messages(messages: Sequence[pb.LogprobBatch]) -> None:
+    items = [StreamItem(hello(), 1, number, BATCH, canonical(each)) for number, each in enumerate(messages, 1)]
+    found, file = written(items, BytesIO())
+    assert found == tokens_of(items)
+    assert (file.refused_items, file.tokens) == (0, len(found))
+    requests, _ = written(items, BytesIO(), RequestFile)
+    assert sum(len(each["token_ids"]) + len(each["draft_token_ids"]) for each in requests) == len(found)
+
+
+def test_prompt_of_many_named_tokens(tmp_path: Path) -> None:
+    """A prompt's alternatives may be more than a batch's ever are, and those that were named are the same each time."""
+    chunks = list(scores(5, 300, 256, are_named=True).chunks())
+    items = [of_event(number, prompt_scores=chunk) for number, chunk in enumerate(chunks, 1)]
+    found, _ = written(items, tmp_path / "tokens")
+    assert len(chunks) > 1
+    assert found == tokens_of(items)
+    (request,), _ = written(items, tmp_path / "requests", RequestFile)
+    assert (request["status"], request["prompt_token_ids"]) == ("ACTIVE", list(range(300)))
+    assert request["prompt_alternative_token_ids"][299] == list(range(256))
+
+
+def test_proposals_stand_at_their_rows_last_token(tmp_path: Path) -> None:
+    rows = [RowShape(2, tokens=3, proposals=2), RowShape(4, tokens=0, status=RowStatus.HANDED_OFF, proposals=3)]
+    items = of_batches(batch([*rows, RowShape(6, tokens=1, proposals=1)]))
+    found, _ = written(items, tmp_path / "tokens")
+    assert [len(token["proposal_token_ids"]) for token in found] == [0, 0, 2, 1]
+    assert found == tokens_of(items)
+
+
+def test_item_that_breaks_the_contract_is_counted_and_left_out(tmp_path: Path) -> None:
+    items = of_batches(batch([RowShape(1)]), batch([RowShape(1, position=1)], sequence=2, step=2))
+    broken = StreamItem(hello(), EPOCH, 2, BATCH, items[0].payload[:-1])
+    found, file = written([items[0], broken], tmp_path / "tokens")
+    assert found == tokens_of(items[:1])
+    assert file.refused_items == 1
+
+
+def test_stream_without_tokens_is_a_table_without_rows(tmp_path: Path) -> None:
+    for kind in (TokenFile, RequestFile):
+        found, _ = written([], tmp_path / kind.rows, kind)
+        assert found == []
+        assert pq.read_schema(tmp_path / kind.rows).names == kind.schema.names
+
+
+# Requests.
+
+
+def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
+    """Each end is told, and what did not end is last."""
+    items = [
+        of_event(1, admitted=Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7)),
+        *of_batches(
+            batch([RowShape(9, tokens=2), RowShape(8, tokens=1), RowShape(7, tokens=3)]),
+            batch(
+                [
+                    RowShape(9, 2, 1, RowStatus.FINISHED_STOP),
+                    RowShape(8, 1, 0, RowStatus.ABORTED),
+                    RowShape(7, 3, 1, RowStatus.ACTIVE),
+                    RowShape(6, 0, 1, RowStatus.ACTIVE),
+                ],
+                step=2,
+                sequence=2,
+            ),
+        ),
+        of_event(4, error=RequestError(request_key=6, code=ErrorCode.ERROR_CODE_DEADLINE, message="too late")),
+    ]
+    found, _ = written(items, tmp_path / "requests", RequestFile)
+    assert [(each["request_id"], each["status"], len(each["token_ids"])) for each in found] == [
+        (9, "FINISHED_STOP", 3),
+        (8, "ABORTED", 1),
+        (6, "ERROR", 1),
+        (7, "ACTIVE", 4),
+    ]
+    assert [each["prompt_tokens"] for each in found] == [7, None, None, None]
+    assert found[2]["error"] == "DEADLINE: too late"
+    for request in found:
+        assert_lists(request, tokens_of(items))
+
+
+def test_key_that_is_used_again_is_another_request(tmp_path: Path) -> None:
+    ends = RowStatus.FINISHED_LENGTH
+    draft = batch([RowShape(1, 0, 2)], kind=BatchKind.DRAFT, sequence=2)
+    items = of_batches(
+        batch([RowShape(1, 0, 2, ends)], draft_follows=True),
+        draft,
+        batch([RowShape(1, 0, 3, ends)], step=2, sequence=3),
+    )
+    found, _ = written(items, tmp_path / "requests", RequestFile)
+    assert [len(each["token_ids"]) for each in found] == [2, 3]
+    assert [len(each["draft_token_ids"]) for each in found] == [2, 0]
+
+
+@pytest.mark.parametrize("most", [1, 7, 40])
+def test_row_groups_are_bounded(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group has at most the tokens it may and one item or request more, and the file is the same."""
+    items = list(read_items(BytesIO(recording(payloads(requests=9, tokens=40, drafts=True)))))
+    expected = written(items, tmp_path / "one", RequestFile)[0]
+    monkeypatch.setattr(parquet, "_GROUP_TOKENS", most)
+    found, _ = written(items, tmp_path / "tokens")
+    assert found == tokens_of(items)
+    of_item_most = max(len(of_item(item)) for item in items)
+    file = pq.ParquetFile(tmp_path / "tokens")
+    assert max(file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)) < most + of_item_most
+    assert file.num_row_groups > 2
+    requests, _ = written(items, tmp_path / "requests", RequestFile)
+    assert requests == expected
+    assert pq.ParquetFile(tmp_path / "requests").num_row_groups >= 360 / (80 + most)
+
+
+def test_bytes_of_a_row_group_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = list(read_items(BytesIO(recording(payloads()))))
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1)
+    written(items, tmp_path / "tokens")
+    batches = sum(item.batch is not None for item in items)
+    assert pq.ParquetFile(tmp_path / "tokens").num_row_groups == batches
+
+
+# What a file says of itself.
+
+
+def test_metadata(tmp_path: Path) -> None:
+    items = list(read_items(BytesIO(recording(without=range(5, 6)))))
+    for kind in (TokenFile, RequestFile):
+        written(items, tmp_path / kind.rows, kind)
+        metadata = pq.read_metadata(tmp_path / kind.rows).metadata
+        assert metadata[b"tokenbus.rows"].decode() == kind.rows
+        assert metadata[b"tokenbus.schema"] == b"1.0"
+        assert metadata[b"tokenbus.writer"].startswith(b"tokenbus ")
+        told = json.loads(metadata[b"tokenbus.recording"])
+        assert (told["worker_id"], told["epoch"], told["last_sequence"]) == (WORKER, str(EPOCH), "6")
+        assert (told["items"], told["missing_items"], told["refused_items"]) == (5, 1, 0)
+        assert told["hello"]["limits"]["max_rows"] == 64
