@@ -42,7 +42,7 @@ def test_loop_on_the_page_trains(
         [str(step), str(update), f"{{{step}}}" if step else "set()"] for step in range(8) for update in range(2)
     ]
     rewards, least, most = (np.array([float(each[place]) for each in words]) for place in (4, 6, 7))
-    assert rewards[-4:].mean() > rewards[0] + 0.05, rewards
+    assert rewards[-4:].mean() > rewards[0] + 0.15, rewards
     assert least[::2] == pytest.approx(1, abs=1e-3)
     assert most[::2] == pytest.approx(1, abs=1e-3)
     assert least[1::2].max() < 1 < most[1::2].min()
@@ -144,7 +144,7 @@ def test_trl_has_the_logprobs_that_it_computes_itself(trained: Trained) -> None:
 def test_trl_trains(trained: Trained) -> None:
     rewards = [step["reward"] for step in trained.steps]
     assert len(rewards) == STEPS
-    assert np.mean(rewards[-3:]) > rewards[0] + 0.05, rewards
+    assert np.mean(rewards[-3:]) > rewards[0] + 0.1, rewards
 
 
 def test_tokens_name_the_weights_that_trl_sent(trained: Trained) -> None:
@@ -161,4 +161,4 @@ def test_tokens_name_the_weights_that_trl_sent(trained: Trained) -> None:
     first, last = (
         [token for _, version, token in trained.tokens if version in some] for some in ((1,), (STEPS, STEPS + 1))
     )
-    assert share_of_even([last])[0] > share_of_even([first])[0] + 0.05
+    assert share_of_even([last])[0] > share_of_even([first])[0] + 0.1
