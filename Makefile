@@ -36,6 +36,7 @@ RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 
 VLLM := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
+CLIENTS_INSTALLED := .venv-vllm/.clients
 
 # Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
 COMPILE := $(BIN)/uv pip compile --quiet --system-certs --generate-hashes --no-annotate \
@@ -93,7 +94,7 @@ test: check ## Run every check, then the tests
 	@echo "==> pytest"
 	@$(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
 
-test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
+test-vllm: $(CLIENTS_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
 	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m $(PYTEST) -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
 		tests/engines/vllm/real tests/gpu_ops/test_frameworks.py
@@ -106,20 +107,19 @@ test-gpu: ## Run the tests of gpu_ops that need a card, on a machine that has on
 # What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
 VLLM_INSTALL := $(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
 
-# All clones with the same lock share its packages, which are some gigabytes; an installation that fails leaves nothing.
-$(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
-	@rm -rf .venv-vllm
-	@"$(PYTHON)" -m venv .venv-vllm
-	@set -eu; \
-	lock=$$({ $(VLLM) -V; cat requirements/vllm.txt; } | sha256sum | cut -c 1-16); \
-	packages="$${XDG_CACHE_HOME:-$$HOME/.cache}/tokenbus/vllm-$$lock"; \
+# All clones with the same locks share their packages, some gigabytes; an installation that fails leaves nothing.
+# $(call share,NAME,LOCKS,OPTIONS): what the first of the locks has, beside what the others have.
+define share
+	set -eu; \
+	lock=$$({ $(VLLM) -V; cat $(2); } | sha256sum | cut -c 1-16); \
+	packages="$${XDG_CACHE_HOME:-$$HOME/.cache}/tokenbus/$(1)-$$lock"; \
 	if ! test -d "$$packages"; then \
-		echo "==> setup: vLLM, some gigabytes, in $$packages"; \
+		echo "==> setup: $(firstword $(2)), in $$packages"; \
 		part="$$packages.$$$$"; \
 		trap 'rm -rf "$$part"' EXIT; \
-		$(VLLM_INSTALL) --ignore-installed --no-warn-script-location --prefix "$$part" \
-			--require-hashes --requirement requirements/vllm.txt || { \
-			echo "error: requirements/vllm.txt cannot be installed; its torch for a CPU is on PyTorch's own index alone:" \
+		$(VLLM_INSTALL) $(3) --no-warn-script-location --prefix "$$part" \
+			--require-hashes --requirement $(firstword $(2)) || { \
+			echo "error: $(firstword $(2)) cannot be installed; vLLM's torch for a CPU is on PyTorch's own index alone:" \
 				"name that in PIP_EXTRA_INDEX_URL, or a folder that has the wheel in PIP_FIND_LINKS" >&2; \
 			exit 1; \
 		}; \
@@ -127,10 +127,21 @@ $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml h
 	fi; \
 	$(VLLM) -c 'import sys, sysconfig; \
 		paths = [sysconfig.get_path("purelib", vars={"base": base}) for base in (sys.prefix, sys.argv[1])]; \
-		open(paths[0] + "/vllm.pth", "w").write(f"import site; site.addsitedir({paths[1]!r})\n")' "$$packages"
+		open(paths[0] + "/$(1).pth", "w").write(f"import site; site.addsitedir({paths[1]!r})\n")' "$$packages"
+endef
+
+$(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
+	@rm -rf .venv-vllm
+	@"$(PYTHON)" -m venv .venv-vllm
+	@$(call share,vllm,requirements/vllm.txt,--ignore-installed)
 	@echo "==> setup: .venv-vllm"
 	@$(VLLM_INSTALL) --require-hashes --requirement requirements/build.txt
 	@$(VLLM_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# What vLLM's lock has is installed already, and pip leaves it as it is.
+$(CLIENTS_INSTALLED): $(VLLM_INSTALLED) requirements/clients.txt
+	@$(call share,clients,requirements/clients.txt requirements/vllm.txt)
 	@touch $@
 
 examples: examples/node/node_modules tests/asyncapi/node_modules ## Make what the examples in other languages need (npm; g++, protobuf and libzmq)
@@ -224,6 +235,8 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"
 	@$(COMPILE) $(GPU_HOST) requirements/vllm.in pyproject.toml --extra gateway \
 		--override requirements/vllm-overrides.in -o requirements/vllm.txt
+	@echo "==> lock: clients (as above); what vLLM's lock has stays as it is there, whatever a client asks for"
+	@$(COMPILE) $(GPU_HOST) requirements/clients.in --override requirements/vllm.txt -o requirements/clients.txt
 
 sbom: setup ## Write what each lock holds as CycloneDX, into build/sbom
 	@$(BIN)/python requirements/supply.py sbom

@@ -51,6 +51,7 @@ NOT_RUN = {
     "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
         *("tokenbus up --engine vllm", "tokenbus up --engine transformers", "tokenbus worker --engine vllm"),
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
+        "lm_eval run",
     ),
     "tests/integration starts several processes at ports of its own: test_gateway_processes.py, test_several.py": (
         *("tokenbus gateway --processes", "tokenbus gateway --clients-address"),
@@ -95,6 +96,7 @@ EXAMPLES = {
     "docs/recording.md": "tests/services/test_recording.py",
     "docs/offline.md": "tests/services/offline/test_llm.py",
     "docs/testing.md": "tests/tokenbus/testing/test_plugin.py",
+    "docs/training.md": "tests/engines/vllm/real/test_training.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }
 """Where each page's blocks of Python are run."""

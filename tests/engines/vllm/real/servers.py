@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -29,17 +30,17 @@ PARSER = "pythonic"
 
 
 class Server(NamedTuple):
-    """One of the two, by OpenAI's client and by plain HTTP."""
+    """One of the two, by its URL, by OpenAI's client and by plain HTTP."""
 
+    url: str
     openai: openai.OpenAI
     plain: httpx.Client
 
     @classmethod
-    def of(cls, stack: ExitStack, url: str, transport: httpx.HTTPTransport) -> "Server":
-        """Return a server at a URL, or behind a transport of its own."""
-        plain = stack.enter_context(httpx.Client(base_url=url, transport=transport, timeout=MOST))
+    def of(cls, stack: ExitStack, url: str) -> "Server":
+        plain = stack.enter_context(httpx.Client(base_url=url, timeout=MOST))
         asking = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=plain)
-        return cls(asking, plain)
+        return cls(url, asking, plain)
 
 
 class Servers(NamedTuple):
@@ -48,6 +49,9 @@ class Servers(NamedTuple):
     theirs: Server
     ours: Server
     model: str
+    """Its name."""
+    folder: Path
+    """Where it is."""
 
 
 @contextmanager
@@ -58,22 +62,39 @@ def running(model: Path) -> Iterator[Servers]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-"))
         deployment = Deployment(Path(folder))
         stack.callback(deployment.close)
-        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", f"{folder}/v"]
+        port = _held_port(stack)
+        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         named = ["--model", str(model), "--served-model-name", model.name]
         named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER, "--enable-scale-out"]
         theirs = deployment.start("vllm", vllm + named + arguments(OPTIONS))
         stack.callback(_end, theirs)
-        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json"]
-        parsed = ["--set", f"gateway.tool_call_parser={PARSER}"]
-        ours = deployment.start("up", [*command, *parsed, "--", *arguments(OPTIONS)])
+        ours = start_up(deployment, model, OPTIONS, f"gateway.tool_call_parser={PARSER}")
         stack.callback(_end, ours)
-        url = json.loads(ours.wait_for('"event": "up"'))["gateway"]
+        url = event_of_up(ours)["gateway"]
         theirs.wait_for("Application startup complete")
-        yield Servers(
-            Server.of(stack, "http://vllm", httpx.HTTPTransport(uds=f"{folder}/v")),
-            Server.of(stack, url, httpx.HTTPTransport()),
-            model.name,
-        )
+        yield Servers(Server.of(stack, f"http://127.0.0.1:{port}"), Server.of(stack, url), model.name, model)
+
+
+def start_up(deployment: Deployment, model: Path, options: Mapping[str, Any], *settings: str) -> Program:
+    """Start `tokenbus up` with a model, vLLM's options and settings of its own, KEY=VALUE."""
+    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json"]
+    given = [word for setting in settings for word in ("--set", setting)]
+    return deployment.start("up", [*command, *given, "--", *arguments(options)])
+
+
+def event_of_up(program: Program) -> Mapping[str, Any]:
+    """Wait until it is up, and return what it says then: the gateway's URL and more."""
+    event: Mapping[str, Any] = json.loads(program.wait_for('"event": "up"'))
+    return event
+
+
+def _held_port(stack: ExitStack) -> int:
+    """Return a port that nobody else is given: a socket is bound to it, and does not listen."""
+    held = stack.enter_context(socket.socket())
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # vLLM does so too, and may then bind it as well
+    held.bind(("127.0.0.1", 0))
+    port: int = held.getsockname()[1]
+    return port
 
 
 def _end(program: Program) -> None:

@@ -16,20 +16,12 @@ from tests.engines.vllm.real.servers import (
     answers,
     as_listed_by_vllm,
     joined,
-    running,
     single,
     streams,
 )
-from tests.engines.vllm.tiny_model import END, TEMPLATE, make
+from tests.engines.vllm.tiny_model import END
 from tests.integration.serving import error_of
 from tokenbus_services.gateway.metrics import VLLM
-
-
-@pytest.fixture(scope="module")
-def servers(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:  # noqa: ARG001 - first
-    model = make(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT, template=TEMPLATE)
-    with running(model) as both:
-        yield both
 
 
 def completions(client: openai.OpenAI) -> Any:  # noqa: ANN401 - OpenAI's

@@ -1,0 +1,164 @@
+"""docs/training.md as it is: its loop, and TRL's asynchronous GRPO, whose weights go back after every step."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+import tokenbus
+from tests.engines.vllm.real.runs import SHARED, WHOLE, apart
+from tests.engines.vllm.real.servers import MOST, event_of_up, start_up
+from tests.engines.vllm.tiny_model import make
+from tests.integration import programs
+from tests.integration.deployment import COMMAND, Deployment
+from tests.pages import blocks, module_of
+
+LOOP, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
+STEPS = 10
+CONTEXT = 512
+
+
+def test_loop_on_the_page_trains(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reward rises; each batch is of the newest weights, by which the trainer's logprobs are the engine's."""
+    assert sum(bool(line.strip()) for line in LOOP.text.splitlines()) <= 40
+    loop: Any = module_of(LOOP, "loop")
+    loop.MODEL = model
+    options = {name: value for name, value in WHOLE.items() if name != "dtype"}
+    monkeypatch.setattr(tokenbus, "LLM", partial(tokenbus.LLM, settings=tokenbus.Settings(), **options))
+    loop.main()
+    words = [line.split() for line in capsys.readouterr().out.splitlines() if " reward " in line]
+    assert [each[:3] for each in words] == [
+        [str(step), str(update), f"{{{step}}}" if step else "set()"] for step in range(8) for update in range(2)
+    ]
+    rewards, least, most = (np.array([float(each[place]) for each in words]) for place in (4, 6, 7))
+    assert rewards[-4:].mean() > rewards[0] + 0.15, rewards
+    assert least[::2] == pytest.approx(1, abs=1e-3)
+    assert most[::2] == pytest.approx(1, abs=1e-3)
+    assert least[1::2].max() < 1 < most[1::2].min()
+
+
+def attention(query: Any, key: Any, value: Any, ends: Any, key_ends: Any, *_: int, **options: Any) -> Any:  # noqa: ANN401
+    """Do on a CPU what the kernel does that TRL takes from a hub, for cards alone: each segment sees its path."""
+    import torch
+
+    assert options["causal"]
+    assert options["window_size"] == (-1, -1)
+    parts = []
+    for (begin, end), (first, last) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
+        seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
+        heads = (each.transpose(0, 1) for each in (query[begin:end], key[first:last], value[first:last]))
+        found = torch.nn.functional.scaled_dot_product_attention(
+            *heads, attn_mask=seen, scale=options["softmax_scale"], enable_gqa=True
+        )
+        parts.append(found.transpose(0, 1))
+    return torch.cat(parts)
+
+
+def share_of_even(completion_ids: Sequence[Sequence[int]], **_: object) -> list[float]:
+    return [float(np.mean([token % 2 == 0 for token in ids])) for ids in completion_ids]
+
+
+class Trained(NamedTuple):
+    """What TRL said of each step, and what went over the bus meanwhile."""
+
+    steps: Sequence[Mapping[str, float]]
+    tokens: Sequence[tuple[int, int, int]]
+    """Each with its request and the version of the weights, in the order in which they were published."""
+    weight_info: Mapping[str, Any]
+
+
+def train(url: str, folder: Path) -> list[Mapping[str, float]]:
+    """Run the page's trainer as on a machine without a card, and return what it logged of each step."""
+    import torch
+    from datasets import Dataset  # noqa: PLC0415
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: PLC0415
+
+    kernels = ModuleType("kernels")
+    kernels.__dict__["get_kernel"] = lambda *_, **__: SimpleNamespace(flash_attn_varlen_func=attention)
+    sys.modules["kernels"] = kernels
+    torch.cuda.get_device_name = lambda *_: "none"
+    prompts = [[{"role": "user", "content": text}] for text in ("the cat", "a mat", "the bus", "words")]
+    names: dict[str, Any] = {
+        "AsyncGRPOConfig": partial(
+            AsyncGRPOConfig, max_steps=STEPS, learning_rate=2e-4, per_device_train_batch_size=32, num_generations=8,
+            max_completion_length=16, max_staleness=1, bf16=False, use_cpu=True, gradient_checkpointing=False,
+            report_to=[], save_strategy="no", disable_tqdm=True,
+        ),
+        "AsyncGRPOTrainer": AsyncGRPOTrainer,
+        "FolderTransfer": module_of(TRANSFER, "transfer").FolderTransfer,
+        "Path": Path,
+        "prompts": Dataset.from_dict({"prompt": prompts}),
+        "reward": share_of_even,
+    }  # fmt: skip
+    text = TRAINER.text.replace("Qwen/Qwen2.5-0.5B", f"{folder}/tiny").replace("http://127.0.0.1:8000", url)
+    exec(text.replace("/shared", str(folder)).replace('"out"', f'"{folder}/out"'), names)  # noqa: S102 - our own page
+    names["trainer"].train()
+    return [step for step in names["trainer"].state.log_history if "reward" in step]
+
+
+@pytest.fixture(scope="module")
+def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes first
+    """Train with a system of ours, whose stream is recorded."""
+    from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(programs, "MOST", MOST)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-")))
+        (folder / "weights").mkdir()
+        model = make(folder / "tiny", context=CONTEXT, template=qwen2_5_chat_template)
+        deployment = Deployment(folder)
+        stack.callback(deployment.close)
+        options = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
+        event = event_of_up(start_up(deployment, model, options, "gateway.control=true", f"worker.model={model}"))
+        to_bus = ["--clients-address", event["clients_address"]]
+        recorder = deployment.start("record", [COMMAND, "record", str(folder / "steps"), *to_bus])
+        steps = apart(train, event["gateway"], folder)
+        recorder.terminate()
+        batches = [item.batch for item in tokenbus.read_recording(folder / "steps") if item.batch is not None]
+        tokens = [
+            (row.key, batch.header.weight_version, token)
+            for batch in batches
+            for row in batch.rows()
+            for token in row.token_ids.tolist()
+        ]
+        yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json())
+
+
+def test_trl_has_the_logprobs_that_it_computes_itself(trained: Trained) -> None:
+    """Of the first step, which is trained on what its own weights sampled."""
+    assert trained.steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
+    assert trained.steps[0]["kl"] < 1e-6
+
+
+def test_trl_trains(trained: Trained) -> None:
+    rewards = [step["reward"] for step in trained.steps]
+    assert len(rewards) == STEPS
+    assert np.mean(rewards[-3:]) > rewards[0] + 0.1, rewards
+
+
+def test_tokens_name_the_weights_that_trl_sent(trained: Trained) -> None:
+    """Versions only rise, up to the last one that it sent; some requests live through an update."""
+    versions = [version for _, version, _ in trained.tokens]
+    assert versions == sorted(versions)
+    assert versions[0] == 1
+    assert versions[-1] >= STEPS
+    assert trained.weight_info["weight_version"] == str(STEPS + 1)
+    of_requests: dict[int, set[int]] = {}
+    for request, version, _ in trained.tokens:
+        of_requests.setdefault(request, set()).add(version)
+    assert max(map(len, of_requests.values())) > 1
+    first, last = (
+        [token for _, version, token in trained.tokens if version in some] for some in ((1,), (STEPS, STEPS + 1))
+    )
+    assert share_of_even([last])[0] > share_of_even([first])[0] + 0.1
