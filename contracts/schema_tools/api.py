@@ -24,14 +24,14 @@ All are in `tokenbus`. A client begins with [connect](#connect), an engine with
 and errors, and an example that the tests run.
 """
 _GROUPS = {
-    "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate "
-    "PromptScores WeightSpan Operator ControlError",
+    "Clients": "connect Client Generation Token TokenExtras RequestParameters StructuredOutput Stream StepRows "
+    "RequestEnd Generate PromptScores WeightSpan Operator ControlError",
     "Offline": "LLM Outputs Output",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Recordings and the durable log": "read_recording read_log StreamItem",
-    "Messages": "LogprobBatch BatchHeader Row encode decode Limits BatchKind RowStatus Scoring SpeculativeMethod "
-    "StepPhase ValueKind",
+    "Messages": "LogprobBatch BatchHeader Row Extras Extra encode decode Limits BatchKind RowStatus Scoring "
+    "SpeculativeMethod StepPhase ValueKind",
     "Errors": "ContractError Rule RequestFailedError AddressError LogError RecordingError SettingsError PublishError "
     "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError",
 }

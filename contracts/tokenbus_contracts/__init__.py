@@ -3,6 +3,7 @@
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.codec import decode, encode
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.extras import Extra, Extras
 from tokenbus_contracts.generated.enums import (
     BatchKind,
     RowStatus,
@@ -20,6 +21,8 @@ __all__ = [
     "BatchHeader",
     "BatchKind",
     "ContractError",
+    "Extra",
+    "Extras",
     "Limits",
     "LogprobBatch",
     "PromptScores",

@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from tokenbus_contracts.columns import MessageColumns
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.extras import extras_of
 from tokenbus_contracts.fitting import fitted, kind_of
 from tokenbus_contracts.generated.enums import RowStatus
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.layout import Index, Layout
 from tokenbus_contracts.rows import OnlyRow, Row, Rows
-from tokenbus_contracts.schema import COLUMN, COLUMNS
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, FURTHER_COLUMNS, Column
 
-_TYPES = [(column.name, column.dtype) for column in COLUMNS]
+_BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """What the column `stops` has for a stop token, and for the first stop text; those of the others follow."""
 _set = object.__setattr__  # a batch's own is for others, and refuses
@@ -42,8 +43,10 @@ class LogprobBatch:
             print(row.key, row.token_ids, row.logprobs)
     """
 
-    __slots__ = ("_layout", "_message", "_rows", "header", *(column.name for column in COLUMNS))
+    __slots__ = ("has_extras", "_layout", "_message", "_rows", "header", *(column.name for column in COLUMNS))
 
+    has_extras: bool
+    """Whether it may have more than the base columns."""
     _layout: Layout
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
@@ -64,6 +67,15 @@ class LogprobBatch:
     alternative_logprobs: npt.NDArray[np.float32]
     proposal_token_ids: npt.NDArray[np.uint32]
     stops: npt.NDArray[np.uint8]
+    extras: npt.NDArray[np.uint8]
+    given_counts: npt.NDArray[np.uint32]
+    mask_bounds: npt.NDArray[np.uint32]
+    other_logprobs: npt.NDArray[np.float32]
+    entropies: npt.NDArray[np.float32]
+    given_token_ids: npt.NDArray[np.uint32]
+    given_logprobs: npt.NDArray[np.float32]
+    mask_sizes: npt.NDArray[np.uint32]
+    mask_token_ids: npt.NDArray[np.uint32]
 
     def __init__(  # noqa: PLR0913 - the columns are what they are, and each has a name
         self,
@@ -85,8 +97,9 @@ class LogprobBatch:
         alternative_logprobs: npt.ArrayLike = (),
         proposal_token_ids: npt.ArrayLike = (),
         stops: npt.ArrayLike = (),
+        **further: npt.ArrayLike,
     ) -> None:
-        """Take the header and the columns; a column that is left out is empty."""
+        """Take the header and the columns, `extras` and those behind it by name too; one that is left out is empty."""
         if not isinstance(header, BatchHeader):
             raise ContractError("header", "a BatchHeader", type(header).__name__, rule=Rule.TYPE)
         given = (
@@ -109,18 +122,24 @@ class LogprobBatch:
         )
         _set(self, "header", header)
         _set(self, "_message", None)
+        _set(self, "has_extras", bool(further))
         for (set_column, name, dtype), values in zip(_SLOTS, given, strict=True):
             if type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1:
                 set_column(self, values)
             else:
                 set_column(self, fitted(COLUMN[name], values))
+        for name, values in further.items():
+            if name not in _FURTHER:
+                raise TypeError(f"LogprobBatch has no column {name}")
+            _set(self, name, fitted(COLUMN[name], values))
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
-        """Make a batch of all its columns, each an array of its column's own type."""
+        """Make a batch of its columns, each an array of its column's own type; the base columns are all there."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
         _set(batch, "_message", None)
+        _set(batch, "has_extras", len(columns) > _BASE_COUNT)
         for name, values in columns.items():
             _set(batch, name, values)
         return batch
@@ -140,9 +159,12 @@ class LogprobBatch:
         batch = type(self).__new__(type(self))
         _set(batch, "header", header)
         _set(batch, "_message", None)
+        _set(batch, "has_extras", self.has_extras)
         # The columns alone: reading the layout or the rows would make them, for a batch that may never need them.
         for (set_column, _, _), values in zip(_SLOTS, _VALUES(self), strict=True):
             set_column(batch, values)
+        for column in FURTHER_COLUMNS if self.has_extras else ():
+            _set(batch, column.name, getattr(self, column.name))
         return batch
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -155,8 +177,8 @@ class LogprobBatch:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns by name, in the order of their fields."""
-        return {column.name: getattr(self, column.name) for column in COLUMNS}
+        """The columns by name, in the order of their fields: those of every batch, and of the others what is there."""
+        return {column.name: getattr(self, column.name) for column in self._present()}
 
     @property
     def row_count(self) -> int:
@@ -168,8 +190,7 @@ class LogprobBatch:
         if not isinstance(other, LogprobBatch):
             return NotImplemented
         return self.header == other.header and all(
-            mine.tobytes() == theirs.tobytes()
-            for mine, theirs in zip(self.columns.values(), other.columns.values(), strict=True)
+            getattr(self, column.name).tobytes() == getattr(other, column.name).tobytes() for column in COLUMNS
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -190,6 +211,16 @@ class LogprobBatch:
         except ContractError:
             return False
         return True
+
+    def further_bytes(self) -> Index | None:
+        """Return how many bytes each row has in columns that not every batch has; None: the batch has none of them."""
+        if not self.has_extras:
+            return None
+        found = np.zeros(self.row_count, np.intp)
+        for column in FURTHER_COLUMNS:
+            if getattr(self, column.name).size:
+                found += column.item_bytes * np.diff(self._layout.starts[column.length])
+        return found
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in the order of the columns."""
@@ -249,9 +280,13 @@ class LogprobBatch:
     def joined(cls, parts: Sequence["LogprobBatch"]) -> "LogprobBatch":
         """Return the parts of one step as one batch, whose header is the last part's, in original batch order."""
         header = parts[-1].header._replace(part_index=0, part_count=1)
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in _TYPES}
-        if columns["stops"].size:
-            columns["stops"] = np.concatenate([part.stops if part.stops.size else _no_stops(part) for part in parts])
+        present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
+        columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in present}
+        for name, rows_in in _OPTIONAL:
+            if name in columns and columns[name].size:
+                each = [(getattr(part, name), rows_in(part)) for part in parts]
+                found = [values if values.size else np.zeros(rows, values.dtype) for values, rows in each]
+                columns[name] = np.concatenate(found)
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
@@ -266,15 +301,23 @@ class LogprobBatch:
 
     def _taken(self, elements: dict[int, Index], header: BatchHeader) -> "LogprobBatch":
         """Return a batch of these elements: the only code that moves columns, and it moves them all."""
-        taken = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
+        taken = {column.name: getattr(self, column.name) for column in self._present()}
+        for column in self._present():
+            if taken[column.name].size:
+                taken[column.name] = taken[column.name][elements[column.length]]
         return self.of_views(header, taken)
+
+    def _present(self) -> Sequence[Column]:
+        return COLUMNS if self.has_extras else BASE_COLUMNS
 
     if not TYPE_CHECKING:  # to mypy, a name that it does not know is a mistake
 
         def __getattr__(self, name: str) -> object:
             """Make what is made when it is first read: a column's view of the message, the layout, the rows."""
             if name in COLUMN:
-                made: object = self._message.array(name)
+                made: object = COLUMN[name].empty if self._message is None else self._message.array(name)
+            elif name == "has_extras":
+                made = self._message.has_further
             elif name == "_layout":
                 made = Layout(self)
             elif name == "_rows":
@@ -285,19 +328,31 @@ class LogprobBatch:
             return made
 
     def _made_rows(self) -> Rows | OnlyRow:
+        extras = extras_of(self, self._layout.starts) if self.has_extras else None
         if self._message is not None:
             if self._message.row_count == 1:
-                return OnlyRow(self._message)
-            return Rows(self._message.array, self._message.numbers)
+                return OnlyRow(self._message, extras)
+            return Rows(self._message.array, self._message.numbers, extras)
         self._layout  # noqa: B018 - a ContractError where the columns are not as long as the counts say
-        return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist())
+        return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist(), extras)
 
 
-_SLOTS = [(LogprobBatch.__dict__[name].__set__, name, dtype) for name, dtype in _TYPES]
-"""What sets each column; `_set` would look each up by its name."""
-_VALUES = attrgetter(*(name for name, _ in _TYPES))
+_SLOTS = [(LogprobBatch.__dict__[column.name].__set__, column.name, column.dtype) for column in BASE_COLUMNS]
+"""What sets each base column; `_set` would look each up by its name."""
+_VALUES = attrgetter(*(column.name for column in BASE_COLUMNS))
+_FURTHER = {column.name for column in FURTHER_COLUMNS}
 
 
-def _no_stops(batch: LogprobBatch) -> npt.NDArray[np.uint8]:
-    """Return the column `stops` that says of no row which stop ended it."""
-    return np.zeros(np.count_nonzero(batch.statuses == RowStatus.FINISHED_STOP), np.uint8)
+def _stopped_rows(batch: LogprobBatch) -> int:
+    return int(np.count_nonzero(batch.statuses == RowStatus.FINISHED_STOP))
+
+
+def _all_rows(batch: LogprobBatch) -> int:
+    return batch.row_count
+
+
+_OPTIONAL = (
+    ("stops", _stopped_rows),
+    *((name, _all_rows) for name in ("extras", "given_counts", "mask_bounds")),
+)
+"""Columns of rows that may be left out, and how many elements each has where it is not."""

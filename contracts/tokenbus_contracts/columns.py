@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-from tokenbus_contracts.schema import COLUMNS
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS
 
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
 """What reads a value of each column that has one for a row: these are the first columns."""
-_COUNT = len(COLUMNS)
+_COUNT, _BASE_COUNT = len(COLUMNS), len(BASE_COLUMNS)
 _PLACES = {
     column.name: (place, place + _COUNT, column.dtype, _CODES[column.item_bytes], column.empty)
     for place, column in enumerate(COLUMNS)
@@ -101,6 +101,11 @@ class MessageColumns:
     def row_count(self) -> int:
         """How many rows there are."""
         return self._places[_COUNT]
+
+    @property
+    def has_further(self) -> bool:
+        """Whether there is more than the columns that every batch has."""
+        return any(self._places[_COUNT + _BASE_COUNT :])
 
     def first(self) -> list[int]:
         """Return the first row's value in each column that has one for a row."""

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
-from tokenbus_contracts.schema import COLUMNS
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS
 
 if TYPE_CHECKING:
     from tokenbus_contracts.batch import LogprobBatch
@@ -21,13 +22,19 @@ _SCORED_TOKENS = ColumnLength.COLUMN_LENGTH_SCORED_TOKENS
 _ALTERNATIVES = ColumnLength.COLUMN_LENGTH_ALTERNATIVES
 _PROPOSALS = ColumnLength.COLUMN_LENGTH_PROPOSALS
 _STOPPED_ROWS = ColumnLength.COLUMN_LENGTH_STOPPED_ROWS
-_NONE = np.zeros(0, np.intp)
+_ROWS_OR_NONE = ColumnLength.COLUMN_LENGTH_ROWS_OR_NONE
+_OTHER_LOGPROBS = ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS
+_ENTROPIES = ColumnLength.COLUMN_LENGTH_ENTROPIES
+_GIVEN_TOKENS = ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS
+_GIVEN_LOGPROBS = ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS
+_MASKED_TOKENS = ColumnLength.COLUMN_LENGTH_MASKED_TOKENS
+_MASK_TOKENS = ColumnLength.COLUMN_LENGTH_MASK_TOKENS
 
 
 class Layout:
     """Where each row's elements begin in each kind of column; a ContractError if a column is not as long as counted."""
 
-    __slots__ = ("_per_token", "_starts")
+    __slots__ = ("_mask_starts", "_per_token", "starts")
 
     def __init__(self, batch: "LogprobBatch") -> None:
         rows = batch.row_count
@@ -39,35 +46,64 @@ class Layout:
             _SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
             _ALTERNATIVES: batch.top_ks.astype(np.intp),
         }
-        self._starts: dict[int, Index] = {
+        self.starts: dict[int, Index] = {
             _ROWS: np.arange(rows + 1, dtype=np.intp),
             **{length: _starts_of(counts * each) for length, each in self._per_token.items()},
             _PROPOSALS: _starts_of(batch.proposal_counts),
         }
         if batch.stops.size:
-            self._starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
-        _check_lengths(batch, {length: int(starts[-1]) for length, starts in self._starts.items()})
+            self.starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
+        if batch.has_extras:
+            self._lay_out_further(batch, counts)
+        _check_lengths(batch, {length: int(starts[-1]) for length, starts in self.starts.items()})
+
+    def _lay_out_further(self, batch: "LogprobBatch", counts: Index) -> None:
+        rows = counts.size
+        nothing = np.zeros(rows, np.intp)
+        _check_lengths(batch, {_ROWS_OR_NONE: rows})
+        extras, given, bounds = (
+            column.astype(np.intp) if column.size else nothing
+            for column in (batch.extras, batch.given_counts, batch.mask_bounds)
+        )
+        further: dict[int, Index] = {
+            _OTHER_LOGPROBS: extras & Extra.OTHER_LOGPROB,
+            _ENTROPIES: extras // Extra.ENTROPY & 1,
+            _GIVEN_LOGPROBS: given,
+            _MASKED_TOKENS: np.minimum(bounds, 1),
+        }
+        self._per_token |= further
+        self.starts |= {length: _starts_of(counts * each) for length, each in further.items()}
+        self.starts |= {_ROWS_OR_NONE: self.starts[_ROWS], _GIVEN_TOKENS: _starts_of(given)}
+        masked = self.starts[_MASKED_TOKENS]
+        _check_lengths(batch, {_MASKED_TOKENS: int(masked[-1])})
+        sizes = batch.mask_sizes.astype(np.intp)
+        self._mask_starts = _starts_of(np.where(sizes <= np.repeat(bounds, np.diff(masked)), sizes, 0))
+        self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
         """Return where the elements of some rows are, in the order in which the rows are named, by kind of length."""
-        found: dict[int, Index] = {_STOPPED_ROWS: _NONE}
-        for length, starts in self._starts.items():
-            found[length] = _ranges(starts[rows], starts[rows + 1] - starts[rows])
-        return found
+        return {
+            length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
+        }
 
     def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
         """Return where the elements of each row's tokens from one place to another are, by kind of length."""
-        found: dict[int, Index] = {_STOPPED_ROWS: _NONE}
-        found |= {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self._starts.items()}
+        found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self.starts.items()}
         for length, each in self._per_token.items():
-            found[length] = _ranges(self._starts[length][:-1] + begins * each, (ends - begins) * each)
+            found[length] = _ranges(self.starts[length][:-1] + begins * each, (ends - begins) * each)
+        if _MASK_TOKENS in found:
+            first = self.starts[_MASKED_TOKENS][:-1] + begins * self._per_token[_MASKED_TOKENS]
+            behind = first + (ends - begins) * self._per_token[_MASKED_TOKENS]
+            found[_MASK_TOKENS] = _ranges(
+                self._mask_starts[first], self._mask_starts[behind] - self._mask_starts[first]
+            )
         return found
 
 
 def _check_lengths(batch: "LogprobBatch", wanted: dict[int, int]) -> None:
-    for column in COLUMNS:
+    for column in COLUMNS if batch.has_extras else BASE_COLUMNS:
         length = getattr(batch, column.name).size
-        if length != wanted.get(column.length, length):
+        if length != wanted.get(column.length, length) and (length or column.length != _ROWS_OR_NONE):
             limit = f"{wanted[column.length]} elements, as counted"
             raise ContractError(column.name, limit, length, rule=Rule.LENGTH)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.columns import MessageColumns
+from tokenbus_contracts.extras import Extras
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
 
 Array = npt.NDArray[Any]
@@ -51,6 +52,8 @@ class Row(NamedTuple):
     alternative_logprobs: npt.NDArray[np.float32]
     proposal_token_ids: npt.NDArray[np.uint32]
     stop: int
+    extras: Extras | None
+    """What its request asked for beyond that; None: nothing."""
 
 
 class Rows:
@@ -61,12 +64,18 @@ class Rows:
 
     __slots__ = ("_count", "_numbers", "_parts")
 
-    def __init__(self, array: Callable[[str], Array], numbers: Callable[[str], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        array: Callable[[str], Array],
+        numbers: Callable[[str], Sequence[int]],
+        extras: Sequence[Extras | None] | None,
+    ) -> None:
         """Cut the columns into the rows' parts.
 
         Args:
             array: returns a column by its name.
             numbers: returns an integer column's values by its name.
+            extras: those of each row, where any has some.
         """
         counts, top_ks = numbers("token_counts"), numbers("top_ks")
         statuses, scorings = numbers("statuses"), numbers("scorings")
@@ -91,6 +100,7 @@ class Rows:
             _tables(array("alternative_logprobs"), counts, top_ks, tokens),
             _cutter(numbers("proposal_counts"))(array("proposal_token_ids")),
             _stops(numbers("stops"), statuses),
+            [None] * len(counts) if extras is None else extras,
         )
 
     def row(self, index: int) -> Row:
@@ -98,7 +108,7 @@ class Rows:
         if not 0 <= index < self._count:
             raise IndexError(f"row {index} of a batch of {self._count}")
         keys, batch_indices, positions, statuses, draft_counts, scorings = self._numbers
-        token_ids, logprobs, ranks, alternative_ids, alternative_logprobs, proposals, stops = self._parts
+        token_ids, logprobs, ranks, alternative_ids, alternative_logprobs, proposals, stops, extras = self._parts
         values = (
             keys[index],
             batch_indices[index],
@@ -113,6 +123,7 @@ class Rows:
             alternative_logprobs[index],
             proposals[index],
             stops[index],
+            extras[index],
         )
         return tuple.__new__(Row, values)
 
@@ -129,7 +140,7 @@ class OnlyRow:
 
     __slots__ = ("_row",)
 
-    def __init__(self, columns: MessageColumns) -> None:
+    def __init__(self, columns: MessageColumns, extras: Sequence[Extras | None] | None) -> None:
         key, batch_index, position, status, count, draft_count, _, scoring, top_k = columns.first()
         array = columns.array
         values = (
@@ -146,6 +157,7 @@ class OnlyRow:
             array("alternative_logprobs").reshape(count, top_k),
             array("proposal_token_ids"),
             next(iter(columns.numbers("stops")), 0),
+            None if extras is None else extras[0],
         )
         self._row = tuple.__new__(Row, values)
 

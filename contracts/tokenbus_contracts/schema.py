@@ -187,8 +187,14 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
 
-NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in COLUMNS}
-"""Every column, without elements: what a reader begins with."""
+_FURTHER_FROM = COLUMN["extras"].key
+BASE_COLUMNS = tuple(column for column in COLUMNS if column.key < _FURTHER_FROM)
+"""The columns that most batches have alone."""
+FURTHER_COLUMNS = tuple(column for column in COLUMNS if column.key >= _FURTHER_FROM)
+"""Those that are there where some row asked for more."""
+
+NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in BASE_COLUMNS}
+"""Those of every batch, without elements: what a reader begins with."""
 
 HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
 

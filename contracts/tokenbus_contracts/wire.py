@@ -4,7 +4,9 @@ What is written is plain, and what the generated classes write, byte for byte. A
 any order. The generated classes read every other encoding, so that it means what it means to them.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -20,12 +22,20 @@ from tokenbus_contracts.header import BatchHeader, from_message, to_wire
 from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.malformed import explain
-from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END, Column
+from tokenbus_contracts.schema import (
+    BASE_COLUMNS,
+    COLUMNS,
+    FURTHER_COLUMNS,
+    HEADER_KEY,
+    NO_COLUMNS,
+    ONE_BYTE_VARINT_END,
+    Column,
+)
 from tokenbus_contracts.validate.rows import unnamed
 
 # What the loops below need of each column, laid out flat: they run for every message.
-_KEYS = [column.key for column in COLUMNS]
-_VALUES = attrgetter(*(column.name for column in COLUMNS))
+_KEYS, _FURTHER_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, FURTHER_COLUMNS))
+_VALUES, _FURTHER_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, FURTHER_COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
@@ -44,7 +54,10 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
     if message is not None:
         pieces.append(fields := message.fields())
         size += len(fields)
-    for key, values in zip(_KEYS, _VALUES(batch), strict=True) if message is None else ():
+    columns: Iterable[tuple[int, Any]] = zip(_KEYS, _VALUES(batch), strict=True) if message is None else ()
+    if message is None and batch.has_extras:
+        columns = chain(columns, zip(_FURTHER_KEYS, _FURTHER_VALUES(batch), strict=True))
+    for key, values in columns:
         length = values.nbytes
         if length:
             prefix = prefix_of(key, length)
@@ -120,7 +133,7 @@ def read(data: bytes) -> LogprobBatch | None:
                 items = length // item_bytes
                 if items > max_wire_items:
                     raise ContractError(name, _MAX_ITEMS[name], items, rule=Rule.ITEMS)
-                if columns[name].size or items * item_bytes != length:
+                if (name in columns and columns[name].size) or items * item_bytes != length:
                     return None
                 if item_bytes == 1 and not data[at:behind].isascii():
                     return None
@@ -142,7 +155,11 @@ def read_any(data: bytes) -> LogprobBatch:
         raise explain(data) from None
     if not message.HasField("header"):
         raise ContractError("header", "a header", "none", rule=Rule.REQUIRED)
-    columns = {column.name: _column(column, getattr(message, column.name)) for column in COLUMNS}
+    columns = {
+        column.name: _column(column, values)
+        for column in COLUMNS
+        if (values := getattr(message, column.name)) or column in BASE_COLUMNS
+    }
     return LogprobBatch.of_views(from_message(message.header), columns)
 
 

@@ -81,7 +81,7 @@ class Maker:
         self._seed = seed
         self._small = [valid_message(seeded(number)) for number in range(400)]
         self._larger = [valid_message(seeded(number), Sizes(60, 8, 20)) for number in range(12)]
-        self._larger += [uniform_message(513), uniform_message(1024)]
+        self._larger += [uniform_message(513), uniform_message(1024)] * 4
         self._large = [valid_message(seeded(number), Sizes(600, 16, 127)) for number in range(3)]
 
     def message(self, index: int) -> tuple[bytes, Limits]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tokenbus_contracts import BatchHeader, LogprobBatch
+from tokenbus_contracts.extras import Extras
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 
@@ -16,6 +17,38 @@ def batch_of(message: pb.LogprobBatch) -> LogprobBatch:
     """Return a message's values as a batch, made as a user would make it."""
     header = BatchHeader(**values_of(message.header))
     return LogprobBatch(header, **{name: list(column) for name, column in values_of(message, 1).items()})
+
+
+class PlainExtras(NamedTuple):
+    """What a row has beyond its logprobs: as `Extras`, but of each mask its size and, if it is told, its ids."""
+
+    other_logprobs: list[float]
+    entropies: list[float]
+    given_token_ids: list[int]
+    given_logprobs: list[list[float]]
+    masks: list[tuple[int, list[int] | None]]
+
+    def between(self, begin: int, end: int) -> "PlainExtras":
+        """Return what is of some tokens."""
+        part = slice(begin, end)
+        given = self.given_logprobs[part]
+        return PlainExtras(
+            self.other_logprobs[part], self.entropies[part], self.given_token_ids, given, self.masks[part]
+        )
+
+
+def plain_extras(extras: Extras | None) -> PlainExtras | None:
+    """Return a row's extras as Python numbers."""
+    if extras is None:
+        return None
+    masks = zip(extras.mask_sizes.tolist(), extras.masks(), strict=True)
+    return PlainExtras(
+        extras.other_logprobs.tolist(),
+        extras.entropies.tolist(),
+        extras.given_token_ids.tolist(),
+        extras.given_logprobs.tolist(),
+        [(size, None if ids is None else ids.tolist()) for size, ids in masks],
+    )
 
 
 class PlainRow(NamedTuple):
@@ -34,6 +67,7 @@ class PlainRow(NamedTuple):
     alternative_logprobs: list[list[float]]
     proposal_token_ids: list[int]
     stop: int
+    extras: PlainExtras | None
 
 
 def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
@@ -42,6 +76,7 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
     other_ids, values = iter(message.alternative_token_ids), iter(message.alternative_logprobs)
     proposals = iter(message.proposal_token_ids)
     stops = iter(message.stops)
+    extras = _plain_extras(message)
     for row, count in enumerate(message.token_counts):
         scored = range(count if message.scorings[row] != pb.SCORING_NONE else 0)
         top_k = range(message.top_ks[row])
@@ -59,4 +94,26 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
             [[next(values) for _ in top_k] for _ in range(count)],
             [next(proposals) for _ in range(message.proposal_counts[row])],
             next(stops) if message.stops and message.statuses[row] == pb.ROW_STATUS_FINISHED_STOP else 0,
+            next(extras),
         )
+
+
+def _plain_extras(message: pb.LogprobBatch) -> Iterator[PlainExtras | None]:
+    """Yield each row's extras, taken from the columns one element after the other."""
+    other, entropies, ids = iter(message.other_logprobs), iter(message.entropies), iter(message.given_token_ids)
+    values, sizes, masks = iter(message.given_logprobs), iter(message.mask_sizes), iter(message.mask_token_ids)
+    for row, count in enumerate(message.token_counts):
+        kinds, given, bound = (
+            column[row] if column else 0 for column in (message.extras, message.given_counts, message.mask_bounds)
+        )
+        found = PlainExtras(
+            [next(other) for _ in range(count if kinds & 1 else 0)],
+            [next(entropies) for _ in range(count if kinds & 2 else 0)],
+            [next(ids) for _ in range(given)],
+            [[next(values) for _ in range(given)] for _ in range(count)],
+            [
+                (size, [next(masks) for _ in range(size)] if size <= bound else None)
+                for size in (next(sizes) for _ in range(count if bound else 0))
+            ],
+        )
+        yield found if kinds or given or bound else None

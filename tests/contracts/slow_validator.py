@@ -7,7 +7,8 @@ that join several fields are written here from the comments in logprob_batch.pro
 import math
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from itertools import pairwise
+from itertools import chain, compress, pairwise, repeat
+from operator import mul
 from typing import Any, NamedTuple, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -127,6 +128,12 @@ def _most_items(field: Descriptor, bounds: Bounds) -> int:
         schema.COLUMN_LENGTH_SCORED_TOKENS: ("token_counts",),
         schema.COLUMN_LENGTH_ALTERNATIVES: ("token_counts", "top_ks"),
         schema.COLUMN_LENGTH_PROPOSALS: ("proposal_counts",),
+        schema.COLUMN_LENGTH_OTHER_LOGPROBS: ("token_counts",),
+        schema.COLUMN_LENGTH_ENTROPIES: ("token_counts",),
+        schema.COLUMN_LENGTH_GIVEN_TOKENS: ("given_counts",),
+        schema.COLUMN_LENGTH_GIVEN_LOGPROBS: ("token_counts", "given_counts"),
+        schema.COLUMN_LENGTH_MASKED_TOKENS: ("token_counts",),
+        schema.COLUMN_LENGTH_MASK_TOKENS: ("token_counts", "mask_bounds"),
     }[rule.length]
     rows = _most_items(fields[counts[0]], bounds)
     return min(rule.max_items, rows * math.prod(_most(fields[count], bounds) for count in counts))
@@ -163,11 +170,11 @@ def _header(message: pb.LogprobBatch) -> Iterator[Refusal]:
             yield Refusal("header.draft_follows", "kind")
         yield from _above(message, ("draft_token_counts", "proposal_counts"), 0, "kind")
     if header.vocabulary_size:
-        ids = ("token_ids", "alternative_token_ids", "proposal_token_ids")
+        ids = ("token_ids", "alternative_token_ids", "proposal_token_ids", "given_token_ids", "mask_token_ids")
         yield from _above(message, ids, header.vocabulary_size - 1)
-        yield from _above(message, ("ranks", "top_ks"), header.vocabulary_size)
+        yield from _above(message, ("ranks", "top_ks", "mask_sizes"), header.vocabulary_size)
     if header.value_kind not in _LOGITS:
-        yield from _above(message, ("logprobs", "alternative_logprobs"), 0)
+        yield from _above(message, ("logprobs", "alternative_logprobs", "other_logprobs", "given_logprobs"), 0)
 
 
 def _above(message: pb.LogprobBatch, names: Sequence[str], most: int, rule: str = "max") -> Iterator[Refusal]:
@@ -198,6 +205,52 @@ def _columns(message: pb.LogprobBatch) -> Iterator[Refusal]:
     yield from _rows(message)
     if not wrong:
         yield from _tokens(message)
+    yield from _extras(message)
+
+
+def _extras(message: pb.LogprobBatch) -> Iterator[Refusal]:
+    rows = len(message.request_keys)
+    uneven = [
+        refusal
+        for refusal in _lengths(message, schema.COLUMN_LENGTH_ROWS_OR_NONE, rows)
+        if len(getattr(message, refusal.field))
+    ]
+    yield from uneven
+    if uneven:
+        return
+    extras, given, bounds = (
+        column or [0] * rows for column in (message.extras, message.given_counts, message.mask_bounds)
+    )
+    told = _told_masks(message, bounds)
+    demanded = {
+        schema.COLUMN_LENGTH_OTHER_LOGPROBS: sum(compress(message.token_counts, (kinds & 1 for kinds in extras))),
+        schema.COLUMN_LENGTH_ENTROPIES: sum(compress(message.token_counts, (kinds & 2 for kinds in extras))),
+        schema.COLUMN_LENGTH_GIVEN_TOKENS: sum(given),
+        schema.COLUMN_LENGTH_GIVEN_LOGPROBS: sum(map(mul, message.token_counts, given)),
+        schema.COLUMN_LENGTH_MASKED_TOKENS: sum(compress(message.token_counts, bounds)),
+        schema.COLUMN_LENGTH_MASK_TOKENS: sum(told),
+    }
+    wrong = [refusal for length, demand in demanded.items() for refusal in _lengths(message, length, demand)]
+    yield from wrong
+    if not wrong:
+        yield from _masks(message, told)
+
+
+def _told_masks(message: pb.LogprobBatch, bounds: Sequence[int]) -> list[int]:
+    """Return how many ids each mask tells, as far as there are sizes."""
+    counts = zip(bounds, message.token_counts, strict=True)
+    each = chain.from_iterable(repeat(bound, count if bound else 0) for bound, count in counts)
+    return [size if size <= bound else 0 for size, bound in zip(message.mask_sizes, each, strict=False)]
+
+
+def _masks(message: pb.LogprobBatch, told: Sequence[int]) -> Iterator[Refusal]:
+    first = 0
+    for size in told:
+        ids = message.mask_token_ids[first : first + size]
+        for place, (before, after) in enumerate(pairwise(ids), first + 1):
+            if after <= before:
+                yield Refusal(f"mask_token_ids[{place}]", "order")
+        first += size
 
 
 def _lengths(message: pb.LogprobBatch, length: int, demanded: int) -> Iterator[Refusal]:
@@ -220,6 +273,11 @@ def _rows(message: pb.LogprobBatch) -> Iterator[Refusal]:
                 yield Refusal(f"proposal_counts[{row}]", "status")
         if message.top_ks[row] and message.scorings[row] != pb.SCORING_FULL:
             yield Refusal(f"top_ks[{row}]", "scoring")
+        scored = (pb.SCORING_NONE, pb.SCORING_SHED)
+        for name, without in (("extras", scored[:1]), ("given_counts", scored), ("mask_bounds", scored)):
+            column = getattr(message, name)
+            if len(column) > row and column[row] and message.scorings[row] in without:
+                yield Refusal(f"{name}[{row}]", "scoring")
 
 
 class _Token(NamedTuple):

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from random import Random
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.one_break import BREAKS, changed, four_rows
 from tests.contracts.other_encodings import record, varint
-from tests.contracts.plain_rows import PlainRow, batch_of, plain_rows, values_of
+from tests.contracts.plain_rows import PlainRow, batch_of, plain_extras, plain_rows, values_of
 from tests.contracts.slow_validator import Bounds, Refusal, refusals, verdict
 from tests.contracts.strategies import (
     canonical,
@@ -185,7 +186,8 @@ def test_select_moves_every_column_together(message: pb.LogprobBatch, rng: Rando
 def test_row_holds_its_slices_of_the_columns(message: pb.LogprobBatch) -> None:
     batch = decode(canonical(message), Limits.schema())
     for row, expected in zip(batch.rows(), plain_rows(message), strict=True):
-        assert tuple(value.tolist() if hasattr(value, "tolist") else value for value in row) == expected
+        plain = (value.tolist() if isinstance(value, np.ndarray) else value for value in row[:-1])
+        assert (*plain, plain_extras(row.extras)) == expected
     for place in range(batch.row_count):
         shape = (message.token_counts[place], message.top_ks[place])
         assert batch.row(place).alternative_token_ids.shape == shape
@@ -222,6 +224,9 @@ def test_one_broken_rule_has_one_name(path: str, value: object, rule: str) -> No
         (Bounds.SCHEMA, {"tokens": 16}, "token_counts[0]"),
         (Bounds.SCHEMA, {"drafts": 16}, "draft_token_counts[0]"),
         (Bounds.SCHEMA, {"top_k": 127}, "top_ks[0]"),
+        (Bounds.DEFAULT, {"given": 128}, "given_counts[0]"),
+        (Bounds.SCHEMA, {"given": 128}, "given_counts[0]"),
+        (Bounds.SCHEMA, {"mask": 1024}, "mask_bounds[0]"),
     ],
 )
 def test_both_accept_the_most_and_refuse_one_more(bounds: Bounds, most: dict[str, int], field: str) -> None:
@@ -318,6 +323,7 @@ def test_between_cuts_every_column_of_a_token_together(message: pb.LogprobBatch,
                 ranks=row.ranks[scored],
                 alternative_token_ids=row.alternative_token_ids[begin:end],
                 alternative_logprobs=row.alternative_logprobs[begin:end],
+                extras=row.extras and row.extras.between(begin, end),
             )
         )
     assert rows_of(cut) == expected

@@ -26,7 +26,7 @@ def plain(row: Row) -> list[Any]:
     """Return a row as values that can be compared: of an array its type, shape and elements."""
     return [
         (value.dtype, value.shape, value.tolist()) if isinstance(value, np.ndarray) else (type(value), value)
-        for value in row
+        for value in (*row[:-1], *(row.extras or ()))
     ]
 
 
@@ -71,6 +71,6 @@ def test_a_row_is_a_named_tuple(again: Callable[[Row], Row]) -> None:
     assert plain(same) == plain(row)
     moved = row._replace(position=9)
     assert (type(moved), moved.position, moved.token_ids) == (Row, 9, row.token_ids)
-    key, *_, stop = row
-    assert (key, stop) == (row.key, row.stop) == (5, 0)
+    key, *_, extras = row
+    assert (key, extras) == (row.key, row.extras) == (5, None)
     assert repr(row).startswith("Row(key=5, batch_index=0, position=0, status=<RowStatus.ACTIVE: 1>, ")

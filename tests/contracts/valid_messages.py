@@ -60,10 +60,14 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
     if rng.random() < 0.5:
         stopped = list(message.statuses).count(pb.ROW_STATUS_FINISHED_STOP)
         message.stops.extend(rng.choice((0, 1, 2, 17)) for _ in range(stopped))
+    if rng.random() < 0.5:
+        _add_extras(rng, message)
     return message
 
 
-def uniform_message(rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0) -> pb.LogprobBatch:
+def uniform_message(  # noqa: PLR0913, PLR0917 - sizes, each of something else
+    rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0, given: int = 0, mask: int = 0
+) -> pb.LogprobBatch:
     """Return a valid message, but for its size, whose rows are all alike."""
     count = rows * tokens
     header = pb.BatchHeader(
@@ -96,6 +100,12 @@ def uniform_message(rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0)
         alternative_token_ids=list(range(top_k)) * count,
         alternative_logprobs=[-float(place) for place in range(top_k)] * count,
         proposal_token_ids=[0] * (rows * drafts),
+        given_counts=[given] * (rows if given else 0),
+        given_token_ids=[0] * (rows * given),
+        given_logprobs=[-1.0] * (count * given),
+        mask_bounds=[mask] * (rows if mask else 0),
+        mask_sizes=[mask] * (count if mask else 0),
+        mask_token_ids=list(range(mask)) * count,
     )
 
 
@@ -161,6 +171,35 @@ def _add_row(rng: Random, message: pb.LogprobBatch, sizes: Sizes, scored: tuple[
             message.ranks.append(token.rank)
 
 
+def _add_extras(rng: Random, message: pb.LogprobBatch) -> None:
+    """Add what rows asked for beyond their logprobs: of each kind for all rows, for some, or for none."""
+    ids_end = message.header.vocabulary_size or _ID_END
+    values = _palette(rng, message.header)
+    has_kinds, has_given, has_masks = (rng.random() < 0.6 for _ in range(3))
+    for count, scoring in zip(message.token_counts, message.scorings, strict=True):
+        is_full = scoring == pb.SCORING_FULL
+        kinds = rng.randint(0, 3) if has_kinds and scoring != pb.SCORING_NONE else 0
+        given = rng.choice((0, 1, 3, 128)) if has_given and is_full else 0
+        bound = rng.choice((0, 1, 3, 1024)) if has_masks and is_full else 0
+        message.extras.extend([kinds] * has_kinds)
+        message.given_counts.extend([given] * has_given)
+        message.mask_bounds.extend([bound] * has_masks)
+        message.given_token_ids.extend(rng.choice((0, ids_end - 1)) for _ in range(given))
+        message.given_logprobs.extend(rng.choices(values, k=count * given))
+        message.other_logprobs.extend(rng.choices(values, k=count if kinds & 1 else 0))
+        message.entropies.extend(rng.choices((0.0, -0.0, 2.0**-149, 1.5, -_LOWEST), k=count if kinds & 2 else 0))
+        for _ in range(count if bound else 0):
+            size = rng.choice((1, min(bound, ids_end), min(bound + 1, ids_end), ids_end))
+            message.mask_sizes.append(size)
+            message.mask_token_ids.extend(sorted(rng.sample(range(ids_end), size)) if size <= bound else ())
+
+
+def _palette(rng: Random, header: pb.BatchHeader) -> Sequence[float]:
+    """Return values that a token may have."""
+    logits = header.value_kind in (pb.VALUE_KIND_RAW_LOGITS, pb.VALUE_KIND_PROCESSED_LOGITS)
+    return rng.choice((_LOGITS if logits else _LOGPROBS, _GRID))
+
+
 class _Token(NamedTuple):
     id: int
     value: float
@@ -170,8 +209,7 @@ class _Token(NamedTuple):
 
 
 def _token(rng: Random, header: pb.BatchHeader, top_k: int) -> _Token:
-    logits = header.value_kind in (pb.VALUE_KIND_RAW_LOGITS, pb.VALUE_KIND_PROCESSED_LOGITS)
-    palette = rng.choice((_LOGITS if logits else _LOGPROBS, _GRID))
+    palette = _palette(rng, header)
     last_rank = header.vocabulary_size or _RANK_MAX
     ids_end = min(header.vocabulary_size or _ID_END, rng.choice((top_k + 2, _ID_END)))
     if not top_k:

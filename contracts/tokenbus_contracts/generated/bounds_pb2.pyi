@@ -16,6 +16,13 @@ class ColumnLength(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_LENGTH_ALTERNATIVES: _ClassVar[ColumnLength]
     COLUMN_LENGTH_PROPOSALS: _ClassVar[ColumnLength]
     COLUMN_LENGTH_STOPPED_ROWS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_ROWS_OR_NONE: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_OTHER_LOGPROBS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_ENTROPIES: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_GIVEN_TOKENS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_GIVEN_LOGPROBS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_MASKED_TOKENS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_MASK_TOKENS: _ClassVar[ColumnLength]
 
 class TokenRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -30,6 +37,13 @@ COLUMN_LENGTH_SCORED_TOKENS: ColumnLength
 COLUMN_LENGTH_ALTERNATIVES: ColumnLength
 COLUMN_LENGTH_PROPOSALS: ColumnLength
 COLUMN_LENGTH_STOPPED_ROWS: ColumnLength
+COLUMN_LENGTH_ROWS_OR_NONE: ColumnLength
+COLUMN_LENGTH_OTHER_LOGPROBS: ColumnLength
+COLUMN_LENGTH_ENTROPIES: ColumnLength
+COLUMN_LENGTH_GIVEN_TOKENS: ColumnLength
+COLUMN_LENGTH_GIVEN_LOGPROBS: ColumnLength
+COLUMN_LENGTH_MASKED_TOKENS: ColumnLength
+COLUMN_LENGTH_MASK_TOKENS: ColumnLength
 TOKEN_RULE_UNSPECIFIED: TokenRule
 TOKEN_RULE_NONE: TokenRule
 TOKEN_RULE_ANY: TokenRule

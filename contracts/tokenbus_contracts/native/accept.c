@@ -15,12 +15,14 @@
 enum column {
     REQUEST_KEYS, BATCH_INDICES, POSITIONS, STATUSES, TOKEN_COUNTS, DRAFT_TOKEN_COUNTS, PROPOSAL_COUNTS,
     SCORINGS, TOP_KS, TOKEN_IDS, LOGPROBS, RANKS, ALTERNATIVE_TOKEN_IDS, ALTERNATIVE_LOGPROBS,
-    PROPOSAL_TOKEN_IDS, STOPS, COLUMN_COUNT
+    PROPOSAL_TOKEN_IDS, STOPS, EXTRAS, GIVEN_COUNTS, MASK_BOUNDS, OTHER_LOGPROBS, ENTROPIES, GIVEN_TOKEN_IDS,
+    GIVEN_LOGPROBS, MASK_SIZES, MASK_TOKEN_IDS, COLUMN_COUNT
 };
 
 enum header_type { UNKNOWN, VARINT, FIXED64, TEXT };
 enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8, STOPPED = 16 };
 enum scoring_flag { SCORING_VALID = 1, SCORED = 2, MAY_HAVE_ALTERNATIVES = 4 };
+enum extra { OTHER_LOGPROB = 1, ENTROPY = 2 };
 
 #define HEADER_NUMBERS 32 /* header fields have numbers below this, or are left to Python */
 #define KEY_SLOTS 4096    /* at least twice as many as a message may have rows */
@@ -36,6 +38,7 @@ struct rules {
     uint32_t logit_kinds; /* a bit for each value kind that is no logprob */
     uint32_t position_max, rank_min, rank_max, token_id_max;
     uint32_t rows_max, token_count_max, draft_count_max, top_k_max, stop_max;
+    uint32_t extras_max, given_count_max, mask_bound_max;
     uint8_t status_flags[256], scoring_flags[256];
 };
 
@@ -60,7 +63,8 @@ typedef uint32_t u32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_al
 typedef float f32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
 
-static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4, 1};
+static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4, 1,
+                                            1, 4, 4, 4, 4, 4, 4, 4, 4};
 
 /* Keys and lengths of more bytes than this are left to Python: parsers differ in how many they would take. */
 #define KEY_BYTES 4
@@ -255,17 +259,101 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
     return !wrong;
 }
 
+static int finite_within(const f32 *values, int64_t count, float least, float most) {
+    int wrong = 0;
+    for (int64_t i = 0; i < count; i++) wrong |= (!(values[i] <= most)) | (!(values[i] >= least)); /* as above */
+    return !wrong;
+}
+
+/* What a row asked for beyond its logprobs; all zero where the columns are not there, as no row asked. */
+struct asked {
+    uint32_t extras, given, mask_bound;
+};
+
+static struct asked asked_by(const uint8_t *data, const int64_t *at, const int64_t *items, int64_t row) {
+    struct asked asked = {0, 0, 0};
+    if (items[EXTRAS]) asked.extras = data[at[EXTRAS] + row];
+    if (items[GIVEN_COUNTS]) asked.given = ((const u32 *)(data + at[GIVEN_COUNTS]))[row];
+    if (items[MASK_BOUNDS]) asked.mask_bound = ((const u32 *)(data + at[MASK_BOUNDS]))[row];
+    return asked;
+}
+
+/* Looks at what rows asked for beyond their logprobs. */
+static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *items, const struct rules *rules,
+                       float ceiling, uint32_t token_id_max, uint32_t most_tokens) {
+    int64_t rows = items[REQUEST_KEYS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
+    const uint8_t *counts = data + at[TOKEN_COUNTS], *scorings = data + at[SCORINGS];
+    const u32 *sizes = (const u32 *)(data + at[MASK_SIZES]), *ids = (const u32 *)(data + at[MASK_TOKEN_IDS]);
+    int wrong = 0;
+    for (int column = EXTRAS; column <= MASK_BOUNDS; column++)
+        if (items[column] && items[column] != rows) return 0;
+    for (int64_t row = 0; row < rows; row++) {
+        struct asked asked = asked_by(data, at, items, row);
+        int scoring = rules->scoring_flags[scorings[row]];
+        wrong |= (asked.extras > rules->extras_max) | (asked.given > rules->given_count_max);
+        wrong |= (asked.mask_bound > rules->mask_bound_max) | (asked.extras && !(scoring & SCORED));
+        wrong |= (asked.given | asked.mask_bound) && !(scoring & MAY_HAVE_ALTERNATIVES);
+        if (wrong) return 0;
+        other += asked.extras & OTHER_LOGPROB ? counts[row] : 0;
+        entropies += asked.extras & ENTROPY ? counts[row] : 0;
+        given += asked.given;
+        values += (int64_t)counts[row] * asked.given;
+        for (int token = 0; asked.mask_bound && token < counts[row]; token++, masked++) {
+            if (masked == items[MASK_SIZES] || sizes[masked] < rules->rank_min || sizes[masked] > most_tokens) return 0;
+            if (sizes[masked] > asked.mask_bound) continue;
+            int64_t end = told + sizes[masked];
+            if (end > items[MASK_TOKEN_IDS]) return 0;
+            for (int64_t i = told + 1; i < end; i++) wrong |= ids[i] <= ids[i - 1];
+            wrong |= ids[end - 1] > token_id_max;
+            told = end;
+        }
+    }
+    if (items[OTHER_LOGPROBS] != other || items[ENTROPIES] != entropies || items[GIVEN_TOKEN_IDS] != given) return 0;
+    if (items[GIVEN_LOGPROBS] != values || items[MASK_SIZES] != masked || items[MASK_TOKEN_IDS] != told) return 0;
+    return !wrong && finite_within((const f32 *)(data + at[OTHER_LOGPROBS]), other, -FLT_MAX, ceiling)
+           && finite_within((const f32 *)(data + at[ENTROPIES]), entropies, 0, FLT_MAX)
+           && at_most((const u32 *)(data + at[GIVEN_TOKEN_IDS]), given, token_id_max)
+           && finite_within((const f32 *)(data + at[GIVEN_LOGPROBS]), values, -FLT_MAX, ceiling);
+}
+
 /* Where each row's elements begin in the ragged columns, and after the last row, where they end. */
 struct starts {
     uint32_t tokens[MOST_ROWS + 1], scored[MOST_ROWS + 1], alternatives[MOST_ROWS + 1], proposals[MOST_ROWS + 1];
     uint32_t stops[MOST_ROWS + 1];
+    /* These only where some row asked for it. */
+    uint32_t other[MOST_ROWS + 1], entropies[MOST_ROWS + 1], given[MOST_ROWS + 1], given_values[MOST_ROWS + 1];
+    uint32_t masked[MOST_ROWS + 1], told[MOST_ROWS + 1];
 };
+
+static void find_starts_of_extras(const uint8_t *data, const int64_t *at, int64_t rows, struct starts *starts) {
+    const uint8_t *counts = data + at[TOKEN_COUNTS];
+    const u32 *sizes = (const u32 *)(data + at[MASK_SIZES]);
+    uint32_t other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
+    for (int64_t row = 0; row <= rows; row++) {
+        starts->other[row] = other;
+        starts->entropies[row] = entropies;
+        starts->given[row] = given;
+        starts->given_values[row] = values;
+        starts->masked[row] = masked;
+        starts->told[row] = told;
+        if (row == rows) return;
+        struct asked asked = asked_by(data, at, at + COLUMN_COUNT, row);
+        other += asked.extras & OTHER_LOGPROB ? counts[row] : 0;
+        entropies += asked.extras & ENTROPY ? counts[row] : 0;
+        given += asked.given;
+        values += counts[row] * asked.given;
+        for (int token = 0; asked.mask_bound && token < counts[row]; token++, masked++)
+            told += sizes[masked] <= asked.mask_bound ? sizes[masked] : 0;
+    }
+}
 
 static void find_starts(const uint8_t *data, const int64_t *at, int64_t rows, const struct rules *rules,
                         struct starts *starts) {
     const uint8_t *counts = data + at[TOKEN_COUNTS], *proposals = data + at[PROPOSAL_COUNTS];
     const uint8_t *statuses = data + at[STATUSES], *scorings = data + at[SCORINGS], *top_ks = data + at[TOP_KS];
     uint32_t tokens = 0, scored = 0, alternatives = 0, proposed = 0, stopped = 0;
+    const int64_t *items = at + COLUMN_COUNT;
+    if (items[EXTRAS] | items[GIVEN_COUNTS] | items[MASK_BOUNDS]) find_starts_of_extras(data, at, rows, starts);
     for (int64_t row = 0; row <= rows; row++) {
         starts->tokens[row] = tokens;
         starts->scored[row] = scored;
@@ -288,6 +376,12 @@ static const uint32_t *starts_of(int column, const struct starts *starts) {
     case ALTERNATIVE_TOKEN_IDS: case ALTERNATIVE_LOGPROBS: return starts->alternatives;
     case PROPOSAL_TOKEN_IDS: return starts->proposals;
     case STOPS: return starts->stops;
+    case OTHER_LOGPROBS: return starts->other;
+    case ENTROPIES: return starts->entropies;
+    case GIVEN_TOKEN_IDS: return starts->given;
+    case GIVEN_LOGPROBS: return starts->given_values;
+    case MASK_SIZES: return starts->masked;
+    case MASK_TOKEN_IDS: return starts->told;
     default: return 0; /* one element a row */
     }
 }
@@ -393,6 +487,9 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
         (const f32 *)(data + layout->at[ALTERNATIVE_LOGPROBS]),
     };
     float ceiling = value_kind < 32 && rules->logit_kinds >> value_kind & 1 ? FLT_MAX : 0.0f;
+    int64_t further = 0;
+    for (int column = EXTRAS; column < COLUMN_COUNT; column++) further |= layout->items[column];
+    if (further && !extras_hold(data, layout->at, layout->items, rules, ceiling, token_id_max, rank_max)) return 0;
     if (!at_most(first.ids, tokens, token_id_max)) return 0;
     if (!tokens_hold(first.logprobs, first.ranks, scored, ceiling, rules->rank_min, rank_max)) return 0;
     if (!alternatives) return 1;
@@ -419,9 +516,9 @@ static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *colum
     for (int column = 0; column < COLUMN_COUNT; column++) {
         const uint32_t *begins = starts_of(column, starts);
         int64_t chosen = 0;
-        for (int64_t i = 0; begins && i < count; i++) chosen += begins[places[i] + 1] - begins[places[i]];
-        if (!begins) chosen = count;
-        if (!items[column]) chosen = 0; /* stops that nobody named */
+        if (!items[column]) /* nothing to choose from, such as stops that nobody named */;
+        else if (!begins) chosen = count;
+        else for (int64_t i = 0; i < count; i++) chosen += begins[places[i] + 1] - begins[places[i]];
         laid[column] = 0;
         laid[COLUMN_COUNT + column] = chosen;
         if (!chosen) continue;

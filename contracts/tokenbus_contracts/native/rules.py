@@ -23,6 +23,8 @@ _COLUMNS = (
     *("request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
     *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
     *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops"),
+    *("extras", "given_counts", "mask_bounds", "other_logprobs", "entropies", "given_token_ids", "given_logprobs"),
+    *("mask_sizes", "mask_token_ids"),
 )
 FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
 """Whether the schema's columns are still those that accept.c was written for."""
@@ -53,7 +55,7 @@ class Rules(ctypes.Structure):
         ("logit_kinds", ctypes.c_uint32),
         *((name, ctypes.c_uint32) for name in ("position_max", "rank_min", "rank_max", "token_id_max")),
         *((name, ctypes.c_uint32) for name in ("rows_max", "token_count_max", "draft_count_max", "top_k_max")),
-        ("stop_max", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("stop_max", "extras_max", "given_count_max", "mask_bound_max")),
         ("status_flags", ctypes.c_uint8 * 256),
         ("scoring_flags", ctypes.c_uint8 * 256),
     )
@@ -88,6 +90,8 @@ def rules_for(limits: Limits) -> Rules:
     rules.draft_count_max = limits.max_draft_tokens_per_row
     rules.top_k_max = limits.max_top_k
     rules.stop_max = COLUMN["stops"].max
+    rules.extras_max = COLUMN["extras"].max
+    rules.given_count_max, rules.mask_bound_max = COLUMN["given_counts"].max, COLUMN["mask_bounds"].max
     for status, rule in STATUS_RULES.items():
         flags = _STATUS_VALID | _TOKEN_FLAGS.get(rule.tokens, 0)
         rules.status_flags[status] = flags | (_MAY_PROPOSE if rule.proposals else 0)

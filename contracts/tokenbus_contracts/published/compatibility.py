@@ -26,9 +26,12 @@ ACCEPTED = {
 """Bounds that changed within the major and break nobody, with the reason."""
 
 
-_ALWAYS_THERE = set(ColumnLength.values()) - {
-    ColumnLength.COLUMN_LENGTH_UNSPECIFIED,
-    ColumnLength.COLUMN_LENGTH_STOPPED_ROWS,
+_ALWAYS_THERE = {
+    ColumnLength.COLUMN_LENGTH_ROWS,
+    ColumnLength.COLUMN_LENGTH_TOKENS,
+    ColumnLength.COLUMN_LENGTH_SCORED_TOKENS,
+    ColumnLength.COLUMN_LENGTH_ALTERNATIVES,
+    ColumnLength.COLUMN_LENGTH_PROPOSALS,
 }
 """The lengths of columns that a message with rows cannot do without."""
 

@@ -98,8 +98,15 @@ class _Writer:
             longest = len(base64.b64encode(bytes(bounds.max_bytes)))
             return {"type": "string", "contentEncoding": "base64", "maxLength": longest}
         if kind in _FLOATS:
-            return {"type": "number"} if bounds.finite else {"anyOf": [{"type": "number"}, {"enum": _NOT_FINITE}]}
+            return _of_float(field)
         return _of_integer(field)
+
+
+def _of_float(field: Field) -> Document:
+    bounds = field.bounds
+    if not bounds.finite:
+        return {"anyOf": [{"type": "number"}, {"enum": _NOT_FINITE}]}
+    return {"type": "number", **({"minimum": bounds.min} if bounds.HasField("min") else {})}
 
 
 def _one_of(names: list[str]) -> Document:

@@ -14,6 +14,7 @@ from tokenbus_contracts.generated.enums import BatchKind
 from tokenbus_contracts.header import BatchHeader, misfit
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import HEADER_BOUNDS, MAJOR, WORKER_ID_BOUNDS
+from tokenbus_contracts.validate.extras import check_extras
 from tokenbus_contracts.validate.rows import check_rows
 from tokenbus_contracts.validate.tokens import check_alternatives, check_tokens
 
@@ -32,6 +33,8 @@ def check_batch(batch: LogprobBatch, limits: Limits) -> None:
         check_tokens(batch, limits, shape)
         if shape.alternatives:
             check_alternatives(batch, limits, shape)
+        if batch.has_extras:
+            check_extras(batch, limits)
 
 
 def check_header(header: BatchHeader) -> None:

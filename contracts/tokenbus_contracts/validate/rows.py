@@ -62,7 +62,7 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
         _check_indices(batch)
         highest = np.maximum.reduce(batch.positions)
         if highest > _POSITION_MAX:
-            _refuse_above("positions", batch.positions, _POSITION_MAX)
+            refuse_above("positions", batch.positions, _POSITION_MAX)
     _check_statuses(batch, rows)
     if batch.stops.size:
         _check_stops(batch)
@@ -86,16 +86,16 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
     if batch.scorings.tobytes().translate(None, _SCORINGS):
         _refuse_unnamed("scorings", batch.scorings, _SCORINGS)
     if batch.token_counts.tobytes().translate(None, _UP_TO[limits.max_tokens_per_row]):
-        _refuse_above("token_counts", batch.token_counts, limits.max_tokens_per_row)
+        refuse_above("token_counts", batch.token_counts, limits.max_tokens_per_row)
     drafts = _UP_TO[limits.max_draft_tokens_per_row]
     if batch.draft_token_counts.tobytes().translate(None, drafts):
-        _refuse_above("draft_token_counts", batch.draft_token_counts, limits.max_draft_tokens_per_row)
+        refuse_above("draft_token_counts", batch.draft_token_counts, limits.max_draft_tokens_per_row)
     if batch.proposal_counts.tobytes().translate(None, drafts):
-        _refuse_above("proposal_counts", batch.proposal_counts, limits.max_draft_tokens_per_row)
+        refuse_above("proposal_counts", batch.proposal_counts, limits.max_draft_tokens_per_row)
     # A token has no more alternatives than there are tokens.
     most = min(limits.max_top_k, batch.header.vocabulary_size or limits.max_top_k)
     if batch.top_ks.tobytes().translate(None, _UP_TO[most]):
-        _refuse_above("top_ks", batch.top_ks, most)
+        refuse_above("top_ks", batch.top_ks, most)
 
 
 def _check_keys(keys: npt.NDArray[np.uint64]) -> None:
@@ -113,7 +113,7 @@ def _check_indices(batch: LogprobBatch) -> None:
         return
     in_order = np.sort(indices)
     if in_order[-1] >= batch.header.step_rows:
-        _refuse_above("batch_indices", indices, batch.header.step_rows - 1)
+        refuse_above("batch_indices", indices, batch.header.step_rows - 1)
     if np.count_nonzero(in_order[1:] == in_order[:-1]):
         _refuse_repeated("batch_indices", indices)
 
@@ -148,7 +148,7 @@ def _check_stops(batch: LogprobBatch) -> None:
         limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
         raise ContractError("stops", limit, batch.stops.size, rule=Rule.LENGTH)
     if batch.stops.tobytes().translate(None, _UP_TO[_STOP_MAX]):
-        _refuse_above("stops", batch.stops, _STOP_MAX)
+        refuse_above("stops", batch.stops, _STOP_MAX)
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> bool:
@@ -182,7 +182,8 @@ def _shape(batch: LogprobBatch, rows: int, *, all_scored: bool) -> Shape:
     return Shape(tokens, scored_tokens, alternatives, proposals, all_scored, 0, by_token)
 
 
-def _refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
+def refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
+    """Raise the error for the first value above the largest valid one."""
     element = int((values > most).argmax())
     raise ContractError(f"{name}[{element}]", most, int(values[element]), rule=Rule.MAX)
 

@@ -24,13 +24,13 @@ _LOGITS = (ValueKind.RAW_LOGITS, ValueKind.PROCESSED_LOGITS)
 
 def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
     """Check the lengths of the ragged columns, and ids, ranks and values one by one."""
-    _check_length("token_ids", batch.token_ids, shape.tokens, "one for each token")
-    _check_length("logprobs", batch.logprobs, shape.scored_tokens, "one for each scored token")
-    _check_length("ranks", batch.ranks, shape.scored_tokens, "one for each scored token")
+    check_length("token_ids", batch.token_ids, shape.tokens, "one for each token")
+    check_length("logprobs", batch.logprobs, shape.scored_tokens, "one for each scored token")
+    check_length("ranks", batch.ranks, shape.scored_tokens, "one for each scored token")
     wanted = "top_k for each token"
-    _check_length("alternative_token_ids", batch.alternative_token_ids, shape.alternatives, wanted)
-    _check_length("alternative_logprobs", batch.alternative_logprobs, shape.alternatives, wanted)
-    _check_length("proposal_token_ids", batch.proposal_token_ids, shape.proposals, "one for each proposal")
+    check_length("alternative_token_ids", batch.alternative_token_ids, shape.alternatives, wanted)
+    check_length("alternative_logprobs", batch.alternative_logprobs, shape.alternatives, wanted)
+    check_length("proposal_token_ids", batch.proposal_token_ids, shape.proposals, "one for each proposal")
     most = highest_token_id(batch, limits)
     check_ids("token_ids", batch.token_ids, most)
     check_ids("proposal_token_ids", batch.proposal_token_ids, most)
@@ -60,16 +60,19 @@ def check_ids(name: str, ids: npt.NDArray[np.uint32], most: int) -> None:
         raise ContractError(f"{name}[{element}]", most, int(ids[element]), rule=Rule.MAX)
 
 
-def refuse_value(name: str, values: npt.NDArray[np.float32], most: float) -> None:
-    """Raise the error for the first value that is no finite number, or is above the largest valid one."""
+def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least: float = -_LARGEST) -> None:
+    """Raise the error for the first value that is no finite number, or is out of bounds."""
     for element, value in enumerate(values.tolist()):
         if not math.isfinite(value):
             raise ContractError(f"{name}[{element}]", "a finite number", value, rule=Rule.FINITE)
         if value > most:
             raise ContractError(f"{name}[{element}]", most, value, rule=Rule.MAX)
+        if value < least:
+            raise ContractError(f"{name}[{element}]", least, value, rule=Rule.MIN)
 
 
-def _check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
+def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
+    """Refuse a column that has not as many elements as are wanted."""
     if column.size != wanted:
         raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 

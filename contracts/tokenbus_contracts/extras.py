@@ -1,0 +1,129 @@
+"""Extras: what a row has beyond its logprobs, where its request asked for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
+
+if TYPE_CHECKING:
+    from tokenbus_contracts.batch import LogprobBatch
+    from tokenbus_contracts.layout import Index
+
+
+class Extra(IntFlag):
+    """What the column `extras` says of a row: which further values each of its tokens has.
+
+    Example:
+        both = tokenbus.Extra.OTHER_LOGPROB | tokenbus.Extra.ENTROPY
+        assert both == 3
+    """
+
+    OTHER_LOGPROB = 1
+    ENTROPY = 2
+
+
+class Extras(NamedTuple):
+    """What one row has beyond its logprobs; what its request did not ask for is empty.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            async for row in client.generate([1, 2, 3], max_tokens=4, entropies=True, mask_bound=8).rows():
+                print(row.extras.entropies, list(row.extras.masks()))
+    """
+
+    other_logprobs: npt.NDArray[np.float32]
+    """Of each token in the other distribution: the sampled one if `logprobs` are the model's own, and the reverse."""
+    entropies: npt.NDArray[np.float32]
+    given_token_ids: npt.NDArray[np.uint32]
+    """The ids that the request gave."""
+    given_logprobs: npt.NDArray[np.float32]
+    """A line for each token, with the value of each given id."""
+    mask_sizes: npt.NDArray[np.uint32]
+    """How many ids sampling could have chosen, for each token."""
+    mask_token_ids: npt.NDArray[np.uint32]
+    """Those ids, token by token; see `masks`."""
+    mask_bound: int
+    """The ids of a token are there if they are no more than this."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["Extras"]) -> "Extras":
+        """Return those of one request's rows, one after the other."""
+
+        def whole(name: str) -> npt.NDArray[Any]:
+            return np.concatenate([getattr(part, name) for part in parts])
+
+        return cls(
+            whole("other_logprobs"),
+            whole("entropies"),
+            parts[0].given_token_ids,
+            whole("given_logprobs"),
+            whole("mask_sizes"),
+            whole("mask_token_ids"),
+            parts[0].mask_bound,
+        )
+
+    def after(self, tokens: int) -> "Extras":
+        """Return what is of the tokens after some."""
+        sizes = self.mask_sizes[:tokens].astype(np.intp)
+        told = int(sizes[sizes <= self.mask_bound].sum())
+        return self._replace(
+            other_logprobs=self.other_logprobs[tokens:],
+            entropies=self.entropies[tokens:],
+            given_logprobs=self.given_logprobs[tokens:],
+            mask_sizes=self.mask_sizes[tokens:],
+            mask_token_ids=self.mask_token_ids[told:],
+        )
+
+    def as_lists(self) -> dict[str, list[Any]]:
+        """Return what was asked for, as JSON has it; of a mask that is too large to tell, null."""
+        found: dict[str, list[Any]] = {
+            name: values.tolist()
+            for name in ("other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes")
+            if (values := getattr(self, name)).size
+        }
+        if self.mask_bound:
+            found["masks"] = [None if mask is None else mask.tolist() for mask in self.masks()]
+        return found
+
+    def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
+        """Yield which ids sampling could have chosen, for each token; None: more than the request wanted to be told."""
+        begin = 0
+        for size in self.mask_sizes.tolist():
+            is_told = size <= self.mask_bound
+            yield self.mask_token_ids[begin : begin + size] if is_told else None
+            begin += size * is_told
+
+
+def extras_of(batch: "LogprobBatch", starts: Mapping[int, "Index"]) -> list[Extras | None]:
+    """Return each row's extras; None: it asked for none. `starts` has where each row's elements begin, by length."""
+    rows = batch.row_count
+    nothing = np.zeros(rows, np.uint32)
+    kinds, given, bounds = (
+        (column if column.size else nothing).tolist()
+        for column in (batch.extras, batch.given_counts, batch.mask_bounds)
+    )
+    columns: list[tuple[npt.NDArray[Any], list[int]]] = [
+        (values, starts[length].tolist())
+        for values, length in (
+            (batch.other_logprobs, ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS),
+            (batch.entropies, ColumnLength.COLUMN_LENGTH_ENTROPIES),
+            (batch.given_token_ids, ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS),
+            (batch.given_logprobs, ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS),
+            (batch.mask_sizes, ColumnLength.COLUMN_LENGTH_MASKED_TOKENS),
+            (batch.mask_token_ids, ColumnLength.COLUMN_LENGTH_MASK_TOKENS),
+        )
+    ]
+
+    def of(row: int) -> Extras:
+        other, entropies, ids, values, sizes, masks = (
+            column[begins[row] : begins[row + 1]] for column, begins in columns
+        )
+        lines = values.reshape(int(batch.token_counts[row]), given[row])
+        return Extras(other, entropies, ids, lines, sizes, masks, bounds[row])
+
+    asked = zip(kinds, given, bounds, strict=True)
+    return [of(row) if any(wanted) else None for row, wanted in enumerate(asked)]

@@ -1,0 +1,85 @@
+"""Checks of what rows asked for beyond their logprobs: it is allowed, as long as counted, in bounds and in order."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.extras import Extra
+from tokenbus_contracts.generated.enums import Scoring
+from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.schema import COLUMN
+from tokenbus_contracts.validate.rows import refuse_above
+from tokenbus_contracts.validate.tokens import ceiling, check_ids, check_length, highest_token_id, refuse_value
+
+_ROW_COLUMNS = ("extras", "given_counts", "mask_bounds")
+_LARGEST = float(np.finfo(np.float32).max)
+_SIZES = COLUMN["mask_sizes"]
+
+
+def check_extras(batch: LogprobBatch, limits: Limits) -> None:
+    """Check every column that is there only where some row asked for it."""
+    rows = batch.row_count
+    for name in _ROW_COLUMNS:
+        if getattr(batch, name).size:
+            _check_asked(batch, name, rows)
+    counts, nothing = batch.token_counts.astype(np.intp), np.zeros(rows, np.intp)
+    extras, given, bounds = (
+        getattr(batch, name).astype(np.intp) if getattr(batch, name).size else nothing for name in _ROW_COLUMNS
+    )
+    other, entropies = (counts[(extras & extra) > 0].sum() for extra in Extra)
+    check_length("other_logprobs", batch.other_logprobs, int(other), "one for each token whose row has 1 in extras")
+    check_length("entropies", batch.entropies, int(entropies), "one for each token whose row has 2 in extras")
+    check_length("given_token_ids", batch.given_token_ids, int(given.sum()), "as given_counts says")
+    wanted = int((counts * given).sum())
+    check_length("given_logprobs", batch.given_logprobs, wanted, "one for each token and given token of its row")
+    masked = int(counts[bounds > 0].sum())
+    check_length("mask_sizes", batch.mask_sizes, masked, "one for each token whose row has a mask_bound")
+    highest = highest_token_id(batch, limits)
+    for name, least, most in (
+        ("other_logprobs", -_LARGEST, ceiling(batch)),
+        ("entropies", 0.0, _LARGEST),
+        ("given_logprobs", -_LARGEST, ceiling(batch)),
+    ):
+        values = getattr(batch, name)
+        # A NaN is within no bounds.
+        if values.size and not (np.maximum.reduce(values) <= most and np.minimum.reduce(values) >= least):
+            refuse_value(name, values, most, least)
+    check_ids("given_token_ids", batch.given_token_ids, highest)
+    _check_masks(batch, np.repeat(bounds, counts * (bounds > 0)), highest)
+
+
+def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
+    """Check a column of what each row asked for: its length, its bound, and that the row's scoring allows it."""
+    asked = getattr(batch, name)
+    check_length(name, asked, rows, "one for each row, or none")
+    if np.maximum.reduce(asked) > COLUMN[name].max:
+        refuse_above(name, asked, COLUMN[name].max)
+    forbids = batch.scorings == Scoring.NONE if name == "extras" else batch.scorings != Scoring.FULL
+    surplus = forbids & (asked != 0)
+    if surplus.any():
+        row = int(surplus.argmax())
+        limit = f"0 where the row's scoring is {Scoring(batch.scorings[row]).name}"
+        raise ContractError(f"{name}[{row}]", limit, int(asked[row]), rule=Rule.SCORING)
+
+
+def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:
+    """Check how many tokens each mask has, and the ids of those that are told; `bounds` has each mask's row's."""
+    sizes, ids = batch.mask_sizes, batch.mask_token_ids
+    most = batch.header.vocabulary_size or _SIZES.max
+    if sizes.size:
+        if np.minimum.reduce(sizes) < _SIZES.min:
+            element = int(sizes.argmin())
+            raise ContractError(f"mask_sizes[{element}]", _SIZES.min, int(sizes[element]), rule=Rule.MIN)
+        if np.maximum.reduce(sizes) > most:
+            refuse_above("mask_sizes", sizes, most)
+    told = np.where(sizes <= bounds, sizes, 0).astype(np.intp)
+    check_length("mask_token_ids", ids, int(told.sum()), "those of the masks up to their row's mask_bound")
+    check_ids("mask_token_ids", ids, highest)
+    rises = ids[1:] > ids[:-1]
+    ends = np.add.accumulate(told)
+    rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # what follows a mask's last id is another mask's first
+    if not rises.all():
+        element = int(rises.argmin()) + 1
+        limit = f"above {int(ids[element - 1])}, the one before it"
+        raise ContractError(f"mask_token_ids[{element}]", limit, int(ids[element]), rule=Rule.ORDER)
