@@ -289,7 +289,7 @@ class TokenColumns:
 
     def batch(self, header: BatchHeader, **rows: npt.ArrayLike) -> LogprobBatch:
         """Return a batch of these columns and the row columns that the caller knows: keys, places, statuses."""
-        return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **rows)
+        return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **self.extra_columns, **rows)
 
     def __repr__(self) -> str:
         """Return the sizes, never the columns, so that nothing is waited for."""

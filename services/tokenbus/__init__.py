@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         BatchHeader,
         BatchKind,
         ContractError,
+        Extra,
+        Extras,
         Limits,
         LogprobBatch,
         PromptScores,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.delivery import RequestFailedError, Step
+    from tokenbus_services.delivery.step import TokenExtras
     from tokenbus_services.delivery.weight_spans import WeightSpan
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
@@ -81,6 +84,8 @@ __all__ = [
     "Engine",
     "EngineBrokenError",
     "EngineStepError",
+    "Extra",
+    "Extras",
     "Generate",
     "Generation",
     "Limits",
@@ -115,6 +120,7 @@ __all__ = [
     "StreamItem",
     "StructuredOutput",
     "Token",
+    "TokenExtras",
     "ValueKind",
     "WeightSpan",
     "WouldWaitError",
@@ -128,14 +134,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "tokenbus_contracts": "BatchHeader BatchKind ContractError Limits LogprobBatch PromptScores Row RowStatus Rule "
-    "Scoring SpeculativeMethod StepPhase ValueKind decode encode",
+    "tokenbus_contracts": "BatchHeader BatchKind ContractError Extra Extras Limits LogprobBatch PromptScores Row "
+    "RowStatus Rule Scoring SpeculativeMethod StepPhase ValueKind decode encode",
     "tokenbus_contracts.generated.request_pb2": "Generate",
     "tokenbus_gpu_ops": "token_logprobs",
     "tokenbus_services.bus": "AddressError",
     "tokenbus_services.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
     "StructuredOutput Token connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
+    "tokenbus_services.delivery.step": "TokenExtras",
     "tokenbus_services.delivery.weight_spans": "WeightSpan",
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",

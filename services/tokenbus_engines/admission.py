@@ -107,6 +107,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
         is_scored=is_scored,
         top_logprobs=generate.top_logprobs if is_scored else 0,
         wants_drafts=generate.include_draft_logprobs,
+        token_scoring=generate.token_scoring if generate.HasField("token_scoring") else None,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, StepPhase
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 from tokenbus_engines.admission import check_range, request_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
 from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, ScoredPrompts, check_scoring
@@ -179,6 +179,10 @@ class BatchEngine(ABC, Generic[B]):
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
         """Keep what a step computed, after the positions advanced."""
+
+    def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
+        """Compute what some rows' requests want to know of their tokens, named in `token_scores`."""
+        raise NotImplementedError
 
     def _read_carried(self, request: Request, carried: bytes) -> None:
         """Check the bytes that a hand-off carries, and put what they hold into the request."""
@@ -375,6 +379,7 @@ class BatchEngine(ABC, Generic[B]):
             draft_token_counts=_padded(block.draft_counts, slots.size),
             draft_follows=bool(wanted.any()),
             **self._scored(block, slots, block.counts),
+            **self._further(block, slots.size),
         )
         if proposed is not None:
             target.proposal_token_ids = proposed.tokens[mask_of(proposed.counts, proposed.tokens.shape[1])]
@@ -389,6 +394,19 @@ class BatchEngine(ABC, Generic[B]):
             **self._scored(block, slots, wanted, are_drafts=True),
         )
         return [target, draft]
+
+    def _further(self, block: B, rows: int) -> dict[str, Array]:
+        """Return what requests want to know of the target's tokens beside logprobs, of so many rows."""
+        wanted = self._requests.token_scorings
+        asking = [row for row, slot in enumerate(block.slots.tolist()) if slot in wanted and block.counts[row]]
+        if not asking:
+            return {}
+        made = self._extras(block, np.array(asking), [wanted[slot] for slot in block.slots[asking].tolist()])
+        for name in ("extras", "given_counts", "mask_bounds"):
+            of_all = np.zeros(rows, np.uint32)
+            of_all[asking] = made.get(name, 0)
+            made[name] = of_all
+        return made
 
     def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
         """Return the scores of the tokens of requests that want them; `counts` are of the first of the slots."""

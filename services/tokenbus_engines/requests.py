@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.sampling import Ids, SamplingParams
 from tokenbus_services.plugins import Tokenizer
 
@@ -74,6 +75,8 @@ class Request:
     is_scored: bool
     top_logprobs: int
     wants_drafts: bool
+    token_scoring: TokenScoring | None = None
+    """What it wants to know of its tokens beside logprobs."""
     output: list[int] = field(default_factory=list)
     proposals: list[int] = field(default_factory=list)
     """What the prefill engine's draft proposed to follow; not verified yet."""
@@ -98,6 +101,8 @@ class Requests:
         self._count = 0
         self.stops: dict[int, Stops] = {}
         """By slot, of the requests that have stops of their own."""
+        self.token_scorings: dict[int, TokenScoring] = {}
+        """By slot, of the requests that want to know more of their tokens than logprobs."""
         self.keys = np.zeros(0, np.uint64)
         self.serials = np.zeros(0, np.int64)
         """In the order of admission."""
@@ -155,6 +160,8 @@ class Requests:
         self._write(slot, request)
         if request.stops is not None:
             self.stops[slot] = request.stops
+        if request.token_scoring is not None:
+            self.token_scorings[slot] = request.token_scoring
         self._by_key[request.key] = self._free.pop()
         self._count += 1
         return slot
@@ -164,6 +171,7 @@ class Requests:
         for slot, key in zip(slots.tolist(), self.keys[slots].tolist(), strict=True):
             del self._by_key[key]
             self.stops.pop(slot, None)
+            self.token_scorings.pop(slot, None)
             self._free.append(slot)
 
     def params(self, slots: Ids) -> SamplingParams:

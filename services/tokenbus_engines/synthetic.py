@@ -15,14 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod
+from tokenbus_contracts.extras import Extra, Extras
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
-from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, TokenScoring
 from tokenbus_engines.admission import OFFERED, check_offered
 from tokenbus_engines.sampling import Words, mixed
 from tokenbus_services.worker.step import StepArrays
 
 VOCABULARY_SIZE = 50_000
 _RANKS = 4
+_MOST_CHOICES = 8
+"""From so many tokens one is sampled at most, where a request wants to know it."""
 _UNLIMITED = 2**31 - 1
 _STATE = struct.Struct("<8sQI")
 """What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
@@ -70,6 +73,34 @@ def true_tokens(key: int, begin: int, end: int, weight_version: int = 0) -> True
 def _weighed(keys: Words, weight_version: int) -> Words:
     """Return what tokens follow from with the weights of a version."""
     return keys ^ mixed(np.full(1, weight_version, np.uint64)) if weight_version else keys
+
+
+def true_extras(key: int, begin: int, end: int, asked: TokenScoring, weight_version: int = 0) -> Extras:
+    """Return what a request that asked for more has beside its tokens from one position to before another."""
+    positions = np.arange(begin, end, dtype=np.uint64)
+    numbers = draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions)
+    places, of_none = np.zeros(positions.size, np.uint64), slice(0)
+    given = np.array(asked.token_ids, np.uint64)
+    of_given = mixed(numbers[:, None] ^ given)
+    sizes = (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1
+    choices = [
+        np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
+        for number, size in zip(numbers, sizes.tolist(), strict=True)
+        if size <= asked.mask_bound
+    ]
+    return Extras(
+        _logprobs(mixed(numbers), places)[slice(None) if asked.other_logprobs else of_none],
+        _entropies(numbers)[slice(None) if asked.entropies else of_none],
+        given.astype(np.uint32),
+        _logprobs(of_given, np.zeros(of_given.shape, np.uint64)),
+        sizes[slice(None) if asked.mask_bound else of_none],
+        np.concatenate([np.zeros(0, np.uint32), *choices]),
+        asked.mask_bound,
+    )
+
+
+def _entropies(numbers: Words) -> npt.NDArray[np.float32]:
+    return ((numbers >> np.uint64(44)) % np.uint64(512)).astype(np.float32) / np.float32(64)
 
 
 def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_key: int = 0) -> PromptScores:
@@ -120,6 +151,8 @@ class _Running:
     has_begun: bool = False
     prompt_scores: PromptScores | None = None
     """What is still to be said of its prompt."""
+    token_scoring: TokenScoring | None = None
+    """What it wants to know beside logprobs."""
 
 
 class SyntheticEngine:
@@ -127,6 +160,8 @@ class SyntheticEngine:
 
     vocabulary_size = VOCABULARY_SIZE
     """How many token ids it has."""
+    token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
+    """What it says of tokens beside their logprobs."""
 
     def __init__(
         self,
@@ -184,6 +219,8 @@ class SyntheticEngine:
         first_key = generate.first_request_key or key
         prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
         row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
+        if generate.HasField("token_scoring"):
+            row.token_scoring = generate.token_scoring
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
             row.prompt_scores = true_prompt_scores(first_key, prompt, asked, key)
@@ -273,7 +310,7 @@ class SyntheticEngine:
         tokens = sampled(numbers)
         other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
         statuses = [self._status(row) for row in rows]
-        return StepArrays(
+        arrays = StepArrays(
             request_keys=np.array([row.key for row in rows], np.uint64),
             positions=positions,
             token_counts=counts,
@@ -295,6 +332,32 @@ class SyntheticEngine:
                 if status is RowStatus.HANDED_OFF
             },
         )
+        return replace(arrays, **self._extras(rows, counts)) if any(row.token_scoring for row in rows) else arrays
+
+    def _extras(self, rows: Sequence[_Running], counts: npt.NDArray[np.uint8]) -> dict[str, Any]:
+        """Return the arrays of what some rows want to know beside logprobs."""
+        asked = [row.token_scoring or TokenScoring() for row in rows]
+        found = [
+            true_extras(row.first_key, row.position, row.position + int(count), each, self.weight_version)
+            for row, count, each in zip(rows, counts, asked, strict=True)
+        ]
+        unasked = [np.zeros(count, np.float32) for count in counts]
+
+        def of_tokens(name: str) -> npt.NDArray[Any]:
+            parts = zip((getattr(each, name) for each in found), unasked, strict=True)
+            return np.concatenate([part if part.size else none.astype(part.dtype) for part, none in parts])
+
+        return {
+            "extras": np.array(
+                [each.other_logprobs * Extra.OTHER_LOGPROB + each.entropies * Extra.ENTROPY for each in asked], np.uint8
+            ),
+            "given_counts": np.array([len(each.token_ids) for each in asked], np.uint32),
+            "mask_bounds": np.array([each.mask_bound for each in asked], np.uint32),
+            **{name: of_tokens(name) for name in ("other_logprobs", "entropies", "mask_sizes")},
+            "given_token_ids": np.concatenate([each.given_token_ids for each in found]),
+            "given_logprobs": np.concatenate([each.given_logprobs.reshape(-1) for each in found]),
+            "mask_token_ids": np.concatenate([each.mask_token_ids for each in found]),
+        }
 
     def _count(self, row: _Running) -> int:
         return 0 if row.is_aborted else min(self._tokens_per_step, row.end - row.position)

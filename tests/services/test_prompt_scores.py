@@ -122,9 +122,9 @@ async def test_scores_without_room_end_their_request_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"prompt_logprobs": 128}, "prompt_scoring.top_logprobs: at most 127, got 128"),
+        ({"prompt_logprobs": 128}, "prompt_logprobs: at most 127, got 128"),
         ({"prompt_logprobs": -1}, "prompt_logprobs: at least 0, got -1"),
-        ({"prompt_logprob_token_ids": range(257)}, "prompt_scoring.token_ids: at most 256 elements, got 257"),
+        ({"prompt_logprob_token_ids": range(257)}, "prompt_logprob_token_ids: at most 256 elements, got 257"),
         ({"prompt_logprob_token_ids": ["a"]}, r"prompt_logprob_token_ids\[0\]: a whole number, got a"),
         ({"max_tokens": 0}, "max_tokens: at least 1, got 0"),
     ],

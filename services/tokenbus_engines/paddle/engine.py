@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus, SpeculativeMethod
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
 from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.runner import Lines, Piece, Runner
@@ -20,6 +21,7 @@ from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams
 from tokenbus_engines.scheduler import Plan
 from tokenbus_gpu_ops import token_logprobs
 from tokenbus_services.logs import logger
+from tokenbus_services.worker.step import Array
 
 _log = logger("worker")
 _LARGEST = 65_504.0
@@ -117,6 +119,8 @@ class PaddleBlock(Block):
 class PaddleEngine(BatchEngine[PaddleBlock]):
     """An engine over bytes. A text begins with a token of its own, and ends with another."""
 
+    token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
+    """What it says of tokens beside their logprobs."""
     _requests: PaddleRequests
 
     def __init__(self, options: PaddleOptions | None = None) -> None:
@@ -273,6 +277,25 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         mask = mask_of(counts, tokens.shape[1])
         found = token_logprobs(logits[rows][mask], tokens[rows][mask], np.repeat(top_ks, counts))
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
+
+    def _extras(self, block: PaddleBlock, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
+        """Compute them from the logits, and from those of the distribution that tokens are drawn from."""
+        counts, logits = block.counts[rows], block.logits[rows]
+        mask = mask_of(counts, block.tokens.shape[1])
+        with np.errstate(divide="ignore"):  # the logarithm of what cannot be drawn is minus infinity
+            drawn_from = np.log(distribution(logits, self._requests.params(block.slots[rows])))
+        found = token_logprobs(
+            logits[mask],
+            block.tokens[rows][mask],
+            token_counts=counts,
+            other_logits=drawn_from[mask].astype(np.float32),
+            other_logprobs=[each.other_logprobs for each in asked],
+            entropies=[each.entropies for each in asked],
+            given_token_ids=[token_id for each in asked for token_id in each.token_ids],
+            given_counts=[len(each.token_ids) for each in asked],
+            mask_bounds=[each.mask_bound for each in asked],
+        )
+        return dict(found.extra_columns)
 
     def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> PieceScores:
         """Compute the logits of the token after each of a chunk's tokens, and the scores from them."""

@@ -239,6 +239,7 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
         "top_k": int(batch.top_ks[row]),
         "proposal_token_ids": found.proposal_token_ids.tolist(),
         "stop": found.stop,
+        **({} if found.extras is None else found.extras.as_lists()),
     }
 
 

@@ -179,6 +179,7 @@ def _row_values(row: Row) -> Values:
         "token_ids": row.token_ids.tolist(),
         "logprobs": row.logprobs.tolist() if scored else None,
         "ranks": row.ranks.tolist() if scored else None,
+        **({} if row.extras is None else row.extras.as_lists()),
     }
 
 

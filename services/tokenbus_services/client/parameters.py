@@ -102,6 +102,16 @@ class RequestParameters(TypedDict, total=False):
     """What the engine takes beside these, as vLLM's extensions do: a JSON object, or its text; default: nothing."""
     top_logprobs: int | None
     """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
+    other_logprobs: bool | None
+    """True: each token has its logprob in the other distribution too: in the one that it was sampled from where the
+    worker's logprobs are the model's own, or the reverse; default: False."""
+    entropies: bool | None
+    """True: each token has the entropy of its distribution; default: False."""
+    logprob_token_ids: Sequence[int] | Ids | None
+    """The tokens whose logprobs each position has, too, at most 128; default: none."""
+    mask_bound: int | None
+    """Each token has how many tokens sampling could have chosen, and which ones if no more than this, at most 1,024;
+    default: neither."""
     prompt_logprobs: int | None
     """How many alternatives each token of the prompt has, at most 127, beside its own logprob and rank; default: the
     prompt is not scored. With `max_tokens=0` it is scored alone, and no token is generated."""
@@ -135,6 +145,8 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
             raise ContractError(name, f"a parameter of a request{_alike(name)}", value, rule=Rule.NAMED)
         if value is not None:
             _set(generate, name, value)
+    if generate.HasField("token_scoring") and not generate.HasField("top_logprobs"):
+        generate.top_logprobs = 0
     if generate.HasField("prompt_scoring") and generate.sampling.HasField("max_tokens"):
         generate.prompt_scoring.without_generation = not generate.sampling.max_tokens
         if generate.prompt_scoring.without_generation:
@@ -159,7 +171,16 @@ def named_as_given(error: ContractError) -> ContractError:
     return ContractError(field, error.limit, error.actual, rule=error.rule)
 
 
-_ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt", "request_key": "request_id"}
+_ARGUMENTS = {
+    "text.text": "prompt",
+    "tokens.token_ids": "prompt",
+    "request_key": "request_id",
+    "prompt_scoring.top_logprobs": "prompt_logprobs",
+    "prompt_scoring.token_ids": "prompt_logprob_token_ids",
+    "token_scoring.token_ids": "logprob_token_ids",
+    "token_scoring.mask_bound": "mask_bound",
+}
+_OF_TOKENS = ("other_logprobs", "entropies", "logprob_token_ids", "mask_bound")
 _FIELDS: dict[str, tuple[Any, bool]] = {
     name: (
         (SamplingParameters.DESCRIPTOR.fields_by_name[name], True)
@@ -167,7 +188,7 @@ _FIELDS: dict[str, tuple[Any, bool]] = {
         else (Generate.DESCRIPTOR.fields_by_name["request_key" if name == "request_id" else name], False)
     )
     for name in RequestParameters.__annotations__
-    if not name.startswith("prompt_")
+    if not name.startswith("prompt_") and name not in _OF_TOKENS
 }
 """By argument its field, and whether that is one of the sampling parameters."""
 
@@ -259,10 +280,32 @@ def _set_prompt_logprob_start(generate: Generate, value: object) -> None:
     generate.prompt_scoring.first_position = _whole("prompt_logprob_start", value, 32)
 
 
+def _set_flag(name: str) -> Callable[[Generate, object], None]:
+    def write(generate: Generate, value: object) -> None:
+        if _flag(name, value):
+            setattr(generate.token_scoring, name, True)
+
+    return write
+
+
+def _set_mask_bound(generate: Generate, value: object) -> None:
+    if bound := _whole("mask_bound", value, 32):
+        generate.token_scoring.mask_bound = bound
+
+
+def _set_logprob_token_ids(generate: Generate, value: object) -> None:
+    ids = _each("logprob_token_ids", value, lambda where, each: _whole(where, each, 32))
+    generate.token_scoring.token_ids.extend(ids)
+
+
 _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
     "engine_arguments": _set_engine_arguments,
+    "other_logprobs": _set_flag("other_logprobs"),
+    "entropies": _set_flag("entropies"),
+    "logprob_token_ids": _set_logprob_token_ids,
+    "mask_bound": _set_mask_bound,
     "prompt_logprobs": _set_prompt_logprobs,
     "prompt_logprob_token_ids": _set_prompt_logprob_token_ids,
     "prompt_logprob_start": _set_prompt_logprob_start,

@@ -1,5 +1,6 @@
 """Step: what one forward pass of an engine emitted, whole and in original batch order; and its tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_contracts.extras import Extras
 from tokenbus_services.delivery.ack_tracker import PendingAck
 
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
@@ -43,6 +45,43 @@ class Token(NamedTuple):
     """Whether its alternatives were dropped on the way, because a worker had no room for them."""
     weight_version: int = 0
     """The version of the weights that computed it; 0: not known."""
+    extras: "TokenExtras | None" = None
+    """What the request asked for beyond that; None: nothing, or a worker without room dropped it."""
+
+
+class TokenExtras(NamedTuple):
+    """What one token has beyond its logprob, where its request asked for it.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            async for token in client.generate([1, 2, 3], max_tokens=4, other_logprobs=True, entropies=True):
+                print(token.logprob - token.extras.other_logprob, token.extras.entropy)
+    """
+
+    other_logprob: float | None
+    """Its logprob in the other distribution: the one sampled from if `logprob` is the model's own, or reverse."""
+    entropy: float | None
+    """The entropy of the distribution that `logprob` is of, in nats."""
+    given_logprobs: tuple[tuple[int, float], ...]
+    """The ids that the request gave, and the logprob of each."""
+    mask_size: int | None
+    """How many tokens sampling could have chosen."""
+    mask: tuple[int, ...] | None
+    """Which ones, if they are no more than the request's `mask_bound`."""
+
+
+def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | None]:
+    """Return the extras of each of a row's tokens."""
+    if extras is None:
+        return [None] * tokens
+    other, entropies, sizes = (
+        values.tolist() if values.size else [None] * tokens
+        for values in (extras.other_logprobs, extras.entropies, extras.mask_sizes)
+    )
+    ids = extras.given_token_ids.tolist()
+    given = [tuple(zip(ids, values, strict=True)) for values in extras.given_logprobs.tolist()]
+    masks: list[tuple[int, ...] | None] = [None if mask is None else tuple(mask.tolist()) for mask in extras.masks()]
+    return list(map(TokenExtras, other, entropies, given, sizes, masks or [None] * tokens))
 
 
 class TokenLists:
@@ -53,6 +92,7 @@ class TokenLists:
 
     __slots__ = (
         "_has_alternatives",
+        "_has_extras",
         "_keys",
         "_logprobs",
         "_positions",
@@ -78,6 +118,7 @@ class TokenLists:
             self._scored = [0, *accumulate(count * (scoring != _UNSCORED) for count, scoring in pairs)]
         self._rows = rows
         self._has_alternatives = bool(rows.alternative_token_ids.size)
+        self._has_extras = rows.has_extras
 
     def tokens_of(self, place: int) -> list[Token]:
         """Return the tokens of a row, by its place in the columns."""
@@ -88,13 +129,18 @@ class TokenLists:
         alternatives: list[tuple[tuple[int, float], ...]] = []
         if self._has_alternatives:
             alternatives = _pairs(self._rows.row(place))
+        extras: Sequence[TokenExtras | None] = ()
+        if self._has_extras:
+            extras = extras_by_token(self._rows.row(place).extras, end - begin)
         tokens = []
         for at, token_id in enumerate(self._token_ids[begin:end]):
             logprob = rank = None
             if scoring != _UNSCORED:
                 logprob, rank = self._logprobs[scored + at], self._ranks[scored + at]
             pairs = alternatives[at] if alternatives else ()
-            tokens.append(tuple.__new__(Token, (token_id, position + at, logprob, rank, pairs, key, is_shed, version)))
+            more = extras[at] if extras else None
+            values = (token_id, position + at, logprob, rank, pairs, key, is_shed, version, more)
+            tokens.append(tuple.__new__(Token, values))
         return tokens
 
 

@@ -331,4 +331,5 @@ def _without_first(row: Row, skip: int) -> Row:
         ranks=row.ranks[scored:],
         alternative_token_ids=row.alternative_token_ids[skip:],
         alternative_logprobs=row.alternative_logprobs[skip:],
+        extras=None if row.extras is None else row.extras.after(skip),
     )

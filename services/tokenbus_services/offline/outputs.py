@@ -1,5 +1,6 @@
 """Outputs: what a call of `LLM.generate` returns, as arrays over all of its tokens; Collector makes them of steps."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus, Scoring
+from tokenbus_contracts import Extras, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.schema import COLUMN
 from tokenbus_services.client import RequestEnd
 from tokenbus_services.delivery.stop_strings import RunningText, Stopping
@@ -85,6 +86,8 @@ class Output:
     """What the model says of the prompt's tokens, as arrays; None where its request did not ask for it."""
     weight_spans: tuple[WeightSpan, ...]
     """Which versions of the weights computed its tokens; empty while they have had none."""
+    extras: Extras | None
+    """What its request asked for of each token beside its logprob; None: nothing."""
     _texts: Texts = field(repr=False)
 
     @property
@@ -131,6 +134,8 @@ class Outputs(Sequence[Output]):
     """How each output ended, as a `RowStatus`."""
     _ends: Mapping[int, RequestEnd] = field(repr=False)
     """How each output ended."""
+    _extras: Mapping[int, Sequence[Extras]] = field(repr=False)
+    """Those of each output's rows that have any."""
     _texts: Texts = field(repr=False)
 
     def __len__(self) -> int:
@@ -161,6 +166,7 @@ class Outputs(Sequence[Output]):
             self._ends[place].stop,
             self._ends[place].prompt_scores,
             self._ends[place].weight_spans,
+            Extras.joined(self._extras[place]) if place in self._extras else None,
             self._texts,
         )
 
@@ -212,6 +218,7 @@ class Collector:
         self._columns = {name: bytearray() for name in (*_OF_ROWS, *_OF_TOKENS)}
         self._statuses = np.full(count, RowStatus.ACTIVE, np.uint8)
         self._ends: dict[int, RequestEnd] = {}
+        self._extras: defaultdict[int, list[Extras]] = defaultdict(list)
         self.tokens = 0
         """How many tokens came."""
 
@@ -220,6 +227,9 @@ class Collector:
         for name, column in self._columns.items():
             column.extend(getattr(rows, name))
         self.tokens += rows.token_ids.size
+        for row in rows.rows() if rows.has_extras else ():
+            if row.extras is not None:
+                self._extras[row.key - self._first_id].append(row.extras)
 
     def end(self, ended: RequestEnd, status: RowStatus) -> None:
         """Note how a request ended."""
@@ -254,7 +264,19 @@ class Collector:
         _put_lines(alternative_token_ids, places, token_top_ks, self._column("alternative_token_ids"))
         _put_lines(alternative_logprobs, places, token_top_ks, self._column("alternative_logprobs"))
         alternatives = alternative_token_ids, alternative_logprobs
-        return Outputs(n, offsets, token_ids, logprobs, ranks, *alternatives, top_ks, self._statuses, self._ends, texts)
+        return Outputs(
+            n,
+            offsets,
+            token_ids,
+            logprobs,
+            ranks,
+            *alternatives,
+            top_ks,
+            self._statuses,
+            self._ends,
+            dict(self._extras),
+            texts,
+        )
 
     def _column(self, name: str) -> Array:
         """Return a column, which is let go of here."""

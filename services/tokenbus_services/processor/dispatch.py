@@ -10,6 +10,7 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, Worke
 from tokenbus_contracts.schema import MINOR, bounds_in
 from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
+from tokenbus_services.newer_fields import newer_field
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.workers import Worker, Workers
@@ -17,10 +18,6 @@ from tokenbus_services.settings import Settings
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
-_MINOR_1 = 9
-"""The first sampling parameter that minor 1 of the schema added."""
-_STOP_IDS_BEFORE, _STOP_BYTES_BEFORE = 64, 256
-"""The bounds of minor 0."""
 _IMBALANCE = 8
 """By which part of the least busy worker's requests another may have more, if it has some of the same client.
 
@@ -320,23 +317,10 @@ def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | No
     if hello.schema_minor >= MINOR:
         return None
     # An older worker would ignore what its schema does not have yet.
-    if not (name := _newer_field(generate)):
+    if not (name := newer_field(generate)):
         return None
     message = f"{name}: a worker of schema minor {MINOR}, got older ones alone"
     return ErrorCode.ERROR_CODE_INVALID_REQUEST, message
-
-
-def _newer_field(generate: Generate) -> str:
-    """Return a field of a request that the schema had not from its beginning, or not so wide, or an empty string."""
-    sampling = generate.sampling
-    if generate.HasField("prompt_scoring"):
-        return "prompt_scoring"
-    if len(sampling.stop_token_ids) > _STOP_IDS_BEFORE:
-        return "sampling.stop_token_ids"
-    if any(len(text.encode()) > _STOP_BYTES_BEFORE for text in sampling.stop):
-        return "sampling.stop"
-    given = (field.name for field, value in sampling.ListFields() if field.number >= _MINOR_1 and value)
-    return next((f"sampling.{name}" for name in given), "")
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
@@ -345,7 +329,7 @@ def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
     What no worker offers is all the same: a client that makes up names makes up no kinds.
     """
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
-    return *(each if each in offered else None for each in asked), _newer_field(generate)
+    return *(each if each in offered else None for each in asked), newer_field(generate)
 
 
 def closing_error(request_id: int) -> RequestError:

@@ -1,11 +1,9 @@
 """StepAssembler: makes batches of the arrays of any framework that an engine's step returned."""
 
 import contextlib
-from operator import index
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus_contracts import (
     BatchHeader,
@@ -18,131 +16,24 @@ from tokenbus_contracts import (
     Scoring,
     ValueKind,
 )
+from tokenbus_services.worker.extra_columns import extra_columns
+from tokenbus_services.worker.ragged import Host, Ragged, keys_of, of_rows, on_host
 from tokenbus_services.worker.step import StepArrays
 
-Host = npt.NDArray[Any]
 _LOWEST = np.float32(-9999)
 """Replaces minus infinity, as in OpenAI's API."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
-_CHECKED_BY_ROW = ("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids")
+_CHECKED_BY_ROW = (
+    *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
+    *("given_token_ids", "mask_sizes", "mask_token_ids"),
+)
+_FLOORED = frozenset(("other_logprobs", "given_logprobs"))
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
 _SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
 """By whether a row is scored."""
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
-
-
-def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array as a numpy array; copied only from a device."""
-    if type(array) is np.ndarray:
-        return array
-    if hasattr(array, "detach"):  # torch, paddle: an array that tracks gradients cannot be converted
-        array = array.detach()
-    if hasattr(array, "cpu"):
-        array = array.cpu()
-    elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
-        array = array.get()
-    if name == "request_keys" and isinstance(array, (list, tuple)):
-        return np.array(array, object)  # of ids on both sides of 2**63 numpy makes rounded floats
-    try:
-        return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ContractError(name, "an array", str(error), rule=Rule.TYPE) from None
-
-
-def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
-    """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
-    host = on_host("request_keys", array).reshape(-1)
-    if host.dtype == np.int64:
-        return host.view(np.uint64)
-    if host.size and host.dtype.kind not in "iuO":
-        raise ContractError("request_keys", "whole numbers", host.dtype.name, rule=Rule.TYPE)
-    try:
-        return np.array([index(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
-    except (TypeError, ValueError) as error:
-        raise ContractError("request_keys", "whole numbers", str(error), rule=Rule.TYPE) from None
-
-
-def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array as one dimension with one element for each row."""
-    host = on_host(name, array)
-    if host.ndim != 1:
-        host = host.reshape(-1)
-    if host.size != rows:
-        raise ContractError(name, f"{rows} elements, one for each row", host.size, rule=Rule.LENGTH)
-    return host
-
-
-class Ragged:
-    """Selects, of the arrays that an engine returns, the elements of the tokens that the rows keep."""
-
-    __slots__ = ("_scored", "counts", "given", "kept", "tokens")
-
-    def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Take how many tokens each row has, how many of them are kept, and whether it is scored; None: all."""
-        self.given = counts
-        """How many tokens the engine returned for each row."""
-        self.tokens = int(counts.sum(dtype=np.intp))
-        """How many it returned for all rows."""
-        self.counts = counts
-        """How many tokens of each row are kept."""
-        self.kept: npt.NDArray[np.bool_] | None = None
-        """Of the returned tokens: whether each is kept; None: all are."""
-        if kept is not None and not np.array_equal(kept, counts):
-            _check_kept(kept, counts)
-            self.counts = kept
-            lengths = counts.astype(np.intp)
-            places = np.arange(self.tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            self.kept = places < np.repeat(kept, lengths)
-        self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
-
-    def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the kept tokens, flat or padded in the array, as one dimension."""
-        host = self._flattened(name, on_host(name, array), 1)
-        if host.shape[0] != self.tokens:
-            raise _length_error(name, self.tokens, host.shape[0])
-        return host if self.kept is None else host[self.kept]
-
-    def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements, or lines, of the scored rows' kept tokens; the array has those rows alone, or all."""
-        host = self._flattened(name, on_host(name, array), dimensions)
-        if self._scored is None:
-            if host.shape[0] != self.tokens:
-                raise _length_error(name, self.tokens, host.shape[0])
-            return host if self.kept is None else host[self.kept]
-        if host.shape[0] == self.tokens:
-            return host[self._scored if self.kept is None else self._scored & self.kept]
-        of_scored = int(np.count_nonzero(self._scored))
-        if host.shape[0] != of_scored:
-            raise _length_error(name, self.tokens, host.shape[0])
-        return host if self.kept is None else host[self.kept[self._scored]]
-
-    def _flattened(self, name: str, host: Host, dimensions: int) -> Host:
-        """Return the elements of all tokens one after the other, without the padding of a padded array."""
-        if host.ndim == dimensions:
-            return host
-        rows = self.given.size
-        if host.ndim != dimensions + 1 or host.shape[0] != rows:
-            limit = f"{dimensions} dimensions, or {dimensions + 1} with a line for each of {rows} rows"
-            raise ContractError(name, limit, f"shape {host.shape}", rule=Rule.TYPE)
-        width = host.shape[1]
-        if rows and int(self.given.max()) > width:
-            raise ContractError(name, f"{int(self.given.max())} tokens a line", width, rule=Rule.LENGTH)
-        if self.tokens == rows * width:
-            return host.reshape(self.tokens, *host.shape[2:])
-        return host[np.arange(width) < self.given[:, None]]
-
-
-def _length_error(name: str, tokens: int, found: int) -> ContractError:
-    return ContractError(name, f"{tokens} elements, one for each token", found, rule=Rule.LENGTH)
-
-
-def _check_kept(kept: Host, counts: Host) -> None:
-    wrong = np.flatnonzero((kept > counts) | (kept < 0))
-    if wrong.size:
-        row = int(wrong[0])
-        raise ContractError(f"kept_counts[{row}]", int(counts[row]), int(kept[row]), rule=Rule.MAX)
 
 
 class StepAssembler:
@@ -196,12 +87,15 @@ class StepAssembler:
             "proposal_token_ids": _proposals(arrays, rows),
             "stops": _stops(arrays, statuses, rows),
         }
+        if further := extra_columns(arrays, ragged, scored):
+            columns |= further | {name: _floored(arrays, further[name]) for name in _FLOORED & further.keys()}
         header = self._header(arrays, rows, scored)
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
             # A number that its column cannot hold is one row's fault: encoding finds it like any other.
-            batch = LogprobBatch(header, **(columns | {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW}))
+            clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
+            batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)
         return self._in_parts(batch, arrays.parts)
 
@@ -281,6 +175,8 @@ class StepAssembler:
             + batch.alternative_token_ids.size * _ALTERNATIVE_BYTES
             + batch.proposal_token_ids.size * _PROPOSAL_BYTES
         )
+        if (further := batch.further_bytes()) is not None:
+            size += int(further.sum())
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
         if size <= room:
             parts = min(rows, max(least, -(-rows // limits.max_rows)))
@@ -301,6 +197,8 @@ def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
     tokens = batch.token_counts.astype(np.intp)
     sizes = _ROW_BYTES + tokens * (_TOKEN_BYTES + batch.top_ks * np.intp(_ALTERNATIVE_BYTES))
     sizes += batch.proposal_counts * np.intp(_PROPOSAL_BYTES)
+    if (further := batch.further_bytes()) is not None:
+        sizes += further
     cuts, begin, used = [], 0, 0
     for row, size in enumerate(sizes.tolist()):
         if row > begin and (used + size > room or row - begin >= most):

@@ -13,10 +13,11 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate,
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.active import ActiveRequests
-from tokenbus_services.worker.assembler import StepAssembler, keys_of
+from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff import HandoffSender
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff
+from tokenbus_services.worker.ragged import keys_of
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
@@ -226,6 +227,9 @@ def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> Logpr
         columns[name] = np.concatenate([columns[name], getattr(batch, name)[rows]])
     for name, value in _EMPTY_ROW.items():
         columns[name] = np.concatenate([columns[name], np.full(rows.size, value, np.uint8)])
+    for name in ("extras", "given_counts", "mask_bounds"):
+        if name in columns and columns[name].size:
+            columns[name] = np.concatenate([columns[name], np.zeros(rows.size, columns[name].dtype)])
     return LogprobBatch.of_views(batch.header, columns)
 
 

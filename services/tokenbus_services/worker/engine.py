@@ -1,7 +1,7 @@
 """Engine: what a worker runs."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -70,6 +70,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what it holds; no other method is called afterwards."""
+
+
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """An engine that says more of tokens than their logprobs, ranks and alternatives; others are not asked for it."""
+
+    @property
+    def token_scores(self) -> Collection[str]:
+        """Which fields of a request's `token_scoring` it fills the arrays of `StepArrays` for."""
 
 
 @runtime_checkable

@@ -166,6 +166,7 @@ class EngineLoop:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
         try:
+            self._check_token_scoring(generate)
             prompt_tokens = int(self._engine.admit(generate) if state is None else self._engine.admit(generate, state))
         except ValueError as error:
             raise _RefusedError(ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)) from None
@@ -180,6 +181,21 @@ class EngineLoop:
         self._client.active.add(generate)
         self._untried.append(key)
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
+
+    def _check_token_scoring(self, generate: Generate) -> None:
+        """Raise a ValueError for what the engine does not say of tokens: it might ignore what it does not know."""
+        if not generate.HasField("token_scoring"):
+            return
+        if not generate.HasField("top_logprobs"):
+            raise ValueError("token_scoring: one beside top_logprobs, got one without")
+        offered = getattr(self._engine, "token_scores", ())
+        for field, _ in generate.token_scoring.ListFields():
+            if field.name not in offered:
+                raise ValueError(f"token_scoring.{field.name}: none with this engine")
+        most = self._engine.vocabulary_size
+        for place, token_id in enumerate(generate.token_scoring.token_ids):
+            if token_id >= most:
+                raise ValueError(f"token_scoring.token_ids[{place}]: below {most}, got {token_id}")
 
     def _abort(self, key: int) -> None:
         """Have the engine abort a request; if that fails, the request ends with an error."""

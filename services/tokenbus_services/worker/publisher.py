@@ -45,6 +45,12 @@ _BALANCE_TIMEOUTS = 2
 _MOST_BALANCE_SECONDS = 600.0
 _MOST_CONTROLS = 64
 """As many as a processor lets wait for one worker."""
+_ALTERNATIVES = ("alternative_token_ids", "alternative_logprobs")
+_SHED = (
+    *("given_counts", "given_token_ids", "given_logprobs", "mask_bounds", "mask_sizes", "mask_token_ids"),
+    *_ALTERNATIVES,
+)
+"""The columns that a row that is shed has nothing in."""
 
 
 @dataclass(slots=True)
@@ -485,8 +491,16 @@ class Publisher:
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:
-    """Return the batch with tokens, logprobs and ranks, but no alternatives, and its rows marked as shed."""
-    shed = {name: NO_COLUMNS[name] for name in ("alternative_token_ids", "alternative_logprobs")}
-    shed["scorings"] = np.where(batch.top_ks > 0, np.uint8(Scoring.SHED), batch.scorings)
-    shed["top_ks"] = np.zeros_like(batch.top_ks)
-    return LogprobBatch.of_views(header, batch.columns | shed)
+    """Return the batch with one value a token of each kind, but no alternatives, and its rows marked as shed.
+
+    What is shed of a row are the alternatives, the values of given tokens, and masks.
+    """
+    columns = batch.columns
+    shed = np.zeros(batch.row_count, np.bool_)
+    for name in ("top_ks", "given_counts", "mask_bounds"):
+        if name in columns and columns[name].size:
+            shed |= columns[name] > 0
+    kept = {name: values for name, values in columns.items() if name not in _SHED}
+    kept["scorings"] = np.where(shed, np.uint8(Scoring.SHED), batch.scorings)
+    kept["top_ks"] = np.zeros_like(batch.top_ks)
+    return LogprobBatch.of_views(header, kept | {name: NO_COLUMNS[name] for name in _ALTERNATIVES})

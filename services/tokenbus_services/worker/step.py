@@ -58,6 +58,24 @@ class StepArrays:
     """Of rows: whether its request wants logprobs; if absent, all do where there are logprobs."""
     top_ks: Array | None = None
     """Of rows: how many alternatives its request wants; if absent, as many as are given."""
+    extras: Array | None = None
+    """Of rows: a sum of what `LogprobBatch.extras` has, for those that want `other_logprobs` or `entropies`."""
+    other_logprobs: Array | None = None
+    """Of tokens, or flat of the tokens of rows that want it alone: each one's value in the other distribution."""
+    entropies: Array | None = None
+    """As other_logprobs, of the rows that want it: the entropy of the distribution that the values are of."""
+    given_counts: Array | None = None
+    """Of rows: how many token ids its request gave, to know their values at each position."""
+    given_token_ids: Array | None = None
+    """Those ids, row after row."""
+    given_logprobs: Array | None = None
+    """Of each token, the values of its row's given ids; all of them flat."""
+    mask_bounds: Array | None = None
+    """Of rows: up to how many token ids its request wants to be told which ones sampling could have chosen; 0: none."""
+    mask_sizes: Array | None = None
+    """As other_logprobs, of the rows with a bound: how many tokens sampling could have chosen."""
+    mask_token_ids: Array | None = None
+    """Of each token whose row asked and that has no more of them than its bound: those ids, in order; all flat."""
     draft_token_counts: Array | None = None
     """Of rows: how many draft tokens were verified in this step; if absent, none."""
     proposal_token_ids: Array | None = None

@@ -246,6 +246,22 @@ def test_prompts_are_scored_as_arrays() -> None:
         assert plain.prompt_scores is None
 
 
+def test_tokens_have_what_was_asked_of_each() -> None:
+    asked: dict[str, Any] = {"entropies": True, "logprob_token_ids": [4, 9], "mask_bound": 5}
+    with LLM(engine="synthetic", settings=settings()) as llm:
+        outputs = llm.generate([[1], [2]], max_tokens=7, **asked)
+        assert llm.generate([[1]], max_tokens=2)[0].extras is None
+    first, second = (each.extras for each in outputs)
+    assert first is not None
+    assert second is not None
+    for extras in (first, second):
+        assert extras.other_logprobs.size == 0
+        assert extras.entropies.shape == (7,)
+        assert extras.given_logprobs.shape == (7, 2)
+        assert [mask is None for mask in extras.masks()] == (extras.mask_sizes > 5).tolist()
+    assert not np.array_equal(first.entropies, second.entropies)
+
+
 def test_weights_change_between_calls(tmp_path: Path) -> None:
     with LLM(engine="synthetic", settings=settings()) as llm:
         assert llm.generate([[1]], max_tokens=3)[0].weight_spans == ()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
-from tokenbus_services.worker.assembler import Host, keys_of, on_host
+from tokenbus_services.worker.ragged import Host, keys_of, on_host
 from tokenbus_services.worker.step import ARRAYS, StepArrays
 
 _DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))

@@ -18,13 +18,13 @@ from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.active import ActiveRequests
-from tokenbus_services.worker.assembler import Host, keys_of
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.process import arrays
 from tokenbus_services.worker.process.memory import SharedMemory
 from tokenbus_services.worker.process.records import ADMITTED, FAILED, IDS, WAKE, Brought, HandedOver, SharedCounts
 from tokenbus_services.worker.process.ring import RECORD_BYTES
 from tokenbus_services.worker.publisher import ReceivedHandoff
+from tokenbus_services.worker.ragged import Host, keys_of
 from tokenbus_services.worker.step import StepArrays
 
 _NO_KEYS = np.zeros(0, np.uint64)

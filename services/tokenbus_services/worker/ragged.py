@@ -1,0 +1,127 @@
+"""Ragged: an engine's arrays of any framework on the host, and of them the elements of the tokens that rows keep."""
+
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import ContractError, Rule
+
+Host = npt.NDArray[Any]
+
+
+def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
+    """Return an array as a numpy array; copied only from a device."""
+    if type(array) is np.ndarray:
+        return array
+    if hasattr(array, "detach"):  # torch, paddle: an array that tracks gradients cannot be converted
+        array = array.detach()
+    if hasattr(array, "cpu"):
+        array = array.cpu()
+    elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
+        array = array.get()
+    if name == "request_keys" and isinstance(array, (list, tuple)):
+        return np.array(array, object)  # of ids on both sides of 2**63 numpy makes rounded floats
+    try:
+        return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ContractError(name, "an array", str(error), rule=Rule.TYPE) from None
+
+
+def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
+    """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
+    host = on_host("request_keys", array).reshape(-1)
+    if host.dtype == np.int64:
+        return host.view(np.uint64)
+    if host.size and host.dtype.kind not in "iuO":
+        raise ContractError("request_keys", "whole numbers", host.dtype.name, rule=Rule.TYPE)
+    try:
+        return np.array([index(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
+    except (TypeError, ValueError) as error:
+        raise ContractError("request_keys", "whole numbers", str(error), rule=Rule.TYPE) from None
+
+
+def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
+    """Return an array as one dimension with one element for each row."""
+    host = on_host(name, array)
+    if host.ndim != 1:
+        host = host.reshape(-1)
+    if host.size != rows:
+        raise ContractError(name, f"{rows} elements, one for each row", host.size, rule=Rule.LENGTH)
+    return host
+
+
+class Ragged:
+    """Selects, of the arrays that an engine returns, the elements of the tokens that the rows keep."""
+
+    __slots__ = ("_scored", "counts", "given", "kept", "tokens")
+
+    def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
+        """Take how many tokens each row has, how many of them are kept, and whether it is scored; None: all."""
+        self.given = counts
+        """How many tokens the engine returned for each row."""
+        self.tokens = int(counts.sum(dtype=np.intp))
+        """How many it returned for all rows."""
+        self.counts = counts
+        """How many tokens of each row are kept."""
+        self.kept: npt.NDArray[np.bool_] | None = None
+        """Of the returned tokens: whether each is kept; None: all are."""
+        if kept is not None and not np.array_equal(kept, counts):
+            _check_kept(kept, counts)
+            self.counts = kept
+            lengths = counts.astype(np.intp)
+            places = np.arange(self.tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            self.kept = places < np.repeat(kept, lengths)
+        self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
+
+    def of(self, rows: Host) -> "Ragged":
+        """Return the same of some rows: those are the scored ones."""
+        return Ragged(self.given, self.counts, rows)
+
+    def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
+        """Return the elements of the kept tokens, flat or padded in the array, as one dimension."""
+        host = self._flattened(name, on_host(name, array), 1)
+        if host.shape[0] != self.tokens:
+            raise _length_error(name, self.tokens, host.shape[0])
+        return host if self.kept is None else host[self.kept]
+
+    def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
+        """Return the elements, or lines, of the scored rows' kept tokens; the array has those rows alone, or all."""
+        host = self._flattened(name, on_host(name, array), dimensions)
+        if self._scored is None:
+            if host.shape[0] != self.tokens:
+                raise _length_error(name, self.tokens, host.shape[0])
+            return host if self.kept is None else host[self.kept]
+        if host.shape[0] == self.tokens:
+            return host[self._scored if self.kept is None else self._scored & self.kept]
+        of_scored = int(np.count_nonzero(self._scored))
+        if host.shape[0] != of_scored:
+            raise _length_error(name, self.tokens, host.shape[0])
+        return host if self.kept is None else host[self.kept[self._scored]]
+
+    def _flattened(self, name: str, host: Host, dimensions: int) -> Host:
+        """Return the elements of all tokens one after the other, without the padding of a padded array."""
+        if host.ndim == dimensions:
+            return host
+        rows = self.given.size
+        if host.ndim != dimensions + 1 or host.shape[0] != rows:
+            limit = f"{dimensions} dimensions, or {dimensions + 1} with a line for each of {rows} rows"
+            raise ContractError(name, limit, f"shape {host.shape}", rule=Rule.TYPE)
+        width = host.shape[1]
+        if rows and int(self.given.max()) > width:
+            raise ContractError(name, f"{int(self.given.max())} tokens a line", width, rule=Rule.LENGTH)
+        if self.tokens == rows * width:
+            return host.reshape(self.tokens, *host.shape[2:])
+        return host[np.arange(width) < self.given[:, None]]
+
+
+def _length_error(name: str, tokens: int, found: int) -> ContractError:
+    return ContractError(name, f"{tokens} elements, one for each token", found, rule=Rule.LENGTH)
+
+
+def _check_kept(kept: Host, counts: Host) -> None:
+    wrong = np.flatnonzero((kept > counts) | (kept < 0))
+    if wrong.size:
+        row = int(wrong[0])
+        raise ContractError(f"kept_counts[{row}]", int(counts[row]), int(kept[row]), rule=Rule.MAX)

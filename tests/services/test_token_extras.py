@@ -1,0 +1,133 @@
+"""What requests ask of their tokens beyond logprobs, from the engine to whoever asked, whatever breaks on the way."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenbus.testing
+from tests.support.campaigns import many
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
+from tokenbus_engines.synthetic import SyntheticEngine, true_extras
+from tokenbus_services.client import Client
+from tokenbus_services.client.parameters import request_of
+from tokenbus_services.delivery import RequestFailedError, Token
+from tokenbus_services.delivery.step import extras_by_token
+from tokenbus_services.delivery.tokens import Generation
+
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"entropies": True},
+    {"other_logprobs": True, "top_logprobs": 3},
+    {"logprob_token_ids": [9, 7, 300]},
+    {"mask_bound": 4},
+    {
+        "mask_bound": 1024,
+        "entropies": True,
+        "logprob_token_ids": range(128),
+        "other_logprobs": True,
+        "top_logprobs": 20,
+    },
+]
+
+
+def check(tokens: list[Token], key: int, given: dict[str, Any]) -> None:
+    """Compare what came with tokens with what is true of them."""
+    asked = request_of([1], given).token_scoring
+    true = true_extras(key, 0, len(tokens), asked)
+    is_asked = asked != TokenScoring()
+    expected = extras_by_token(true if is_asked else None, len(tokens))
+    assert [token.extras for token in tokens] == expected
+    assert [token.position for token in tokens] == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize("given", WISHES, ids=lambda given: "+".join(given) or "nothing")
+async def test_each_token_has_what_its_request_asked_for(given: dict[str, Any]) -> None:
+    async with tokenbus.testing.bus() as bus, bus.client.generate([1, 2], max_tokens=8, **given) as generation:
+        check([token async for token in generation], generation.request_id, given)
+
+
+async def test_rows_have_them_as_arrays() -> None:
+    given = WISHES[-1]
+    async with tokenbus.testing.bus() as bus, bus.client.generate([1, 2], max_tokens=8, **given) as generation:
+        rows = [row async for row in generation.rows()]
+    true = true_extras(generation.request_id, 0, 8, request_of([1], given).token_scoring)
+    assert all(row.extras is not None for row in rows)
+    for name in ("other_logprobs", "entropies", "given_logprobs", "mask_sizes", "mask_token_ids"):
+        assert np.array_equal(np.concatenate([getattr(row.extras, name) for row in rows]), getattr(true, name))
+
+
+def _ask(client: Client, random: Random) -> tuple[Generation, dict[str, Any]]:
+    given = random.choice(WISHES)
+    return client.generate([1, 2], max_tokens=random.choice([1, 7, 30]), **given), given
+
+
+async def _read(generation: Generation) -> list[Token]:
+    return [token async for token in generation]
+
+
+@pytest.mark.parametrize("seed", range(many(150, 16)))
+async def test_nothing_is_lost_or_mixed_up(seed: int) -> None:
+    """Rows of every kind of wish share steps, while processors are restarted, and messages lost and repeated."""
+    random = Random(seed)  # noqa: S311 - the same each time, and no secret
+    parts = random.choice([1, 2])
+    async with tokenbus.testing.bus(lambda: SyntheticEngine(parts=parts), workers=2) as bus:
+        line, asked, reading = bus.line(bus.client), [], []
+        for _ in range(5):
+            asked += [_ask(bus.client, random) for _ in range(6)]
+            reading += [asyncio.create_task(_read(generation)) for generation, _ in asked[-6:]]
+            await bus.settle(random.randrange(8))
+            line.hold()
+            await bus.settle(random.randrange(12))
+            match random.randrange(4):
+                case 0 | 1:
+                    await bus.restart_processor(0)
+                case 2:
+                    line.cut()
+                case 3:
+                    line.drop(received=random.randrange(1, 3))
+            line.release()
+        ends = await bus.until(asyncio.gather(*reading, return_exceptions=True))
+        for (generation, given), end in zip(asked, ends, strict=True):
+            assert not isinstance(end, BaseException), end
+            check(end, generation.request_id, given)
+
+
+async def test_resumed_request_has_those_of_the_tokens_that_are_left() -> None:
+    """A row of which some tokens were taken before has what is of the others."""
+    given = WISHES[-1]
+    async with tokenbus.testing.bus() as bus:
+        generation = bus.client.generate([1, 2], max_tokens=9, **given)
+        whole = await bus.until(_read(generation))
+        extras = true_extras(generation.request_id, 0, 9, request_of([1], given).token_scoring)
+        for cut in range(1, 9):
+            assert extras_by_token(extras.after(cut), 9 - cut) == [token.extras for token in whole[cut:]]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"logprob_token_ids": range(129)}, "logprob_token_ids: at most 128 elements, got 129"),
+        ({"mask_bound": 1025}, "mask_bound: at most 1024, got 1025"),
+        ({"mask_bound": -1}, "mask_bound: at least 0, got -1"),
+        ({"entropies": 1}, "entropies: True or False, got 1"),
+        ({"logprob_token_ids": [2**31 - 1]}, r"logprob_token_ids\[0\]: at most 2147483646, got 2147483647"),
+    ],
+)
+async def test_wrong_wishes_are_refused(given: dict[str, Any], line: str) -> None:
+    async with tokenbus.testing.bus() as bus:
+        with pytest.raises(ValueError, match=f"^{line}$"):
+            bus.client.generate([1, 2], **given)
+
+
+async def test_wish_that_the_engine_does_not_have_is_refused_by_name() -> None:
+    class Plain(SyntheticEngine):
+        token_scores = frozenset({"token_ids"})
+
+    async with tokenbus.testing.bus(Plain) as bus:
+        with pytest.raises(RequestFailedError, match=r"token_scoring.mask_bound: none with this engine"):
+            await bus.until(_read(bus.client.generate([1], max_tokens=2, mask_bound=4)))
+        with pytest.raises(RequestFailedError, match=r"token_scoring.token_ids\[1\]: below 50000, got 50000"):
+            await bus.until(_read(bus.client.generate([1], max_tokens=2, logprob_token_ids=[1, 50_000])))
