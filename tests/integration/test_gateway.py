@@ -15,6 +15,9 @@ from tests.integration.deployment import COMMAND
 from tests.integration.serving import Served, answers, asking, error_of, is_true, plainly, served
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, until
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
+from tokenbus_engines.synthetic import true_extras
+from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
@@ -222,6 +225,40 @@ async def test_256_at_once_get_their_own_tokens(numbers: Served, *, is_streamed:
         assert all(await soon(asyncio.gather(*(one(client, number) for number in range(256)))))
 
 
+EXTRAS: dict[str, Any] = {
+    "return_other_logprobs": True, "return_entropies": True, "return_logprobs_of": [9, 300], "return_mask": 4
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("names", [list(EXTRAS), ["return_entropies"], ["return_mask"]], ids="+".join)
+async def test_tokens_have_the_extras_that_were_asked_for(
+    numbers: Served, names: list[str], *, is_streamed: bool
+) -> None:
+    asked = {name: EXTRAS[name] for name in names}
+    given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 9, "logprobs": 1, "extra_body": asked}
+    async with asking(numbers.url) as client:
+        if is_streamed:
+            chunks = [chunk async for chunk in await client.completions.create(**given, stream=True)]
+        else:
+            chunks = [await client.completions.create(**given)]
+    found = [each for chunk in chunks for each in chunk.choices[0].token_extras]
+    scoring = TokenScoring(
+        other_logprobs="return_other_logprobs" in asked,
+        entropies="return_entropies" in asked,
+        token_ids=asked.get("return_logprobs_of"),
+        mask_bound=asked.get("return_mask", 0),
+    )
+    true = extras_by_token(true_extras(int(chunks[0].id.removeprefix("cmpl-"), 16), 0, 9, scoring), 9)
+    for said, extras in zip(found, true, strict=True):
+        assert extras is not None
+        assert said.get("other_logprob") == extras.other_logprob
+        assert said.get("entropy") == extras.entropy
+        assert said.get("logprobs", {}) == {str(token_id): value for token_id, value in extras.given_logprobs}
+        assert said.get("mask_size") == extras.mask_size
+        assert said.get("mask") == (None if extras.mask is None else list(extras.mask))
+
+
 # What breaks.
 
 
@@ -362,6 +399,10 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
         ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
         ("completions", BODY | {"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ("completions", BODY | {"include_draft_logprobs": True}, 400, "include_draft_logprobs"),
+        ("completions", BODY | {"return_entropies": True}, 400, "return_entropies"),
+        ("completions", BODY | {"logprobs": 1, "return_mask": 1025}, 400, "return_mask"),
+        ("completions", BODY | {"logprobs": 1, "return_logprobs_of": [1] * 129}, 400, "return_logprobs_of"),
+        ("completions", BODY | {"logprobs": 1, "return_logprobs_of": [50_000]}, 400, "return_logprobs_of[0]"),
         ("completions", BODY | {"frequency_penalty": 1}, 400, "frequency_penalty"),
         ("completions", BODY | {"suffix": "end"}, 400, "suffix"),
         ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format"),

@@ -11,8 +11,9 @@ import pytest
 
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.waiting import until
-from tokenbus_contracts.generated.request_pb2 import PromptScoring
-from tokenbus_engines.synthetic import alternatives, draws, true_prompt_scores, true_tokens
+from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
+from tokenbus_engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
+from tokenbus_services.delivery.step import extras_by_token
 
 pytestmark = pytest.mark.xdist_group("gateway")
 VLLM, SGLANG = "/inference/v1/generate", "/generate"
@@ -100,6 +101,23 @@ async def test_generate_has_the_true_tokens(client: httpx.AsyncClient, k: int | 
                 if token != entry["token_id"]
             ]
             assert entry["top_logprobs"] == [first, *others][: k or 1]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_generate_has_the_extras_that_were_asked_for(client: httpx.AsyncClient, *, is_streamed: bool) -> None:
+    asked = {"return_entropies": True, "return_logprobs_of": [9, 300], "return_mask": 4}
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": COUNT, "logprobs": 0}, **asked}
+    parts = await _chunks(client, VLLM, body) if is_streamed else [await _said(client, VLLM, body)]
+    found = [each for part in parts for choice in part["choices"] for each in choice["token_extras"]]
+    key = int(parts[0]["request_id"].removeprefix("generate-tokens-"), 16)
+    scoring = TokenScoring(entropies=True, token_ids=[9, 300], mask_bound=4)
+    true = extras_by_token(true_extras(key, 0, COUNT, scoring), COUNT)
+    for said, extras in zip(found, true, strict=True):
+        assert extras is not None
+        assert said.keys() == {"entropy", "logprobs", "mask_size", "mask"}
+        assert (said["entropy"], said["mask_size"]) == (extras.entropy, extras.mask_size)
+        assert said["mask"] == (None if extras.mask is None else list(extras.mask))
+        assert list(said["logprobs"].values()) == [value for _, value in extras.given_logprobs]
 
 
 async def test_generate_has_a_text_where_it_is_wanted(client: httpx.AsyncClient) -> None:

@@ -26,10 +26,10 @@ from tokenbus.testing import RowShape, SyntheticEngine, batch, golden_messages, 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema
-from tokenbus_contracts.schema import COLUMNS
+from tokenbus_contracts.schema import COLUMNS, FURTHER_COLUMNS
 from tokenbus_services.items import Recorder, StreamItem, gap_entry, hello_entry, item_entry, read_items
 
-NEW_COLUMNS = {"stops"}
+NEW_COLUMNS = {"stops", *(column.name for column in FURTHER_COLUMNS)}
 """What this tree's minor has and the release's has not."""
 LIMITS = Limits.schema()
 TOKENS = 40
@@ -199,12 +199,14 @@ def test_release_reads_messages(exchange: Exchange) -> None:
 
 def test_release_writes_what_it_read_alike(exchange: Exchange) -> None:
     """What the release decoded it encodes to the same bytes as this tree, but for columns that it does not have."""
-    with_new = 0
+    with_new = with_extras = 0
     for (name, data), again in zip(exchange.messages.items(), exchange.result["again"], strict=True):
         found = tokenbus.decode(data, LIMITS)
         assert again == tokenbus.encode(_without_new(found), LIMITS).hex(), name
         with_new += found.stops.size > 0
+        with_extras += found.has_extras
     assert with_new >= 3
+    assert with_extras >= 1
 
 
 def test_messages_of_the_release_are_read(exchange: Exchange) -> None:
@@ -257,6 +259,8 @@ async def test_streams(deployment: Deployment, released: Path) -> None:
             job = {"addresses": places, "keys": old_keys, "tokens": TOKENS}
             client = asyncio.to_thread(run_released, released, "client", job, deployment.environment())
             found, *taken = await soon(asyncio.gather(client, *(_take(deployment, each, new_keys) for each in places)))
+            for address, peer in zip(places, ("a worker", "a processor"), strict=True):
+                await soon(_ask_too_much(deployment, address, f"{peer} of schema minor 1"))
     minors = [{target.header.schema_minor for target, _ in steps} for steps, _ in taken]
     assert minors == [{0}, {1}]  # else this tree was beside itself
     for (steps, _), asked in zip(taken, found["asked"], strict=True):
@@ -264,6 +268,20 @@ async def test_streams(deployment: Deployment, released: Path) -> None:
         _check(old_keys, [(_decoded(target), draft and _decoded(draft)) for target, draft in asked["steps"]])
         _check_recording(bytes.fromhex(asked["recording"]), old_keys)
     await asyncio.to_thread(_check_recordings, released, folder, [recording for _, recording in taken])
+
+
+async def _ask_too_much(deployment: Deployment, address: str, peer: str) -> None:
+    """Fail unless what an older peer would ignore is refused in a line that names its version."""
+    settings = deployment.settings(bus__clients_address=address)
+    async with tokenbus.Client(settings) as client:
+        early = client.generate([1, 2], max_tokens=2, entropies=True)  # before it is known who answers
+        with pytest.raises(tokenbus.RequestFailedError, match=f"token_scoring: {peer}, got"):
+            await anext(aiter(early))
+        asked: list[dict[str, Any]] = [{"mask_bound": 3}, {"prompt_logprobs": 1}]
+        for each in asked:
+            with pytest.raises((tokenbus.RequestFailedError, tokenbus.ContractError), match=f"scoring: {peer}, got"):
+                async with client.generate([1, 2], max_tokens=2, **each) as generation:
+                    await anext(aiter(generation))
 
 
 async def _take(deployment: Deployment, address: str, keys: list[int]) -> tuple[Steps, bytes]:

@@ -45,6 +45,13 @@ _SAMPLING = {name: name for name in _SAME_NAMES} | {
     "include_stop_str_in_output": "include_stop_string",
 }
 """By a body's field the sampling parameter that has the same values."""
+_TOKEN_SCORING = {
+    "return_other_logprobs": "other_logprobs",
+    "return_entropies": "entropies",
+    "return_logprobs_of": "token_ids",
+    "return_mask": "mask_bound",
+}
+"""By a body's field that of the contract's TokenScoring."""
 
 
 class Ending(NamedTuple):
@@ -84,6 +91,8 @@ class CompletionRequest:
     """The prompts' texts, where choices begin with them."""
     prompt_scoring: Mapping[str, Any] | None = None
     """What the prompts' tokens are scored with, by the contract's names."""
+    token_scoring: Mapping[str, Any] = field(default_factory=dict)
+    """What is wanted of each token beside its logprob and alternatives, by the contract's names."""
     wants_prompt_logprobs: bool = False
     """Whether a choice has them, beside what an echo has."""
     name: str = ""
@@ -134,6 +143,7 @@ class CompletionRequest:
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
             prompt_scoring=self.prompt_scoring,
+            token_scoring=self.token_scoring or None,
         )
 
 
@@ -351,6 +361,7 @@ class Reader:
             "names_ids": body.return_tokens_as_token_ids,
             "name": body.request_id or "",
             "prompt_scoring": _prompt_scoring(body),
+            "token_scoring": _token_scoring(body),
             "wants_prompt_logprobs": body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None,
         }
 
@@ -394,6 +405,16 @@ def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
     if k:
         raise invalid("prompt_logprobs", f"0 or absent beside prompt_logprob_token_ids, got {k}")
     return {"token_ids": ids}
+
+
+def _token_scoring(body: Generation) -> dict[str, Any]:
+    """Return what a body wants to be known of each token; raises an ApiError."""
+    asked = {name: getattr(body, member) for member, name in _TOKEN_SCORING.items() if getattr(body, member)}
+    logprobs = getattr(body, "logprobs", None)
+    for member, name in _TOKEN_SCORING.items():
+        if name in asked and (logprobs is None or logprobs is False):
+            raise invalid(member, "only with logprobs, got it without")
+    return asked
 
 
 def _sampling(body: Sampling) -> dict[str, Any]:

@@ -37,11 +37,15 @@ _FIELDS = {
     "sampling.engine_arguments": "vllm_xargs",
     "tokens.token_ids": "prompt",
     "prompt_scoring": "prompt_logprobs",
+    "token_scoring.other_logprobs": "return_other_logprobs",
+    "token_scoring.entropies": "return_entropies",
+    "token_scoring.token_ids": "return_logprobs_of",
+    "token_scoring.mask_bound": "return_mask",
 }
 """By the contract's name of a field the API's, where they differ by more than `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
 """What a worker says of a prompt that leaves no room for a token."""
-_FIELD = re.compile(r"((?:sampling\.|tokens\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
+_FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
 """A field's name at the beginning of a reason, and what follows of its place."""
 
 

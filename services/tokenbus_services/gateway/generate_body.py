@@ -58,6 +58,10 @@ class Generate(Body, kw_only=True):
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
     output_mode: Annotated[_Mode | None, says("Whether choices have their text, too.")] = "tokens"
+    return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
+    return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
+    return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
+    return_mask: Annotated[int | None, says("Adds token_extras, with up to so many possible tokens.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
     reasoning_ended: Annotated[Any, only("reasoning_ended")] = None
@@ -76,8 +80,11 @@ FIELDS: Mapping[str, str] = {
     "vllm_xargs": "sampling_params.extra_args",
 }
 """By a completion's field this body's, where they differ."""
+_BESIDE = (
+    *("model", "stream", "stream_options", "cache_salt", "priority", "request_id"),
+    *("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask"),
+)
 _SAMPLING = tuple(name for name in Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
-_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id")
 
 
 def completion_of(body: Generate) -> Completion:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import orjson
 
 from tokenbus_contracts import PromptScores
+from tokenbus_services.delivery.step import TokenExtras as Extras
+from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists, triples
 from tokenbus_services.gateway.rendered_step import RenderedStep
@@ -297,6 +300,40 @@ class BareEntries(Entries):
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
         return _listed(pieces)
+
+
+class TokenExtras:
+    """`token_extras`: an object for each token, with what the request asked for beside logprobs and alternatives."""
+
+    name = b'"token_extras":'
+    is_empty = False
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between; null for a token whose extras were dropped on the way."""
+        found = extras_by_token(view.batch.row(place).extras, count)
+        return b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]])
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:
+        """Return null for each of the prompt's tokens."""
+        del scores, vocabulary
+        return b",".join([_NULL] * len(prompt))
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the list."""
+        return _listed(pieces)
+
+
+def _extras_object(extras: Extras) -> bytes:
+    members: dict[str, Any] = {}
+    if extras.other_logprob is not None:
+        members["other_logprob"] = np.float32(extras.other_logprob)
+    if extras.entropy is not None:
+        members["entropy"] = np.float32(extras.entropy)
+    if extras.given_logprobs:
+        members["logprobs"] = {str(token_id): np.float32(value) for token_id, value in extras.given_logprobs}
+    if extras.mask_size is not None:
+        members |= {"mask_size": extras.mask_size, "mask": extras.mask}
+    return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Columns:

@@ -11,7 +11,17 @@ from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventForm, EventStream
-from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+from tokenbus_services.gateway.logprob_writers import (
+    Columns,
+    Drafted,
+    Entries,
+    Lists,
+    Nothing,
+    Part,
+    Piece,
+    TokenExtras,
+    TokenIds,
+)
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.prompt_writers import prompt_logprobs
 from tokenbus_services.gateway.sse import event, versions_of
@@ -69,7 +79,7 @@ class Envelope:
         request = self._request
         stopping = request.stopping
         is_plain = request.is_streamed and not (self._calls or stopping.texts or stopping.shows_special)
-        needs_python = request.names_ids or request.wants_running_usage or request.echoes
+        needs_python = request.names_ids or request.wants_running_usage or request.echoes or request.token_scoring
         if not (is_plain and self._said) or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
         before, behind = self._said.split(b"%b")
@@ -98,6 +108,8 @@ class Envelope:
         )
         if request.wants_ids:
             parts.append(TokenIds())
+        if request.token_scoring:
+            parts.append(TokenExtras())
         if request.wants_columns:
             parts.append(Columns())
         if request.wants_drafts:
