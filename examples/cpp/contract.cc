@@ -78,13 +78,17 @@ void check_header(const BatchHeader& header) {
   demand(header.part_index() < header.part_count(), "header.part_index", "max");
 }
 
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
 // Returns the largest value of a column that follows from the batch's header.
 double most_of(const std::string& column, const BatchHeader& header) {
   const double vocabulary = header.vocabulary_size() ? header.vocabulary_size() : kUnbounded;
   const bool logits = header.value_kind() == VALUE_KIND_RAW_LOGITS || header.value_kind() == VALUE_KIND_PROCESSED_LOGITS;
-  if (column == "token_ids" || column == "alternative_token_ids" || column == "proposal_token_ids") return vocabulary - 1;
-  if (column == "ranks" || column == "top_ks") return vocabulary;
-  if (column == "logprobs" || column == "alternative_logprobs") return logits ? kUnbounded : 0;
+  if (ends_with(column, "token_ids")) return vocabulary - 1;
+  if (column == "ranks" || column == "top_ks" || column == "mask_sizes") return vocabulary;
+  if (ends_with(column, "logprobs")) return logits ? kUnbounded : 0;
   return kUnbounded;
 }
 
@@ -108,6 +112,42 @@ void check_column(const LogprobBatch& batch, const FieldDescriptor* column) {
   }
 }
 
+// What a row asked for beyond its logprobs: nothing where the columns are not there.
+struct Asked {
+  uint32_t extras, given, bound;
+};
+
+Asked asked_by(const LogprobBatch& batch, int row) {
+  return {row < batch.extras_size() ? batch.extras(row) : 0, row < batch.given_counts_size() ? batch.given_counts(row) : 0,
+          row < batch.mask_bounds_size() ? batch.mask_bounds(row) : 0};
+}
+
+// Returns how many ids are told of each mask: none of one that is larger than its row's bound.
+std::vector<uint32_t> told_masks(const LogprobBatch& batch) {
+  std::vector<uint32_t> told;
+  for (int row = 0; row < batch.request_keys_size(); ++row) {
+    const uint32_t bound = asked_by(batch, row).bound;
+    for (uint32_t count = bound ? batch.token_counts(row) : 0; count > 0; --count) {
+      const int place = static_cast<int>(told.size());
+      const uint32_t size = place < batch.mask_sizes_size() ? batch.mask_sizes(place) : 0;
+      told.push_back(size <= bound ? size : 0);
+    }
+  }
+  return told;
+}
+
+// Checks that the ids of each mask rise.
+void check_masks(const LogprobBatch& batch) {
+  int start = 0;
+  for (const uint32_t size : told_masks(batch)) {
+    const int end = start + static_cast<int>(size);
+    for (int i = start + 1; i < end; ++i) {
+      demand(batch.mask_token_ids(i) > batch.mask_token_ids(i - 1), at("mask_token_ids", i), "order");
+    }
+    start = end;
+  }
+}
+
 void check_rows(const LogprobBatch& batch) {
   const BatchHeader& header = batch.header();
   const uint32_t rows = batch.request_keys_size();
@@ -127,6 +167,10 @@ void check_rows(const LogprobBatch& batch) {
     demand(batch.draft_token_counts(row) == 0 || !draft, at("draft_token_counts", row), "kind");
     demand(scoring == SCORING_NONE || header.value_kind() != VALUE_KIND_UNSPECIFIED, "header.value_kind", "scoring");
     demand(scoring == SCORING_FULL || batch.top_ks(row) == 0, at("top_ks", row), "scoring");
+    const Asked asked = asked_by(batch, row);
+    demand(scoring != SCORING_NONE || asked.extras == 0, at("extras", row), "scoring");
+    demand(scoring == SCORING_FULL || asked.given == 0, at("given_counts", row), "scoring");
+    demand(scoring == SCORING_FULL || asked.bound == 0, at("mask_bounds", row), "scoring");
   }
 }
 
@@ -136,25 +180,41 @@ void check_lengths(const LogprobBatch& batch, ColumnLength length, uint32_t want
     const FieldDescriptor* column = LogprobBatch::descriptor()->field(i);
     if (bounds_of(column).length() != length) continue;
     const uint32_t size = batch.GetReflection()->FieldSize(batch, column);
+    if (length == COLUMN_LENGTH_ROWS_OR_NONE && size == 0) continue;
     demand(size == wanted, column->name(), "length");
   }
 }
 
 // Checks that each column is as long as the rows' counts say.
 void check_counted(const LogprobBatch& batch) {
-  uint32_t tokens = 0, scored = 0, alternatives = 0, proposals = 0, stopped = 0;
+  uint32_t tokens = 0, scored = 0, alternatives = 0, proposals = 0, stopped = 0, told = 0;
+  uint32_t other = 0, entropies = 0, given = 0, given_values = 0, masked = 0;
   for (int row = 0; row < batch.request_keys_size(); ++row) {
     tokens += batch.token_counts(row);
     scored += batch.scorings(row) == SCORING_NONE ? 0 : batch.token_counts(row);
     alternatives += batch.token_counts(row) * batch.top_ks(row);
     proposals += batch.proposal_counts(row);
     stopped += batch.statuses(row) == ROW_STATUS_FINISHED_STOP;
+    const Asked asked = asked_by(batch, row);
+    other += asked.extras & 1 ? batch.token_counts(row) : 0;
+    entropies += asked.extras & 2 ? batch.token_counts(row) : 0;
+    given += asked.given;
+    given_values += batch.token_counts(row) * asked.given;
+    masked += asked.bound ? batch.token_counts(row) : 0;
   }
+  for (const uint32_t size : told_masks(batch)) told += size;
   check_lengths(batch, COLUMN_LENGTH_TOKENS, tokens);
   check_lengths(batch, COLUMN_LENGTH_SCORED_TOKENS, scored);
   check_lengths(batch, COLUMN_LENGTH_ALTERNATIVES, alternatives);
   check_lengths(batch, COLUMN_LENGTH_PROPOSALS, proposals);
   check_lengths(batch, COLUMN_LENGTH_STOPPED_ROWS, batch.stops_size() ? stopped : 0);
+  check_lengths(batch, COLUMN_LENGTH_ROWS_OR_NONE, batch.request_keys_size());
+  check_lengths(batch, COLUMN_LENGTH_OTHER_LOGPROBS, other);
+  check_lengths(batch, COLUMN_LENGTH_ENTROPIES, entropies);
+  check_lengths(batch, COLUMN_LENGTH_GIVEN_TOKENS, given);
+  check_lengths(batch, COLUMN_LENGTH_GIVEN_LOGPROBS, given_values);
+  check_lengths(batch, COLUMN_LENGTH_MASKED_TOKENS, masked);
+  check_lengths(batch, COLUMN_LENGTH_MASK_TOKENS, told);
 }
 
 // Checks one token's alternatives, from `start`: their order, and that its rank and its value agree with them.
@@ -205,6 +265,7 @@ LogprobBatch decode(const std::string& data) {
   check_rows(batch);
   check_counted(batch);
   check_alternatives(batch);
+  check_masks(batch);
   return batch;
 }
 

@@ -39,6 +39,7 @@ function decode(data) {
   checkRows(batch);
   checkLengths(batch);
   checkAlternatives(batch);
+  checkMasks(batch);
   return batch;
 }
 
@@ -106,7 +107,7 @@ function checkValues(column, elements, header) {
 function mostOf(name, header) {
   const vocabulary = header.vocabulary_size || Infinity;
   if (name.endsWith('token_ids')) return vocabulary - 1;
-  if (name === 'ranks' || name === 'top_ks') return vocabulary;
+  if (name === 'ranks' || name === 'top_ks' || name === 'mask_sizes') return vocabulary;
   if (name.endsWith('logprobs') && !LOGITS.includes(header.value_kind)) return 0;
   return Infinity;
 }
@@ -139,12 +140,43 @@ function checkRows(batch) {
     demand(hasKind, 'header.value_kind', 'scoring', 'a kind, because rows are scored', header.value_kind);
     const mayHave = scoring === SCORING.SCORING_FULL || batch.top_ks[row] === 0;
     demand(mayHave, `top_ks[${row}]`, 'scoring', 0, batch.top_ks[row]);
+    const { extras, given, bound } = askedBy(batch, row);
+    demand(extras === 0 || isScored(batch, row), `extras[${row}]`, 'scoring', 0, extras);
+    demand(given === 0 || scoring === SCORING.SCORING_FULL, `given_counts[${row}]`, 'scoring', 0, given);
+    demand(bound === 0 || scoring === SCORING.SCORING_FULL, `mask_bounds[${row}]`, 'scoring', 0, bound);
+  }
+}
+
+/** Return what a row asked for beyond its logprobs: nothing where the columns are not there. */
+const askedBy = (batch, row) => ({
+  extras: batch.extras[row] ?? 0,
+  given: batch.given_counts[row] ?? 0,
+  bound: batch.mask_bounds[row] ?? 0,
+});
+
+/** Return how many ids are told of each mask: none of one that is larger than its row's bound. */
+function toldMasks(batch) {
+  const bounds = batch.token_counts.flatMap((count, row) => Array(count).fill(askedBy(batch, row).bound));
+  const asked = bounds.filter((bound) => bound > 0);
+  return batch.mask_sizes.map((size, place) => (size <= (asked[place] ?? 0) ? size : 0));
+}
+
+/** Check that the ids of each mask rise. */
+function checkMasks(batch) {
+  const ids = batch.mask_token_ids;
+  let start = 0;
+  for (const size of toldMasks(batch)) {
+    for (let at = start + 1; at < start + size; at += 1) {
+      demand(ids[at] > ids[at - 1], `mask_token_ids[${at}]`, 'order', `above ${ids[at - 1]}`, ids[at]);
+    }
+    start += size;
   }
 }
 
 /** Check that each column is as long as the rows' counts say. */
 function checkLengths(batch) {
   const counts = batch.token_counts;
+  const tokensOf = (has) => sum(counts.filter((_, row) => has(askedBy(batch, row))));
   const stopped = batch.statuses.filter((each) => each === STATUS.ROW_STATUS_FINISHED_STOP).length;
   const wanted = {
     COLUMN_LENGTH_ROWS: batch.request_keys.length,
@@ -153,9 +185,17 @@ function checkLengths(batch) {
     COLUMN_LENGTH_ALTERNATIVES: sum(counts.map((count, row) => count * batch.top_ks[row])),
     COLUMN_LENGTH_PROPOSALS: sum(batch.proposal_counts),
     COLUMN_LENGTH_STOPPED_ROWS: batch.stops.length ? stopped : 0,
+    COLUMN_LENGTH_ROWS_OR_NONE: batch.request_keys.length,
+    COLUMN_LENGTH_OTHER_LOGPROBS: tokensOf(({ extras }) => extras & 1),
+    COLUMN_LENGTH_ENTROPIES: tokensOf(({ extras }) => extras & 2),
+    COLUMN_LENGTH_GIVEN_TOKENS: sum(batch.given_counts),
+    COLUMN_LENGTH_GIVEN_LOGPROBS: sum(counts.map((count, row) => count * askedBy(batch, row).given)),
+    COLUMN_LENGTH_MASKED_TOKENS: tokensOf(({ bound }) => bound > 0),
+    COLUMN_LENGTH_MASK_TOKENS: sum(toldMasks(batch)),
   };
   for (const column of COLUMNS) {
     const elements = wanted[boundsOf(column).length];
+    if (boundsOf(column).length === 'COLUMN_LENGTH_ROWS_OR_NONE' && !batch[column.name].length) continue;
     demand(batch[column.name].length === elements, column.name, 'length', elements, batch[column.name].length);
   }
 }
