@@ -1,7 +1,7 @@
 """PromptScores: what a model says of a prompt's tokens, as arrays, and in the chunks in which a stream carries it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ _MOST_BYTES = 61_440
 """Of a chunk's arrays, so that it fits into an event."""
 _ITEM_BYTES = 4
 _TOKEN_BYTES = 3 * _ITEM_BYTES
+_ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,16 +111,11 @@ class PromptScores:
         if self.ranks.size and not self.ranks.min():
             raise ContractError("prompt_scores.ranks", 1, 0, rule=Rule.MIN)
 
-    def joined(self, other: "PromptScores") -> "PromptScores":
-        """Return these scores and those of the chunk behind."""
-        return replace(
-            self,
-            token_ids=np.concatenate([self.token_ids, other.token_ids]),
-            logprobs=np.concatenate([self.logprobs, other.logprobs]),
-            ranks=np.concatenate([self.ranks, other.ranks]),
-            alternative_token_ids=np.concatenate([self.alternative_token_ids, other.alternative_token_ids]),
-            alternative_logprobs=np.concatenate([self.alternative_logprobs, other.alternative_logprobs]),
-        )
+    @classmethod
+    def joined(cls, chunks: Sequence["PromptScores"]) -> "PromptScores":
+        """Return the scores of chunks that follow one another."""
+        whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in _ARRAYS}
+        return replace(chunks[0], **whole)
 
 
 def _bytes(values: npt.NDArray[Any], kind: str) -> bytes:

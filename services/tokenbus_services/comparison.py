@@ -118,7 +118,12 @@ def _of_parquet(path: Path) -> Tokens:
     table = files.to_table(columns=[name for name in Tokens._fields if name in names])
     columns: dict[str, Any] = {name: np.zeros(count, np.uint64) for name in Tokens._fields}
     for name in table.column_names:
-        columns[name] = table[name].to_numpy()
+        values = table[name].to_numpy()
+        try:
+            columns[name] = values if name == "kind" else values.astype(np.float32 if name == "logprob" else np.uint64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}: {name}: a column of numbers, got {table[name].type}") from None
+    columns["logprob"] = np.where(np.isfinite(columns["logprob"]), columns["logprob"], np.nan)
     if "kind" in names:
         kinds = {each.name: each.value for each in TokenKind}
         found, which = np.unique(columns["kind"].astype(str), return_inverse=True)

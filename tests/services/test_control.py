@@ -95,6 +95,21 @@ async def test_pause_that_waits_can_be_overtaken(bus: tokenbus.testing.Bus, comm
     await generation.aclose()
 
 
+async def test_pause_that_waits_holds_up_no_question(bus: tokenbus.testing.Bus) -> None:
+    """How an engine is can be asked all the while, and a resume goes before a question that came first."""
+    operator = Operator(bus.client)
+    generation = bus.client.generate([1], max_tokens=1_000_000)
+    await bus.until(anext(generation))
+    pausing = asyncio.create_task(operator.pause("wait"))
+    await bus.settle(20)
+    assert sorted(await bus.until(operator.describe())) == ["worker-0", "worker-1"]
+    assert not pausing.done()
+    await bus.until(asyncio.gather(operator.describe(), operator.resume()))
+    with pytest.raises(ControlError, match="resume came before the engine had come to a halt"):
+        await bus.until(pausing)
+    await generation.aclose()
+
+
 async def test_request_lives_through_an_update(bus: tokenbus.testing.Bus, weights: str) -> None:
     operator = Operator(bus.client)
     generation = bus.client.generate([1], max_tokens=600)
@@ -143,9 +158,62 @@ async def test_half_an_update_leaves_damaged_weights_that_are_not_used(bus: toke
     with pytest.raises(ControlError, match="got one whose last update failed half-way"):
         await bus.until(operator.resume())
     await bus.until(operator.update_weights(weights, 3))
-    await bus.until(operator.resume())
     tokens = await bus.until(_all(generation))
     assert (len(tokens), tokens[-1].weight_version) == (60, 3)
+
+
+async def test_update_that_is_given_up_leaves_damaged_weights(bus: tokenbus.testing.Bus, weights: str) -> None:
+    """Whoever began it is gone: the transfer ends, and a folder's weights are taken as any others."""
+    operator = Operator(bus.client)
+    await bus.until(operator.transfer_weights("start"))
+    states = await bus.until(operator.transfer_weights("shutdown"))
+    assert all(each.weights_are_damaged for each in states.values())
+    states = await bus.until(operator.update_weights(weights))
+    assert not any(each.weights_are_damaged or each.is_paused for each in states.values())
+    await bus.until(operator.transfer_weights("start"))
+    states = await bus.until(operator.update_weights(weights))
+    assert not any(each.weights_are_damaged for each in states.values())
+    await bus.until(operator.resume())
+    assert len(await bus.until(_read(bus.client.generate([1], max_tokens=3)))) == 3
+
+
+class _SleepingEngine(SyntheticEngine):
+    """An engine that can sleep, and refuses what is sent to it half-way."""
+
+    def sleep(self, level: int) -> None:
+        """Free nothing."""
+
+    def wake_up(self, tags: Sequence[str]) -> bool:
+        """Return whether all is there again."""
+        return not tags
+
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
+        if stage == WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE:
+            raise ValueError(f"arguments.names: those of the model, got {arguments}")
+
+
+async def test_weights_that_are_gone_are_not_used(weights: str) -> None:
+    """After a sleep that drops them, and after a refusal in the middle of a transfer."""
+    async with tokenbus.testing.bus(_SleepingEngine) as bus:
+        operator = Operator(bus.client)
+        await bus.until(operator.sleep(1))
+        states = await bus.until(operator.wake_up())
+        assert not any(each.is_paused for each in states.values())
+        await bus.until(operator.sleep(2))
+        assert all(each.is_sleeping for each in (await bus.until(operator.wake_up(["weights"]))).values())
+        await bus.until(operator.update_weights(weights, 4))
+        states = await bus.until(operator.wake_up())
+        assert [(each.weight_version, each.is_paused) for each in states.values()] == [(4, False)]
+        await bus.until(operator.sleep(2))
+        states = await bus.until(operator.wake_up())
+        assert all(each.is_paused and each.weights_are_damaged for each in states.values())
+        states = await bus.until(operator.update_weights(weights, 5))
+        assert [(each.weight_version, each.is_paused) for each in states.values()] == [(5, False)]
+        await bus.until(operator.transfer_weights("start"))
+        with pytest.raises(ControlError, match=r"arguments.names: those of the model"):
+            await bus.until(operator.transfer_weights("update", {}))
+        states = await bus.until(operator.describe())
+        assert all(each.weights_are_damaged for each in states.values())
 
 
 class _CountingEngine(SyntheticEngine):

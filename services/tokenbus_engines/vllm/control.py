@@ -31,7 +31,8 @@ class ControlledCore:
         """The folder that its weights are from; None: they are from a trainer."""
         self._adapters: dict[str, Any] = {}
         """vLLM's LoRARequest of each adapter that requests may name."""
-        self._adapter_number = 0
+        self._adapter_number = self._weights_number = 0
+        """How many adapters, and how many sets of weights, were loaded while it runs."""
         self._is_halted = False
         self.weight_version = 0
         """Which version its weights are; 0: not known."""
@@ -43,11 +44,14 @@ class ControlledCore:
         """The adapters that requests may name."""
         return tuple(self._adapters)
 
-    def salted(self, cache_salt: str) -> str | None:
-        """Return a request's cache salt with the weights' version: what other weights computed is not used again."""
-        if not self.weight_version:
-            return cache_salt or None
-        return f"{cache_salt}@weights-{self.weight_version}"
+    def salted(self, cache_salt: str, adapter: str) -> str | None:
+        """Return a request's cache salt with a mark of the weights: what others computed is not used again.
+
+        Versions and names may come again with other weights, so that their numbers count.
+        """
+        known = self._adapters.get(adapter)
+        marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
+        return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
 
     def pause(self, *, running: bool) -> None:
         """Schedule no new request, and if `running` no token of those that run."""
@@ -74,6 +78,7 @@ class ControlledCore:
                 f"load_weights.folder: weights that vLLM loads, got {type(error).__name__}: {error}"
             ) from error
         self._weights = folder
+        self._weights_number += 1
 
     def _check_weights(self, folder: Path) -> None:
         """Raise a ValueError for weights that are not of the same model."""
@@ -95,6 +100,8 @@ class ControlledCore:
             taken = inspect.signature(getattr(self._vllm.Worker, method)).parameters
             known = {name: value for name, value in dict(arguments).items() if name in taken}
             self._call(method, **known)
+        if stage == WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH:
+            self._weights_number += 1
 
     def _own(self, arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """Return arguments as each process picks its own: by its rank among those of all data-parallel engines."""

@@ -153,7 +153,7 @@ class VllmEngine(ControlledCore):
                 given["structured_outputs"] = vllm.StructuredOutputsParams(**given["structured_outputs"])
             request = self._inputs.process_inputs(
                 name,
-                vllm.tokens_input(prompt, cache_salt=self.salted(sampling.cache_salt)),
+                vllm.tokens_input(prompt, cache_salt=self.salted(sampling.cache_salt, sampling.lora_adapter)),
                 vllm.SamplingParams(**given, skip_clone=True),  # a deep copy of it takes a third of this function
                 supported_tasks=self._tasks,
                 lora_request=adapter,

@@ -7,6 +7,7 @@ import numpy as np
 
 from tokenbus_contracts import PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.prompt_scoring import LEAST
 from tokenbus_engines.vllm.columns import in_order
 
 
@@ -63,8 +64,8 @@ def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vL
         min(wanted.first, max(1, count + 1)),
         count + 1,
         ids[:, 0].astype(np.uint32),
-        values[:, 0].astype(np.float32),
+        np.maximum(values[:, 0], LEAST).astype(np.float32),
         np.asarray(tensors.selected_token_ranks)[lines].astype(np.uint32),
         others.astype(np.uint32),
-        logprobs.astype(np.float32),
+        np.maximum(logprobs, LEAST).astype(np.float32),
     )

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.control_pb2 import (
     Control,
@@ -80,7 +81,7 @@ class Operator:
         status = await self._client.status(timeout_seconds=self._seconds)
         found = [each for each in status.workers if self._model in ("", each.model)]
         if not found:
-            raise ControlError(command, {"*": f"none is there{f' for {self._model}' if self._model else ''}"}, {})
+            raise ControlError(command, {"*": f"none is connected{f' for {self._model}' if self._model else ''}"}, {})
         if away := [each.worker_id for each in found if not each.is_connected]:
             raise ControlError(command, dict.fromkeys(away, "is away just now"), {})
         return sorted(found, key=lambda worker: worker.worker_id)
@@ -110,9 +111,12 @@ class Operator:
         target = weight_version or 1 + max(state.weight_version for state in before.values())
         await self.pause("keep")
         states = await self._tell("load_weights", LoadWeights(folder=folder, weight_version=target))
-        if any(state.is_paused for state in before.values()):
-            return states
-        return await self.resume()
+        ran = [
+            name
+            for name, state in before.items()
+            if not state.is_sleeping and (state.weights_are_damaged or not state.is_paused)
+        ]
+        return states | (await self._tell("resume", ResumeEngine(), ran) if ran else {})
 
     async def transfer_weights(
         self, stage: str, arguments: Mapping[str, Any] | Sequence[Any] = (), weight_version: int = 0
@@ -160,9 +164,10 @@ class Operator:
         """Have each engine unload a LoRA adapter."""
         return await self._tell("unload_adapter", UnloadAdapter(name=name))
 
-    async def _tell(self, name: str, command: Any) -> States:  # noqa: ANN401 - a message, or what makes one of each id
+    async def _tell(self, name: str, command: Any, to: Collection[str] = ()) -> States:  # noqa: ANN401
+        """Give all workers, or some, a command: a message, or what makes one of each worker's id."""
         make: Callable[[str], Any] = command if callable(command) else lambda _: command
-        workers = await self._workers(name)
+        workers = [each for each in await self._workers(name) if not to or each.worker_id in to]
         asked = [
             self._client.control(
                 Control(
@@ -177,7 +182,9 @@ class Operator:
         states, failed = {}, {}
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, TimeoutError):
-                failed[worker.worker_id] = f"no answer within {self._seconds:g} s: it may do it yet"
+                failed[worker.worker_id] = str(answer) or f"no answer within {self._seconds:g} s: it may do it yet"
+            elif isinstance(answer, ContractError):
+                failed[worker.worker_id] = str(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:

@@ -1,8 +1,10 @@
 """ScoredPrompt: what has come of a prompt's scores, each chunk once and in order."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Self
+
+import numpy as np
 
 from tokenbus_contracts import ContractError, PromptScores, Rule
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
@@ -11,16 +13,17 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 class ScoredPrompt:
     """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
 
-    def __init__(self, first_position: int) -> None:
-        """Begin at the first position that was asked for."""
+    def __init__(self, first_position: int, prompt: Sequence[int]) -> None:
+        """Begin at the first position that was asked for, of a prompt, which is empty where it was given as a text."""
         self._next = max(1, first_position)
+        self._prompt = np.array(prompt, np.uint32)
         self._chunks: list[PromptScores] = []
 
     @classmethod
     def of(cls, generate: Generate) -> Self | None:
         """Return what a request waits for, or None: it asked for no scores."""
         wanted = generate.HasField("prompt_scoring")
-        return cls(generate.prompt_scoring.first_position) if wanted else None
+        return cls(generate.prompt_scoring.first_position, generate.tokens.token_ids) if wanted else None
 
     def take(self, message: PromptScoresChunk) -> bool:
         """Take a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""
@@ -30,12 +33,19 @@ class ScoredPrompt:
         expected = min(self._next, chunk.prompt_tokens)  # a first position behind the prompt is its end
         if chunk.position != expected:
             raise ContractError("prompt_scores.position", f"{expected}, as the next", chunk.position, rule=Rule.MIN)
+        if self._prompt.size and not self._is_of_prompt(chunk):
+            limit = "those of the request's prompt"
+            raise ContractError("prompt_scores.token_ids", limit, "others", rule=Rule.AGREEMENT)
         self._chunks.append(chunk)
         self._next = chunk.end
         return chunk.is_last
 
+    def _is_of_prompt(self, chunk: PromptScores) -> bool:
+        own = self._prompt[chunk.position : chunk.end]
+        return chunk.prompt_tokens == self._prompt.size and np.array_equal(chunk.token_ids, own)
+
     def scores(self, request_id: int) -> PromptScores:
         """Return all of it, under the request's own id."""
-        whole = reduce(PromptScores.joined, self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        whole = self._chunks[0] if len(self._chunks) == 1 else PromptScores.joined(self._chunks)
         self._chunks = [whole]
         return replace(whole, request_key=request_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tokenbus_contracts import Limits, PromptScores, decode, encode
 from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
+from tokenbus_services.gateway.completion_request import CompletionRequest, Ending, field_of_extras
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
@@ -55,12 +55,15 @@ class ProtobufFormat:
     kept = held = 0
     _prompt_limit = "null"
     """What a body may have for prompts' scores; empty: anything."""
+    _extras_limit = ""
+    """What it may ask for of each token beside logprobs; empty: anything."""
 
     def __init__(self, request: CompletionRequest) -> None:
         """Begin an answer; raises an ApiError for what it cannot have."""
         for field, is_wanted, limit, got in (
             ("output_mode", request.wants_text, "tokens", "text"),
             ("sampling_params.stop", bool(request.stopping.texts), "none, but stop_token_ids,", "a text"),
+            (field_of_extras(request.token_scoring), bool(request.token_scoring), self._extras_limit, "it"),
             ("sampling_params.prompt_logprobs", request.wants_prompt_logprobs, self._prompt_limit, "a number"),
         ):
             if is_wanted and limit:
@@ -111,6 +114,7 @@ class ArrowFormat(ProtobufFormat):
 
     content_type = ARROW
     _prompt_limit = ""
+    _extras_limit = "nothing"
 
     def __init__(self, request: CompletionRequest) -> None:
         """Begin an answer; raises an ApiError for what it cannot have, or where pyarrow is missing."""

@@ -35,6 +35,8 @@ class ControlRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._one_at_a_time = asyncio.Lock()
+        """Else who tries again would take the pause of the update before for somebody's own."""
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -88,7 +90,7 @@ class ControlRoutes:
             operator = Operator(self._gateway.client, timeout_seconds=_SECONDS)
             try:
                 # What is begun is ended, whether or not its client waits for that.
-                answer = await asyncio.shield(asyncio.ensure_future(do(operator, arguments)))
+                answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
             except ControlError as error:
                 raise _failed(error) from None
             except ValueError as error:
@@ -98,6 +100,12 @@ class ControlRoutes:
             return Response(orjson.dumps(answer), headers=_NO_STORE, media_type=JSON)
 
         return handle
+
+    async def _done(self, do: _Do, operator: Operator, arguments: _Arguments) -> object:
+        if do not in (_update_weights, _update_weights_from_disk, _abort_requests):
+            return await do(operator, arguments)
+        async with self._one_at_a_time:
+            return await do(operator, arguments)
 
     def _check_may(self, request: Request) -> None:
         settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
@@ -176,10 +184,8 @@ async def _abort_requests(operator: Operator, arguments: _Arguments) -> object:
     if arguments.get("request_ids"):
         raise invalid("request_ids", "none, which ends all requests: a client ends its own by leaving, got some")
     before = await operator.describe()
-    if any(state.is_paused for state in before.values()):
-        await operator.pause("abort")
-    else:
-        await operator.pause("abort")
+    await operator.pause("abort")
+    if not any(state.is_paused for state in before.values()):
         await operator.resume()
     return {"status": "aborted"}
 

@@ -87,7 +87,7 @@ class Output:
     weight_spans: tuple[WeightSpan, ...]
     """Which versions of the weights computed its tokens; empty while they have had none."""
     extras: Extras | None
-    """What its request asked for of each token beside its logprob; None: nothing."""
+    """What its request asked for of each token beside its logprob; None: nothing, or some was dropped on the way."""
     _texts: Texts = field(repr=False)
 
     @property
@@ -219,6 +219,7 @@ class Collector:
         self._statuses = np.full(count, RowStatus.ACTIVE, np.uint8)
         self._ends: dict[int, RequestEnd] = {}
         self._extras: defaultdict[int, list[Extras]] = defaultdict(list)
+        self._shed: set[int] = set()
         self.tokens = 0
         """How many tokens came."""
 
@@ -230,6 +231,8 @@ class Collector:
         for row in rows.rows() if rows.has_extras else ():
             if row.extras is not None:
                 self._extras[row.key - self._first_id].append(row.extras)
+        for key in rows.request_keys[rows.scorings == Scoring.SHED].tolist():
+            self._shed.add(key - self._first_id)
 
     def end(self, ended: RequestEnd, status: RowStatus) -> None:
         """Note how a request ended."""
@@ -274,7 +277,7 @@ class Collector:
             top_ks,
             self._statuses,
             self._ends,
-            dict(self._extras),
+            {place: parts for place, parts in self._extras.items() if place not in self._shed},
             texts,
         )
 

@@ -22,6 +22,10 @@ _log = logger("worker")
 _KNOWN = 256
 """How many commands are remembered: one is sent again by who has not seen its answer."""
 _MOST_WAITING = 64
+_MOST_ADAPTERS = 200
+"""Their names fit into an answer, and into a worker's hello."""
+_DROPS_WEIGHTS = 2
+"""The level of a sleep that keeps no weights."""
 _NEEDS_NO_WORK = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
 _CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH)
 
@@ -80,8 +84,12 @@ class EngineControl:
     def turn(self) -> None:
         """Do what was asked, as far as the engine is ready for it; raises EngineBrokenError if it breaks."""
         while True:
-            if self._begun is not None and self._waiting and _pauses(self._begun) and _overtakes(self._waiting[0]):
-                self._refuse(self._begun, f"{_name(self._waiting[0])} came before the engine had come to a halt")
+            for describe in [each for each in self._waiting if _name(each) == "describe"]:
+                self._waiting.remove(describe)
+                self._begin(describe)
+            overtaking = next(filter(_overtakes, self._waiting), None)
+            if self._begun is not None and _pauses(self._begun) and overtaking is not None:
+                self._refuse(self._begun, f"{_name(overtaking)} came before the engine had come to a halt")
                 self._begun = None
             if self._begun is not None and not self._engine.has_work:
                 begun, self._begun = self._begun, None
@@ -148,7 +156,12 @@ class EngineControl:
             raise
         except Exception as raised:  # noqa: BLE001 - as above
             error = raised
-        self._go_on()
+        try:
+            self._go_on()
+        except EngineBrokenError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = error or raised
         if error is None:
             self._done(control)
         else:
@@ -181,8 +194,10 @@ class EngineControl:
     def _load_weights(self, control: Control) -> None:
         command = control.load_weights
         folder = Path(command.folder)
-        self._changing(lambda: self._method("load_weights", "load_weights")(folder), is_damage=True)
-        self._is_damaged = False
+        self._changing(
+            lambda: self._method("load_weights", "load_weights")(folder), is_damage=True, harmless=ValueError
+        )
+        self._is_damaged = self._is_updating = False
         self._set_version(command.weight_version)
 
     def _transfer_weights(self, control: Control) -> None:
@@ -203,18 +218,25 @@ class EngineControl:
         elif command.stage == stages.WEIGHT_TRANSFER_STAGE_FINISH:
             self._is_updating = self._is_damaged = False
             self._set_version(command.weight_version)
+        elif command.stage == stages.WEIGHT_TRANSFER_STAGE_SHUTDOWN and self._is_updating:
+            self._damage()
 
-    def _changing(self, change: Callable[[], object], *, is_damage: bool) -> None:
-        """Change weights; what fails other than by a ValueError leaves them damaged."""
+    def _changing(
+        self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
+    ) -> None:
+        """Change weights; what fails leaves them damaged, but for an error that says that nothing was changed."""
         try:
             change()
-        except (ValueError, EngineBrokenError):
+        except (EngineBrokenError, harmless):
             raise
         except Exception:
             if is_damage:
-                self._is_damaged, self._is_updating = True, False
-                self._engine.weight_version = 0
+                self._damage()
             raise
+
+    def _damage(self) -> None:
+        self._is_damaged, self._is_updating = True, False
+        self._engine.weight_version = 0
 
     def _set_weight_version(self, control: Control) -> None:
         self._set_version(control.set_weight_version.weight_version)
@@ -229,6 +251,8 @@ class EngineControl:
         if control.sleep.level:
             self._method("sleep", "sleep")(control.sleep.level)
             self._has_freed = True
+        if control.sleep.level >= _DROPS_WEIGHTS:
+            self._damage()
         self._is_sleeping = True
 
     def _wake(self, control: Control) -> None:
@@ -242,6 +266,9 @@ class EngineControl:
 
     def _load_adapter(self, control: Control) -> None:
         command = control.load_adapter
+        names = getattr(self._engine, "lora_adapters", ())
+        if len(names) >= _MOST_ADAPTERS and command.name not in names:
+            raise ValueError(f"load_adapter.name: one of at most {_MOST_ADAPTERS} adapters, got one more")
         self._method("load_adapter", "load_adapter")(command.name, Path(command.folder), replace=command.replace)
 
     def _unload_adapter(self, control: Control) -> None:

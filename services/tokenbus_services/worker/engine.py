@@ -83,7 +83,10 @@ class ScoresTokens(Protocol):
 
 @runtime_checkable
 class DescribesModel(Protocol):
-    """An engine that says more of its model, which clients learn from the worker's handshake."""
+    """An engine that says more of its model, which clients learn from the worker's handshake.
+
+    It may also have `tokenizer_probes`, what `tokenizer_probes.probed` returns for its tokenizer.
+    """
 
     @property
     def max_model_tokens(self) -> int:
@@ -92,10 +95,6 @@ class DescribesModel(Protocol):
     @property
     def tokenizer_digest(self) -> int:
         """What `tokenizer_probes.digest_of` returns for its tokenizer; 0: not known."""
-
-    @property
-    def tokenizer_probes(self) -> Sequence[int]:
-        """What `tokenizer_probes.probed` returns for its tokenizer; empty: not known."""
 
     @property
     def lora_adapters(self) -> Sequence[str]:

@@ -483,6 +483,8 @@ class Publisher:
     def take_control(self, control: Control) -> None:
         """Queue an operator's command for the engine; called on the link's thread."""
         with self._arrived:
+            if any(each.control_key == control.control_key for each in self._controls):
+                return  # sent again after a handshake
             if len(self._controls) >= _MOST_CONTROLS:
                 limit = f"at most {_MOST_CONTROLS} commands that the engine has not taken yet"
                 raise ContractError("control", limit, len(self._controls) + 1)

@@ -330,7 +330,7 @@ def hello_of(
         handoff_key=handoff.key,
         max_model_tokens=0 if model is None else model.max_model_tokens,
         tokenizer_digest=0 if model is None else model.tokenizer_digest,
-        tokenizer_probes=() if model is None else model.tokenizer_probes,
+        tokenizer_probes=getattr(model, "tokenizer_probes", ()),
         lora_adapters=() if model is None else model.lora_adapters,
         takes_control=takes_control,
     )

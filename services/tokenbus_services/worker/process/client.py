@@ -215,7 +215,7 @@ def _described(model: DescribesModel) -> dict[str, object]:
     return {
         "max_model_tokens": model.max_model_tokens,
         "tokenizer_digest": model.tokenizer_digest,
-        "tokenizer_probes": list(model.tokenizer_probes),
+        "tokenizer_probes": list(getattr(model, "tokenizer_probes", ())),
         "lora_adapters": list(model.lora_adapters),
     }
 
