@@ -20,12 +20,12 @@ from google.protobuf.message import DecodeError
 from schema_tools.compiled import SchemaError, Tree
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import BATCH, FURTHER_COLUMNS, HEADER, fields_of
+from tokenbus_contracts.schema import BATCH, EXTRA_COLUMNS, HEADER, fields_of
 
 _SUMS = "SHA256SUMS"
 _MOST_ELEMENTS_SPELLED_OUT = 1000
 _WIDE = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
-_SPARSE = ("stops", *(column.name for column in FURTHER_COLUMNS))
+_SPARSE = ("stops", *(column.name for column in EXTRA_COLUMNS))
 """Columns that are left out where they are empty."""
 _FORMS = {FieldDescriptor.TYPE_FIXED64: "Q", FieldDescriptor.TYPE_FIXED32: "I", FieldDescriptor.TYPE_FLOAT: "f"}
 

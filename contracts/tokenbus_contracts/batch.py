@@ -15,7 +15,7 @@ from tokenbus_contracts.generated.enums import RowStatus
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.layout import Index, Layout
 from tokenbus_contracts.rows import OnlyRow, Row, Rows
-from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, FURTHER_COLUMNS, Column
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, EXTRA_COLUMNS, Column
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
@@ -129,7 +129,7 @@ class LogprobBatch:
             else:
                 set_column(self, fitted(COLUMN[name], values))
         for name, values in further.items():
-            if name not in _FURTHER:
+            if name not in _EXTRAS:
                 raise TypeError(f"LogprobBatch has no column {name}")
             _set(self, name, fitted(COLUMN[name], values))
 
@@ -163,7 +163,7 @@ class LogprobBatch:
         # The columns alone: reading the layout or the rows would make them, for a batch that may never need them.
         for (set_column, _, _), values in zip(_SLOTS, _VALUES(self), strict=True):
             set_column(batch, values)
-        for column in FURTHER_COLUMNS if self.has_extras else ():
+        for column in EXTRA_COLUMNS if self.has_extras else ():
             _set(batch, column.name, getattr(self, column.name))
         return batch
 
@@ -212,12 +212,12 @@ class LogprobBatch:
             return False
         return True
 
-    def further_bytes(self) -> Index | None:
+    def extra_bytes(self) -> Index | None:
         """Return how many bytes each row has in columns that not every batch has; None: the batch has none of them."""
         if not self.has_extras:
             return None
         found = np.zeros(self.row_count, np.intp)
-        for column in FURTHER_COLUMNS:
+        for column in EXTRA_COLUMNS:
             if getattr(self, column.name).size:
                 found += column.item_bytes * np.diff(self._layout.starts[column.length])
         return found
@@ -317,7 +317,7 @@ class LogprobBatch:
             if name in COLUMN:
                 made: object = COLUMN[name].empty if self._message is None else self._message.array(name)
             elif name == "has_extras":
-                made = self._message.has_further
+                made = self._message.has_extras
             elif name == "_layout":
                 made = Layout(self)
             elif name == "_rows":
@@ -340,7 +340,7 @@ class LogprobBatch:
 _SLOTS = [(LogprobBatch.__dict__[column.name].__set__, column.name, column.dtype) for column in BASE_COLUMNS]
 """What sets each base column; `_set` would look each up by its name."""
 _VALUES = attrgetter(*(column.name for column in BASE_COLUMNS))
-_FURTHER = {column.name for column in FURTHER_COLUMNS}
+_EXTRAS = {column.name for column in EXTRA_COLUMNS}
 
 
 def _stopped_rows(batch: LogprobBatch) -> int:

@@ -103,7 +103,7 @@ class MessageColumns:
         return self._places[_COUNT]
 
     @property
-    def has_further(self) -> bool:
+    def has_extras(self) -> bool:
         """Whether there is more than the columns that every batch has."""
         return any(self._places[_COUNT + _BASE_COUNT :])
 

@@ -54,10 +54,10 @@ class Layout:
         if batch.stops.size:
             self.starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
         if batch.has_extras:
-            self._lay_out_further(batch, counts)
+            self._lay_out_extras(batch, counts)
         _check_lengths(batch, {length: int(starts[-1]) for length, starts in self.starts.items()})
 
-    def _lay_out_further(self, batch: "LogprobBatch", counts: Index) -> None:
+    def _lay_out_extras(self, batch: "LogprobBatch", counts: Index) -> None:
         rows = counts.size
         nothing = np.zeros(rows, np.intp)
         _check_lengths(batch, {_ROWS_OR_NONE: rows})
@@ -65,14 +65,14 @@ class Layout:
             column.astype(np.intp) if column.size else nothing
             for column in (batch.extras, batch.given_counts, batch.mask_bounds)
         )
-        further: dict[int, Index] = {
+        asked: dict[int, Index] = {
             _OTHER_LOGPROBS: extras & Extra.OTHER_LOGPROB,
             _ENTROPIES: extras // Extra.ENTROPY & 1,
             _GIVEN_LOGPROBS: given,
             _MASKED_TOKENS: np.minimum(bounds, 1),
         }
-        self._per_token |= further
-        self.starts |= {length: _starts_of(counts * each) for length, each in further.items()}
+        self._per_token |= asked
+        self.starts |= {length: _starts_of(counts * each) for length, each in asked.items()}
         self.starts |= {_ROWS_OR_NONE: self.starts[_ROWS], _GIVEN_TOKENS: _starts_of(given)}
         masked = self.starts[_MASKED_TOKENS]
         _check_lengths(batch, {_MASKED_TOKENS: int(masked[-1])})

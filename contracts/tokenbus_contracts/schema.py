@@ -187,10 +187,10 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
 
-_FURTHER_FROM = COLUMN["extras"].key
-BASE_COLUMNS = tuple(column for column in COLUMNS if column.key < _FURTHER_FROM)
+_EXTRAS_FROM = COLUMN["extras"].key
+BASE_COLUMNS = tuple(column for column in COLUMNS if column.key < _EXTRAS_FROM)
 """The columns that most batches have alone."""
-FURTHER_COLUMNS = tuple(column for column in COLUMNS if column.key >= _FURTHER_FROM)
+EXTRA_COLUMNS = tuple(column for column in COLUMNS if column.key >= _EXTRAS_FROM)
 """Those that are there where some row asked for more."""
 
 NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in BASE_COLUMNS}

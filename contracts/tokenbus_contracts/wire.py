@@ -25,7 +25,7 @@ from tokenbus_contracts.malformed import explain
 from tokenbus_contracts.schema import (
     BASE_COLUMNS,
     COLUMNS,
-    FURTHER_COLUMNS,
+    EXTRA_COLUMNS,
     HEADER_KEY,
     NO_COLUMNS,
     ONE_BYTE_VARINT_END,
@@ -34,8 +34,8 @@ from tokenbus_contracts.schema import (
 from tokenbus_contracts.validate.rows import unnamed
 
 # What the loops below need of each column, laid out flat: they run for every message.
-_KEYS, _FURTHER_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, FURTHER_COLUMNS))
-_VALUES, _FURTHER_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, FURTHER_COLUMNS))
+_KEYS, _EXTRA_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, EXTRA_COLUMNS))
+_VALUES, _EXTRA_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
@@ -56,7 +56,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         size += len(fields)
     columns: Iterable[tuple[int, Any]] = zip(_KEYS, _VALUES(batch), strict=True) if message is None else ()
     if message is None and batch.has_extras:
-        columns = chain(columns, zip(_FURTHER_KEYS, _FURTHER_VALUES(batch), strict=True))
+        columns = chain(columns, zip(_EXTRA_KEYS, _EXTRA_VALUES(batch), strict=True))
     for key, values in columns:
         length = values.nbytes
         if length:

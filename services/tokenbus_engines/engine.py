@@ -379,7 +379,7 @@ class BatchEngine(ABC, Generic[B]):
             draft_token_counts=_padded(block.draft_counts, slots.size),
             draft_follows=bool(wanted.any()),
             **self._scored(block, slots, block.counts),
-            **self._further(block, slots.size),
+            **self._extra_arrays(block, slots.size),
         )
         if proposed is not None:
             target.proposal_token_ids = proposed.tokens[mask_of(proposed.counts, proposed.tokens.shape[1])]
@@ -395,7 +395,7 @@ class BatchEngine(ABC, Generic[B]):
         )
         return [target, draft]
 
-    def _further(self, block: B, rows: int) -> dict[str, Array]:
+    def _extra_arrays(self, block: B, rows: int) -> dict[str, Array]:
         """Return what requests want to know of the target's tokens beside logprobs, of so many rows."""
         wanted = self._requests.token_scorings
         asking = [row for row, slot in enumerate(block.slots.tolist()) if slot in wanted and block.counts[row]]

@@ -9,7 +9,7 @@ _STOP_IDS_BEFORE, _STOP_BYTES_BEFORE = 64, 256
 
 
 def newer_field(generate: Generate) -> str:
-    """Return a field of a request that the schema had not from its beginning, or not so wide, or an empty string."""
+    """Return the first field of a request that minor 0 lacks or bounds more tightly; an empty string: there is none."""
     sampling = generate.sampling
     if generate.HasField("prompt_scoring"):
         return "prompt_scoring"

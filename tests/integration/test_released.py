@@ -26,10 +26,10 @@ from tokenbus.testing import RowShape, SyntheticEngine, batch, golden_messages, 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema
-from tokenbus_contracts.schema import COLUMNS, FURTHER_COLUMNS
+from tokenbus_contracts.schema import COLUMNS, EXTRA_COLUMNS
 from tokenbus_services.items import Recorder, StreamItem, gap_entry, hello_entry, item_entry, read_items
 
-NEW_COLUMNS = {"stops", *(column.name for column in FURTHER_COLUMNS)}
+NEW_COLUMNS = {"stops", *(column.name for column in EXTRA_COLUMNS)}
 """What this tree's minor has and the release's has not."""
 LIMITS = Limits.schema()
 TOKENS = 40

@@ -1,4 +1,4 @@
-"""Operator: pauses workers' engines, changes their weights, and all else that is asked of several workers together."""
+"""Operator: runs a command on all workers of a model, and names those that did not do it."""
 
 import asyncio
 import json

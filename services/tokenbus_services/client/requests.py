@@ -477,7 +477,7 @@ class OpenRequests:
                 self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
 
     def scored(self, session: "ClientSession", chunk: PromptScoresChunk) -> None:
-        """Take what the model says of some of a prompt's tokens; of a request that was resumed nobody waits for it."""
+        """Take what the model says of some of a prompt's tokens; it is ignored for a resumed request."""
         request = self._known_by(chunk.request_key)
         if request is None or request.scoring is None or request.home not in (None, session):
             return

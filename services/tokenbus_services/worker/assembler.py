@@ -87,8 +87,8 @@ class StepAssembler:
             "proposal_token_ids": _proposals(arrays, rows),
             "stops": _stops(arrays, statuses, rows),
         }
-        if further := extra_columns(arrays, ragged, scored):
-            columns |= further | {name: _floored(arrays, further[name]) for name in _FLOORED & further.keys()}
+        if extras := extra_columns(arrays, ragged, scored):
+            columns |= extras | {name: _floored(arrays, extras[name]) for name in _FLOORED & extras.keys()}
         header = self._header(arrays, rows, scored)
         try:
             batch = LogprobBatch(header, **columns)
@@ -175,8 +175,8 @@ class StepAssembler:
             + batch.alternative_token_ids.size * _ALTERNATIVE_BYTES
             + batch.proposal_token_ids.size * _PROPOSAL_BYTES
         )
-        if (further := batch.further_bytes()) is not None:
-            size += int(further.sum())
+        if (extras := batch.extra_bytes()) is not None:
+            size += int(extras.sum())
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
         if size <= room:
             parts = min(rows, max(least, -(-rows // limits.max_rows)))
@@ -197,8 +197,8 @@ def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
     tokens = batch.token_counts.astype(np.intp)
     sizes = _ROW_BYTES + tokens * (_TOKEN_BYTES + batch.top_ks * np.intp(_ALTERNATIVE_BYTES))
     sizes += batch.proposal_counts * np.intp(_PROPOSAL_BYTES)
-    if (further := batch.further_bytes()) is not None:
-        sizes += further
+    if (extras := batch.extra_bytes()) is not None:
+        sizes += extras
     cuts, begin, used = [], 0, 0
     for row, size in enumerate(sizes.tolist()):
         if row > begin and (used + size > room or row - begin >= most):

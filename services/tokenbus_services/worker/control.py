@@ -20,7 +20,7 @@ from tokenbus_services.worker.engine import Engine, EngineBrokenError
 
 _log = logger("worker")
 _KNOWN = 256
-"""How many commands are remembered: one is sent again by who has not seen its answer."""
+"""How many commands are remembered: a client sends one again until it sees the answer."""
 _MOST_WAITING = 64
 _MOST_ADAPTERS = 200
 """Their names fit into an answer, and into a worker's hello."""
@@ -40,7 +40,7 @@ class EngineControl:
     def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
         """Take the engine, what aborts all of its requests, and what takes each answer."""
         self._engine: Any = engine
-        """Of which it is not known what it can do."""
+        """It may lack any of `ControlledEngine`'s methods."""
         self._end_all = end_all
         self._answer = answer
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()

@@ -66,7 +66,7 @@ class Emitter:
         return self.publisher.take_controls()
 
     def controlled(self, answer: ControlAnswer) -> None:
-        """Publish what became of a command; where there is no room, who gave it hears nothing."""
+        """Publish a command's answer; without room it is dropped, and the operator's call times out."""
         with contextlib.suppress(RetentionFullError):
             self.publisher.controlled(answer)
 

@@ -71,7 +71,7 @@ class StepArrays:
     given_logprobs: Array | None = None
     """Of each token, the values of its row's given ids; all of them flat."""
     mask_bounds: Array | None = None
-    """Of rows: up to how many token ids its request wants to be told which ones sampling could have chosen; 0: none."""
+    """Of rows: the size of the largest mask whose ids its request wants; 0: it wants no masks."""
     mask_sizes: Array | None = None
     """As other_logprobs, of the rows with a bound: how many tokens sampling could have chosen."""
     mask_token_ids: Array | None = None
