@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,11 @@ class ControlledCore:
         """Which version its weights are; 0: not known."""
         self.world_size: int = config.parallel_config.world_size
         """How many processes compute together."""
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shape of each of the model's tensors."""
+        return _shapes_in(self._model)
 
     @property
     def lora_adapters(self) -> Sequence[str]:
@@ -83,7 +89,7 @@ class ControlledCore:
     def _check_weights(self, folder: Path) -> None:
         """Raise a ValueError for weights that are not of the same model."""
         given = _shapes_in(folder)
-        for name, shape in _shapes_in(self._model).items():
+        for name, shape in self._shapes.items():
             if (found := given.get(name)) != shape:
                 raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
 

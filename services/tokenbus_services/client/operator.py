@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -107,16 +107,17 @@ class Operator:
         Either all have it then, or all that did not are named, and every engine stays paused: none computes tokens
         with weights that another one does not have.
         """
-        before = await self.describe()
+        workers = await self._workers("update_weights")
+        before = await self._tell("describe", DescribeEngine(), workers)
         target = weight_version or 1 + max(state.weight_version for state in before.values())
-        await self.pause("keep")
-        states = await self._tell("load_weights", LoadWeights(folder=folder, weight_version=target))
-        ran = [
+        await self._tell("pause", PauseEngine(mode=_mode("keep")), workers)
+        states = await self._tell("load_weights", LoadWeights(folder=folder, weight_version=target), workers)
+        ran = {
             name
             for name, state in before.items()
             if not state.is_sleeping and (state.weights_are_damaged or not state.is_paused)
-        ]
-        return states | (await self._tell("resume", ResumeEngine(), ran) if ran else {})
+        }
+        return states | await self._tell("resume", ResumeEngine(), [each for each in workers if each.worker_id in ran])
 
     async def transfer_weights(
         self, stage: str, arguments: Mapping[str, Any] | Sequence[Any] = (), weight_version: int = 0
@@ -164,10 +165,10 @@ class Operator:
         """Have each engine unload a LoRA adapter."""
         return await self._tell("unload_adapter", UnloadAdapter(name=name))
 
-    async def _tell(self, name: str, command: Any, to: Collection[str] = ()) -> States:  # noqa: ANN401
-        """Give all workers, or some, a command: a message, or what makes one of each worker's id."""
+    async def _tell(self, name: str, command: Any, to: Sequence[WorkerStatus] | None = None) -> States:  # noqa: ANN401
+        """Give all workers, or these, a command: a message, or what makes one of each worker's id."""
         make: Callable[[str], Any] = command if callable(command) else lambda _: command
-        workers = [each for each in await self._workers(name) if not to or each.worker_id in to]
+        workers = await self._workers(name) if to is None else to
         asked = [
             self._client.control(
                 Control(
