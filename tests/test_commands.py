@@ -260,8 +260,13 @@ def test_gateway_page(folder: Path) -> None:
         given = on_one_bus(folder, gateway__address=f"127.0.0.1:{port}")
         with Shell(line(page, "tokenbus processor & ").command, folder, given) as services:
             services.until_all('"worker connected"', '"client connected"', '"tokenizer":')
-            answered = _curl(line(page, "curl").command.replace("8000", str(port)), folder)
-            assert answered["choices"][0]["logprobs"]["top_logprobs"]
+            completion, generate = (
+                _curl(each.command.replace("8000", str(port)), folder)
+                for each in command_lines(page)
+                if each.command.startswith("curl")
+            )
+            assert completion["choices"][0]["logprobs"]["top_logprobs"]
+            assert generate["choices"][0]["token_ids"]
             example = streaming.text.replace("8000", str(port))
             run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
             assert run.stderr == ""

@@ -181,6 +181,11 @@ class LogprobBatch:
         return {column.name: getattr(self, column.name) for column in self._present()}
 
     @property
+    def is_message(self) -> bool:
+        """Whether its columns lie in one message."""
+        return self._message is not None
+
+    @property
     def row_count(self) -> int:
         """How many rows the batch has."""
         return self.request_keys.size
@@ -212,15 +217,35 @@ class LogprobBatch:
             return False
         return True
 
-    def extra_bytes(self) -> Index | None:
-        """Return how many bytes each row has in columns that not every batch has; None: the batch has none of them."""
-        if not self.has_extras:
-            return None
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its columns have."""
+        return sum(values.nbytes for values in self.columns.values())
+
+    def row_bytes(self) -> Index:
+        """Return how many bytes each row has in all columns together."""
         found = np.zeros(self.row_count, np.intp)
-        for column in EXTRA_COLUMNS:
+        for column in self._present():
             if getattr(self, column.name).size:
                 found += column.item_bytes * np.diff(self._layout.starts[column.length])
         return found
+
+    def runs(self, most_rows: int, most_bytes: int, beside: Index | None = None) -> list[int]:
+        """Return where runs of rows end that each fit into a message; a row that is too large alone is its own run.
+
+        Args:
+            most_rows: how many rows a message may have.
+            most_bytes: how many bytes the rows of a message may have.
+            beside: what each row counts beside its own bytes.
+        """
+        sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
+        ends, begin, used = [], 0, 0
+        for row, size in enumerate(sizes.tolist()):
+            if row > begin and (used + size > most_bytes or row - begin >= most_rows):
+                ends.append(row)
+                begin, used = row, 0
+            used += size
+        return [*ends, self.row_count]
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in the order of the columns."""

@@ -118,11 +118,7 @@ def _of_parquet(path: Path) -> Tokens:
     table = files.to_table(columns=[name for name in Tokens._fields if name in names])
     columns: dict[str, Any] = {name: np.zeros(count, np.uint64) for name in Tokens._fields}
     for name in table.column_names:
-        values = table[name].to_numpy()
-        try:
-            columns[name] = values if name == "kind" else values.astype(np.float32 if name == "logprob" else np.uint64)
-        except (TypeError, ValueError):
-            raise ValueError(f"{path}: {name}: a column of numbers, got {table[name].type}") from None
+        columns[name] = _numbers(path, name, table[name])
     columns["logprob"] = np.where(np.isfinite(columns["logprob"]), columns["logprob"], np.nan)
     if "kind" in names:
         kinds = {each.name: each.value for each in TokenKind}
@@ -131,6 +127,20 @@ def _of_parquet(path: Path) -> Tokens:
     else:
         columns["kind"] = np.full(count, TokenKind.TARGET, np.uint8)
     return Tokens(*(columns[name] for name in Tokens._fields))
+
+
+def _numbers(path: Path, name: str, column: Any) -> Array:  # noqa: ANN401 - pyarrow's
+    """Return a column's values: whole numbers without a sign, but for kinds and logprobs."""
+    values: Array = column.to_numpy()
+    if name in ("kind", "logprob"):
+        try:
+            return values if name == "kind" else values.astype(np.float32)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}: {name}: a column of numbers, got {column.type}") from None
+    if values.dtype.kind not in "iu" or (values.size and int(values.min()) < 0):
+        found = f"{column.type} with nulls" if column.null_count else f"{column.type} with other values"
+        raise ValueError(f"{path}: {name}: whole numbers from 0, got {found}")
+    return values.astype(np.uint64)
 
 
 class Request(NamedTuple):

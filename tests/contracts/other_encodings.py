@@ -137,7 +137,7 @@ def _scalar(style: _Style, field: Field, value: Any) -> bytes:  # noqa: ANN401 -
 def _unknown(style: _Style, known: Sequence[Field], depth: int = 0) -> bytes:
     """Return a field that no reader knows: by its number, or by its wire type."""
     rng = style.rng
-    number, wire_type = rng.choice((25, 100, 2**29 - 1)), rng.choice((0, 1, 2, 3, 5))
+    number, wire_type = rng.choice((99, 100, 2**29 - 1)), rng.choice((0, 1, 2, 3, 5))
     field = rng.choice(known)
     if rng.random() < 0.5 and wire_type not in (_native(field), _LENGTH if field.is_repeated else None):
         number = field.number

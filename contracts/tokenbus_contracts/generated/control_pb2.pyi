@@ -148,17 +148,19 @@ class ControlAnswer(_message.Message):
     def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "world_size", "lora_adapters")
+    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "lora_adapters")
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     IS_SLEEPING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ARE_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     weight_version: int
     is_paused: bool
     is_sleeping: bool
     weights_are_damaged: bool
+    highest_weight_version: int
     world_size: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., world_size: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., highest_weight_version: _Optional[int] = ..., world_size: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,6 +1,7 @@
 """tokenbus export: writes recordings as Parquet files."""
 
 import argparse
+import fcntl
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,18 @@ def _target(name: str | None) -> Path:
 
 def _completed(recording: Path) -> dict[str, Any]:
     """Make a part of its recording, which the recorder may have been about to do; return the summary."""
-    summary = _exported(recording, recording.with_name(f"{recording.stem.removeprefix('_')}.parquet"), "tokens")
-    recording.unlink()
+    part = _target(str(recording.with_name(f"{recording.stem.removeprefix('_')}.parquet")))
+    with recording.open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(f"{recording.parent}: a recorder writes it; stop that first", WRONG_USE) from None
+        summary = _exported(recording, part, "tokens")
+    if summary["fault"]:
+        kept = recording.rename(recording.with_name(f"_broken{recording.name.removeprefix('_part')}"))
+        summary["fault"] += f"; kept as {kept.name}"
+    else:
+        recording.unlink()
     return summary
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import fcntl
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -159,7 +160,9 @@ class Files:
                 part = path / f"part-{first_sequence or item.sequence:020}.parquet"
             written = path if part is None else recording_of(part)
             table = None if part is None else table_file("tokens", unfinished(part))
-            file = _Open(written, written.open("xb"), recorder, part, table)
+            stream = written.open("xb")
+            fcntl.flock(stream, fcntl.LOCK_EX)  # `tokenbus export` completes no folder that is still written
+            file = _Open(written, stream, recorder, part, table)
         self.recorders[part or path] = recorder
         self._open[item.worker_id] = path, file
         return file

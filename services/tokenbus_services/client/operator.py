@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.client_pb2 import WorkerStatus
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, WorkerStatus
 from tokenbus_contracts.generated.control_pb2 import (
     Control,
     DescribeEngine,
@@ -109,9 +110,12 @@ class Operator:
         """
         workers = await self._workers("update_weights")
         before = await self._tell("describe", DescribeEngine(), workers)
-        target = weight_version or 1 + max(state.weight_version for state in before.values())
+        target = weight_version or 1 + max(state.highest_weight_version for state in before.values())
+        command = LoadWeights(folder=folder, weight_version=target)
+        for worker in workers:  # what breaks a bound pauses nobody
+            write_frame(ClientFrame(control=Control(control_key=1, worker_id=worker.worker_id, load_weights=command)))
         await self._tell("pause", PauseEngine(mode=_mode("keep")), workers)
-        states = await self._tell("load_weights", LoadWeights(folder=folder, weight_version=target), workers)
+        states = await self._tell("load_weights", command, workers)
         ran = {
             name
             for name, state in before.items()

@@ -155,7 +155,7 @@ def _flag(arguments: _Arguments, name: str) -> bool:
 
 def _mode(arguments: _Arguments) -> str:
     mode = arguments.get("mode", "abort")
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise invalid("mode", f"one of {', '.join(MODES)}, got {shown(mode)}")
     return str(mode)
 
@@ -291,7 +291,7 @@ async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
 
 async def _pause_generation(operator: Operator, arguments: _Arguments) -> object:
     mode = arguments.get("mode", "abort")
-    if mode not in _SGLANG_MODES:
+    if not isinstance(mode, str) or mode not in _SGLANG_MODES:
         raise invalid("mode", f"one of {', '.join(_SGLANG_MODES)}, got {shown(mode)}")
     await operator.pause(_SGLANG_MODES[mode])
     return {"message": "Generation paused successfully.", "status": "ok"}

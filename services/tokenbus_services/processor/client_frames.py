@@ -1,6 +1,7 @@
 """What a client is sent: its rows of each step, errors and events, each encoded once as a frame."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))
 _OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
+_HEADER_BYTES = 512
+"""More than a header has, and each column before its elements."""
 _OVERHEAD = 512
 """What a frame costs in memory beside its bytes, in bytes, measured."""
 
@@ -63,12 +66,19 @@ class Frame:
 def output_frames(
     target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
 ) -> list[Frame]:
-    """Return a client's rows of a step: one frame, or more where a step has more rows than a message may."""
+    """Return a client's rows of a step: one frame, or more where a step has more rows or bytes than a message may."""
     frames = []
-    for begin in range(0, target.row_count, limits.max_rows):
+    ends = [target.row_count]
+    if (
+        target.row_count > limits.max_rows
+        or _may_exceed(target, limits)
+        or (draft is not None and _may_exceed(draft, limits))
+    ):
+        ends = target.runs(limits.max_rows, room_in(limits), None if draft is None else _beside(target, draft))
+    for begin, end in pairwise([0, *ends] if target.row_count else []):
         rows = target
-        if target.row_count > limits.max_rows:
-            rows = target.select(np.arange(begin, min(begin + limits.max_rows, target.row_count)))
+        if len(ends) > 1:
+            rows = target.select(np.arange(begin, end))
         drafts = draft
         if draft is not None and rows is not target:
             drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
@@ -79,6 +89,26 @@ def output_frames(
         body = OUTPUTS if drafts is None else _OUTPUTS_WITH_DRAFT
         frames.append(Frame(body, parts, pending_ack, rows.request_keys.tobytes()))
     return frames
+
+
+def room_in(limits: Limits) -> int:
+    """Return how many bytes of rows a message has room for."""
+    return max(1, limits.max_message_bytes - _HEADER_BYTES)
+
+
+def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
+    """Tell whether rows may be more than a message has room for: those of one message of the stream are not."""
+    return not rows.is_message and rows.nbytes > room_in(limits)
+
+
+def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
+    """Return how many bytes the draft has for each of the target's rows."""
+    found = np.zeros(target.row_count, np.intp)
+    order = np.argsort(target.request_keys)
+    places = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)
+    known = np.isin(draft.request_keys, target.request_keys)
+    found[order[places[known]]] = draft.row_bytes()[known]
+    return found
 
 
 def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:

@@ -78,7 +78,7 @@ class Dispatch:
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
         """Send a worker its request; one that hands it off learns the hand-off target."""
-        target = self._least_busy(self._handoff_targets(worker))
+        target = self._decoder_for(worker, request.generate)
         self._turns += 1
         worker.last_turn = self._turns
         if target is not None:
@@ -185,7 +185,7 @@ class Dispatch:
         Of those that are alike, one that does all of it; then they take turns.
         """
         able = [each for each in self._candidates(generate) if _obstacle(each, generate) is None]
-        loads = [(load, each) for each in able if (load := self._load(each)) is not None]
+        loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
         least = min((load for load, _ in loads), default=0)
         near = [(load, each) for load, each in loads if load <= least + least // _IMBALANCE]
         requests_of = self.registry.table.requests_of
@@ -199,11 +199,10 @@ class Dispatch:
 
         return min(near, key=order, default=(0, None))[1]
 
-    def _load(self, worker: Worker) -> int | None:
+    def _load(self, worker: Worker, generate: Generate) -> int | None:
         """Return how many requests a worker has, or the decode worker that goes on with them; None: it is full."""
-        targets = self._handoff_targets(worker)
-        target = self._least_busy(targets)
-        if not self._takes_more(worker) or (targets and target is None):
+        target = self._decoder_for(worker, generate)
+        if not self._takes_more(worker) or (target is None and self._handoff_targets(worker)):
             return None
         load_of = self.registry.table.load_of
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
@@ -212,6 +211,12 @@ class Dispatch:
         """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
         load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
         return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
+
+    def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
+        """Return the decode worker that a prefill worker hands a request off to, if one takes it."""
+        targets = self._handoff_targets(worker)
+        able = (each for each in targets if generate is None or _obstacle(each, generate) is None)
+        return self._least_busy(able)
 
     def _takes_more(self, worker: Worker) -> bool:
         load = self.registry.table.load_of(worker.source.stream)

@@ -1,6 +1,6 @@
 """A step's rows, cut into a part for each consumer: once for all of them, whatever their number."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
 
@@ -12,6 +12,7 @@ from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.wire import deal, write_parts
 from tokenbus_services.delivery.slots import Slots
+from tokenbus_services.processor.client_frames import room_in
 
 Rows = npt.NDArray[np.intp]
 _Message = tuple[bytes, bytes]
@@ -84,10 +85,17 @@ class StepParts:
         return self._messages[number]
 
     def _written(self, limits: Limits) -> list[list[_Message]]:
-        begins = [range(begin, end, limits.max_rows) for begin, end in pairwise(self._bounds)]
+        begins = [self._begins(begin, end, limits) for begin, end in pairwise(self._bounds)]
         bounds = [*(begin for part in begins for begin in part), self._bounds[-1]]
         # Not checked again, as above.
         written = write_parts(self._batch.headed(_headed(self._batch)), self._rows, np.array(bounds[1:]), limits)
         ids = self._batch.request_keys[self._rows].tobytes()
         messages = iter(zip(written, [ids[begin * 8 : end * 8] for begin, end in pairwise(bounds)], strict=True))
         return [list(islice(messages, len(part))) for part in begins]
+
+    def _begins(self, begin: int, end: int, limits: Limits) -> Sequence[int]:
+        """Return where the messages of some rows begin; those of one message of the stream are no more in another."""
+        if self._batch.is_message or self._batch.nbytes <= room_in(limits):
+            return range(begin, end, limits.max_rows)
+        ends = self._batch.select(self._rows[begin:end]).runs(limits.max_rows, room_in(limits))
+        return [begin, *(begin + each for each in ends[:-1])]

@@ -22,7 +22,8 @@ from tokenbus_services.worker.step import StepArrays
 
 _LOWEST = np.float32(-9999)
 """Replaces minus infinity, as in OpenAI's API."""
-_ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
+_HEADER_BYTES = 512
+"""More than a header has, and each column before its elements."""
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = (
     *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
@@ -169,20 +170,13 @@ class StepAssembler:
     def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
         """Return the batch in at least so many parts, and in as many as the bounds on rows and bytes need."""
         rows, limits = batch.row_count, self._limits
-        size = (
-            rows * _ROW_BYTES
-            + batch.token_ids.size * _TOKEN_BYTES
-            + batch.alternative_token_ids.size * _ALTERNATIVE_BYTES
-            + batch.proposal_token_ids.size * _PROPOSAL_BYTES
-        )
-        if (extras := batch.extra_bytes()) is not None:
-            size += int(extras.sum())
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
-        if size <= room:
+        if batch.nbytes <= room:
             parts = min(rows, max(least, -(-rows // limits.max_rows)))
             cuts = np.array_split(np.arange(rows), parts) if parts > 1 else []
         else:
-            cuts = _cuts(batch, room, min(limits.max_rows, -(-rows // least)))
+            ends = batch.runs(min(limits.max_rows, -(-rows // least)), room)
+            cuts = np.split(np.arange(rows), ends[:-1])
         if len(cuts) <= 1:
             return [batch]
         header = batch.header._replace(part_count=len(cuts))
@@ -190,22 +184,6 @@ class StepAssembler:
             LogprobBatch.of_views(header._replace(part_index=place), batch.select(cut).columns)
             for place, cut in enumerate(cuts)
         ]
-
-
-def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
-    """Return runs of rows that fit into a message each; a row that is too large alone is a run of its own."""
-    tokens = batch.token_counts.astype(np.intp)
-    sizes = _ROW_BYTES + tokens * (_TOKEN_BYTES + batch.top_ks * np.intp(_ALTERNATIVE_BYTES))
-    sizes += batch.proposal_counts * np.intp(_PROPOSAL_BYTES)
-    if (extras := batch.extra_bytes()) is not None:
-        sizes += extras
-    cuts, begin, used = [], 0, 0
-    for row, size in enumerate(sizes.tolist()):
-        if row > begin and (used + size > room or row - begin >= most):
-            cuts.append(np.arange(begin, row))
-            begin, used = row, 0
-        used += size
-    return [*cuts, np.arange(begin, batch.row_count)]
 
 
 def _clipped(values: Host) -> Host:

@@ -22,6 +22,7 @@ _log = logger("worker")
 _KNOWN = 256
 """How many commands are remembered: a client sends one again until it sees the answer."""
 _MOST_WAITING = 64
+_END_OF_VERSIONS = 2**64 - 1
 _MOST_ADAPTERS = 200
 """Their names fit into an answer, and into a worker's hello."""
 _DROPS_WEIGHTS = 2
@@ -54,7 +55,9 @@ class EngineControl:
         """Whether that is so because an operator asked for it."""
         self._is_sleeping = self._has_freed = False
         """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
-        self._is_updating = self._is_damaged = False
+        self._is_updating = self._is_damaged = self._has_updated = False
+        self._highest = self.weight_version
+        """The highest version that its weights have had."""
 
     @property
     def weight_version(self) -> int:
@@ -87,7 +90,7 @@ class EngineControl:
             for describe in [each for each in self._waiting if _name(each) == "describe"]:
                 self._waiting.remove(describe)
                 self._begin(describe)
-            overtaking = next(filter(_overtakes, self._waiting), None)
+            overtaking = next(filter(_overtakes, self._waiting), None) if self._engine.has_work else None
             if self._begun is not None and _pauses(self._begun) and overtaking is not None:
                 self._refuse(self._begun, f"{_name(overtaking)} came before the engine had come to a halt")
                 self._begun = None
@@ -214,9 +217,12 @@ class EngineControl:
         transfer = self._method("transfer_weights", "transfer_weights")
         self._changing(lambda: transfer(command.stage, arguments), is_damage=is_change)
         if command.stage == stages.WEIGHT_TRANSFER_STAGE_START:
-            self._is_updating = True
+            self._is_updating, self._has_updated = True, False
+        elif command.stage == stages.WEIGHT_TRANSFER_STAGE_UPDATE:
+            self._has_updated = True
         elif command.stage == stages.WEIGHT_TRANSFER_STAGE_FINISH:
-            self._is_updating = self._is_damaged = False
+            self._is_updating = False
+            self._is_damaged &= not self._has_updated
             self._set_version(command.weight_version)
         elif command.stage == stages.WEIGHT_TRANSFER_STAGE_SHUTDOWN and self._is_updating:
             self._damage()
@@ -244,7 +250,10 @@ class EngineControl:
     def _set_version(self, version: int) -> None:
         if not hasattr(self._engine, "weight_version"):
             raise ValueError("weight_version: none with this engine")
-        self._engine.weight_version = version or self.weight_version + 1
+        if version >= _END_OF_VERSIONS or self._highest + 1 >= _END_OF_VERSIONS:
+            raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {version or self._highest + 1}")
+        self._engine.weight_version = version or self._highest + 1
+        self._highest = max(self._highest, self.weight_version)
         _log.info("weights changed", weight_version=self.weight_version)
 
     def _sleep(self, control: Control) -> None:
@@ -256,6 +265,8 @@ class EngineControl:
         self._is_sleeping = True
 
     def _wake(self, control: Control) -> None:
+        if not self._is_sleeping:
+            return
         if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
             return  # parts of it sleep on
         self._is_sleeping = self._has_freed = self._is_paused = False
@@ -284,6 +295,7 @@ class EngineControl:
             is_paused=self._is_halted,
             is_sleeping=self._is_sleeping,
             weights_are_damaged=self._is_damaged,
+            highest_weight_version=self._highest,
             world_size=getattr(self._engine, "world_size", 0),
             lora_adapters=getattr(self._engine, "lora_adapters", ()),
         )

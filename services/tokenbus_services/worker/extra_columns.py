@@ -26,7 +26,7 @@ def _of_kinds(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
         (Extra.OTHER_LOGPROB, "other_logprobs", arrays.other_logprobs),
         (Extra.ENTROPY, "entropies", arrays.entropies),
     ):
-        asked = (kinds & kind) > 0
+        asked = ((kinds & kind) > 0) & (ragged.given > 0)
         if asked.any():
             columns[name] = ragged.of(asked).scored(name, _there(name, values))
     return columns
@@ -49,7 +49,9 @@ def _of_masks(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
     bounds = _asked("mask_bounds", arrays.mask_bounds, scored)
     if bounds is None:
         return {}
-    asked = bounds > 0
+    asked = (bounds > 0) & (ragged.given > 0)
+    if not asked.any():
+        return {"mask_bounds": bounds}
     sizes = Ragged(ragged.given, None, asked).scored("mask_sizes", _there("mask_sizes", arrays.mask_sizes))
     told = np.where(sizes <= np.repeat(bounds[asked], ragged.given[asked]), sizes, 0).astype(np.intp)
     ids = _flat("mask_token_ids", arrays.mask_token_ids, int(told.sum()))
@@ -63,17 +65,12 @@ def _asked(name: str, array: Any, scored: Host) -> Host | None:  # noqa: ANN401 
     """Return what each row asked for, or None if no row did."""
     if array is None:
         return None
-    asked = of_rows(name, array, scored.size)
-    if not asked.any():
-        return None
-    if asked[~scored].any():
-        row = int((~scored & (asked != 0)).argmax())
-        raise ContractError(f"{name}[{row}]", "0 in a row that is not scored", int(asked[row]), rule=Rule.SCORING)
-    return asked
+    asked: Host = np.where(scored, of_rows(name, array, scored.size), 0)
+    return asked if asked.any() else None
 
 
 def _flat(name: str, array: Any, length: int) -> Host:  # noqa: ANN401 - any framework's
-    host = on_host(name, _there(name, array)).reshape(-1)
+    host = np.zeros(0) if array is None and not length else on_host(name, _there(name, array)).reshape(-1)
     if host.size != length:
         raise ContractError(name, f"{length} elements, as the counts say", host.size, rule=Rule.LENGTH)
     return host

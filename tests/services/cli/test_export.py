@@ -1,5 +1,6 @@
 """tokenbus export and tokenbus record --format parquet: whole files, and what a killed recorder left."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -211,10 +212,27 @@ def test_torn_part_is_recovered(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["export", str(folder)]) == 1
     assert "RECOVERED up to the fault: " in capsys.readouterr().out
     assert rows_of(folder) == tokens_of(ITEMS[:12])
-    left.write_bytes(b"")
-    assert main(["export", str(folder)]) == 1
-    assert rows_of(folder) == tokens_of(ITEMS[:12])
+    (kept,) = folder.glob("_broken-*.tokenbus")
+    assert kept.stat().st_size
     assert not left.exists()
+    left.write_bytes(b"")
+    assert main(["export", str(folder)]) == 2
+    assert "exists already, and is not written over" in capsys.readouterr().err
+    assert rows_of(folder) == tokens_of(ITEMS[:12])
+
+
+def test_folder_that_is_still_written_is_not_completed(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "steps"
+    subprocess.run([sys.executable, "-c", KILLED, source, folder, "13"], check=False)
+    (left,) = folder.glob("_part-*.tokenbus")
+    with left.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a recorder does
+        assert main(["export", str(folder)]) == 2
+        assert f"{folder}: a recorder writes it" in capsys.readouterr().err
+    assert main(["export", str(folder)]) == 0
+    assert rows_of(folder) == tokens_of(ITEMS[:13])
 
 
 @pytest.mark.parametrize("end", [SIGTERM, SIGKILL])
