@@ -113,7 +113,9 @@ def _completed(recording: Path) -> dict[str, Any]:
             raise CommandError(f"{recording.parent}: a recorder writes it; stop that first", WRONG_USE) from None
         summary = _exported(recording, part, "tokens")
     if summary["fault"]:
-        kept = recording.rename(recording.with_name(f"_broken{recording.name.removeprefix('_part')}"))
+        name = f"_broken{recording.stem.removeprefix('_part')}"
+        others = len(list(recording.parent.glob(f"{name}*")))
+        kept = recording.rename(recording.with_name(f"{name}{f'-{others}' if others else ''}{recording.suffix}"))
         summary["fault"] += f"; kept as {kept.name}"
     else:
         recording.unlink()

@@ -216,9 +216,11 @@ def test_torn_part_is_recovered(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert kept.stat().st_size
     assert not left.exists()
     left.write_bytes(b"")
-    assert main(["export", str(folder)]) == 2
-    assert "exists already, and is not written over" in capsys.readouterr().err
+    assert main(["export", str(folder)]) == 1
+    assert "0 tokens of 0 items" in capsys.readouterr().out
     assert rows_of(folder) == tokens_of(ITEMS[:12])
+    assert kept.stat().st_size
+    assert len(list(folder.glob("_broken-*.tokenbus"))) == 2
 
 
 def test_folder_that_is_still_written_is_not_completed(
