@@ -85,7 +85,7 @@ async def test_aborted_answers_end_with_what_they_have(client: httpx.AsyncClient
 
 async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: str) -> None:
     ids: list[int] = []
-    versions = [int((await client.get("/weight_info")).json()["weight_version"]), 41, 42]
+    versions = [int((await client.get("/weight_info")).json()["weight_version"]), 41]
     async with client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 300}) as answer:
         lines = answer.aiter_lines()
         chunk = json.loads((await anext(lines))[6:])
@@ -100,7 +100,8 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
         }
         assert await _said(client, "/update_weights", update_info={"names": []}) == {"message": "Weights updated"}
         assert await _said(client, "/finish_weight_update") == {"message": "Weight update finished"}
-        assert (await client.get("/weight_info")).json()["weight_version"] == "42"
+        versions.append(int((await client.get("/weight_info")).json()["weight_version"]))
+        assert versions[2] > 41  # one more than the highest that other tests have named
         await _said(client, "/resume")
         async for line in lines:
             if line.startswith("data: {"):
