@@ -69,13 +69,13 @@ class Extras(NamedTuple):
     def after(self, tokens: int) -> "Extras":
         """Return what is of the tokens after some."""
         sizes = self.mask_sizes[:tokens].astype(np.intp)
-        told = int(sizes[sizes <= self.mask_bound].sum())
+        listed = int(sizes[sizes <= self.mask_bound].sum())
         return self._replace(
             other_logprobs=self.other_logprobs[tokens:],
             entropies=self.entropies[tokens:],
             given_logprobs=self.given_logprobs[tokens:],
             mask_sizes=self.mask_sizes[tokens:],
-            mask_token_ids=self.mask_token_ids[told:],
+            mask_token_ids=self.mask_token_ids[listed:],
         )
 
     def as_lists(self) -> dict[str, list[Any]]:
@@ -90,12 +90,12 @@ class Extras(NamedTuple):
         return found
 
     def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Yield which ids sampling could have chosen, for each token; None: more than the request wanted to be told."""
+        """Yield which ids sampling could have chosen, for each token; None: more than its mask_bound."""
         begin = 0
         for size in self.mask_sizes.tolist():
-            is_told = size <= self.mask_bound
-            yield self.mask_token_ids[begin : begin + size] if is_told else None
-            begin += size * is_told
+            is_listed = size <= self.mask_bound
+            yield self.mask_token_ids[begin : begin + size] if is_listed else None
+            begin += size * is_listed
 
 
 def extras_of(batch: "LogprobBatch", starts: Mapping[int, "Index"]) -> list[Extras | None]:

@@ -133,10 +133,10 @@ class Operator:
         """
         if stage not in STAGES:
             raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
-        told = _shared_out(arguments, await self.describe())
+        arguments_by_worker = _shared_out(arguments, await self.describe())
 
         def command(worker_id: str) -> TransferWeights:
-            own = told.get(worker_id)
+            own = arguments_by_worker.get(worker_id)
             return TransferWeights(
                 stage=f"WEIGHT_TRANSFER_STAGE_{stage.upper()}",
                 arguments=json.dumps(own) if own else "",
@@ -209,7 +209,7 @@ def _mode(mode: str) -> PauseMode:
 
 
 def _shared_out(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
-    """Return what each worker is told of a transfer's arguments; a ValueError says what is wrong with them."""
+    """Return each worker's share of a transfer's arguments; a ValueError says what is wrong with them."""
     names = sorted(states)
     ends = list(accumulate(max(1, states[name].world_size) for name in names))
     begins = [0, *ends[:-1]]
