@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus, SpeculativeMethod, ValueKind
 from tokenbus_engines.engine import phase_of
+from tokenbus_engines.vllm.token_scores import add_extras
 from tokenbus_services.worker import StepArrays
 
 Lines = npt.NDArray[np.intp]
@@ -36,8 +37,9 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 Logprobs = Any
-"""vLLM's LogprobsLists: of lines the ids and their values, the sampled token's before the most probable ones', and the
-sampled token's rank; of rows the first line, or None where each row has the line of its own index."""
+"""vLLM's LogprobsLists or our TokenScores: of lines the ids and their values, the sampled token's before the most
+probable ones', and the sampled token's rank; of rows the first line, or None where each has the line of its own index.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +133,8 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
         wanted = slice(1, 1 + width)  # before the lines, as a view: vLLM may have a column for each of its vocabulary
         ids, values = logprobs.logprob_token_ids[:, wanted][lines], logprobs.logprobs[:, wanted][lines]
         made.alternative_token_ids, made.alternative_logprobs = in_order(ids, values, np.repeat(top_ks, counts))
+    if getattr(logprobs, "extras", None) is not None:
+        add_extras(made, logprobs.extras[lines], scored, np.cumsum(counts, dtype=np.intp) - counts)
 
 
 def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[int] | None) -> Lines:

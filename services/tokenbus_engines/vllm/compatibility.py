@@ -102,6 +102,22 @@ OF_ENGINE: tuple[Call | Members, ...] = (
     Call(_SAMPLING, "SamplingParams", 0, " ".join((*SAMPLING_ARGUMENTS, "skip_clone"))),
 )
 """What the engine uses."""
+_SAMPLER, _REJECTION = "vllm.v1.sample.sampler", "vllm.v1.sample.rejection_sampler"
+OF_SAMPLER: tuple[Call | Members, ...] = (
+    Call(_SAMPLER, "Sampler.forward", 4, "logprobs_mode_override"),
+    Call(_SAMPLER, "Sampler.sample", 4),
+    Call(_SAMPLER, "Sampler.gather_logprobs", 3),
+    Call("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._get_prompt_logprobs_dict", 3),
+    Call("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler.forward_native", 5),
+    Call(_REJECTION, "RejectionSampler.forward", 5),
+    Call(_REJECTION, "RejectionSampler.apply_logits_processors", 4),
+    Call(_REJECTION, "RejectionSampler._get_logprobs_tensors", 7),
+    Call(_REJECTION, "apply_sampling_constraints", 3),
+    Members("vllm.v1.sample.metadata", "SamplingMetadata", "max_num_logprobs"),
+    Members(_OUTPUTS, "SamplerOutput", "sampled_token_ids logprobs_tensors"),
+    Members(_SAMPLING, "SamplingParams", "extra_args"),
+)
+"""What the engine uses beside that with `--token-scores`."""
 OF_SCHEDULER: tuple[Call | Members, ...] = (
     *_OF_BOTH,
     Call(_SCHEDULER, "Scheduler.schedule", 1),

@@ -1,9 +1,10 @@
 """Configuration: vLLM's own options, the model's folder and our limits, as the VllmConfig of an engine."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
@@ -12,6 +13,8 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 
 _log = logger("worker")
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
 def check_model(model: Path | None, settings: Settings) -> Path:
@@ -26,10 +29,18 @@ def check_model(model: Path | None, settings: Settings) -> Path:
     return model
 
 
-def configured(
-    vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings
-) -> tuple[Any, list[Adapter]]:
-    """Return vLLM's VllmConfig and the adapters, which it does not have; a ValueError says what does not fit."""
+class Configured(NamedTuple):
+    """What vLLM is started with."""
+
+    vllm: Any
+    """Its VllmConfig."""
+    adapters: list[Adapter]
+    has_token_scores: bool
+    """Whether `token_logprobs` scores tokens in vLLM's sampler."""
+
+
+def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configured:
+    """Return vLLM's configuration, and what it has no place for; a ValueError says what does not fit."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)
@@ -43,6 +54,8 @@ def configured(
             f"{settings.worker.max_requests}), got {arguments.max_num_seqs}"
         )
     rank = take_rank(arguments)
+    if parsed.token_scores:
+        os.environ.setdefault(_RUNNER, "0")
     config = _created(vllm, arguments)
     if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
         arguments.max_num_seqs = most
@@ -51,7 +64,9 @@ def configured(
         set_rank(config, rank)
     check_limits(config, settings)
     check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
-    return config, adapters
+    if parsed.token_scores:
+        check_token_scores(config)
+    return Configured(config, adapters, parsed.token_scores)
 
 
 def most_rows(settings: Settings) -> int:
@@ -73,6 +88,7 @@ def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401
     parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
     # Options of its API server's that the engine needs.
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
+    parser.add_argument("--token-scores", action="store_true")
     return parser.parse_args(list(given))
 
 
@@ -96,6 +112,15 @@ def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as
     most = config.model_config.max_logprobs
     if 0 <= most < top_k:
         raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
+
+
+def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
+    """Raise a ValueError for a vLLM whose sampler cannot be ours."""
+    mode = str(config.model_config.logprobs_mode)
+    if mode not in _LOGPROBS:
+        raise ValueError(f"--token-scores: --logprobs-mode {' or '.join(_LOGPROBS)}, got {mode}")
+    if config.use_v2_model_runner:
+        raise ValueError(f"--token-scores: vLLM's V1 model runner, got V2, as {_RUNNER} or the model says")
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer

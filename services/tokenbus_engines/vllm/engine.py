@@ -3,14 +3,15 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenScoring
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.columns import NO_ROWS, Logprobs
-from tokenbus_engines.vllm.compatibility import check_members, load_vllm
+from tokenbus_engines.vllm.compatibility import OF_SAMPLER, check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_of
 from tokenbus_engines.vllm.control import ControlledCore
 from tokenbus_engines.vllm.parameters import sampling_arguments
@@ -75,7 +76,9 @@ class VllmEngine(ControlledCore):
         self._is_broken = False
         with ExitStack() as undone:  # what fails leaves no process of vLLM's, nor memory of a device
             try:
-                config, adapters = configured(vllm, model, arguments, settings)
+                config, adapters, has_token_scores = configured(vllm, model, arguments, settings)
+                if has_token_scores:
+                    load_vllm(OF_SAMPLER)
                 with own_session(vllm.WorkerProc):
                     core = vllm.EngineCore(
                         config,
@@ -86,6 +89,8 @@ class VllmEngine(ControlledCore):
                 undone.callback(core.shutdown)
                 check_members(core, _USED_OF_CORE)
                 super().__init__(vllm, config, core, model)
+                if has_token_scores:
+                    self._core.collective_rpc(import_module("tokenbus_engines.vllm.sampler").use_token_scores)
                 sleep_while_they_compute(self._core.model_executor)
                 self._inputs = vllm.InputProcessor(config)
                 check_members(self._inputs, ("tokenizer",))
@@ -98,6 +103,8 @@ class VllmEngine(ControlledCore):
                 raise ValueError(_line(error)) from error
             except Exception as error:
                 raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
+            self.token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name if has_token_scores else ())
+            """What requests may ask for beside logprobs."""
             self.dp_rank: int = config.parallel_config.data_parallel_index or settings.worker.dp_rank
             """Which data-parallel rank it is."""
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
@@ -140,7 +147,11 @@ class VllmEngine(ControlledCore):
         if name in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
         given = sampling_arguments(
-            generate, self._defaults, vocabulary_size=self.vocabulary_size, top_logprobs=self._top_logprobs
+            generate,
+            self._defaults,
+            vocabulary_size=self.vocabulary_size,
+            top_logprobs=self._top_logprobs,
+            has_token_scores=bool(self.token_scores),
         )
         sampling, vllm = generate.sampling, self._vllm
         adapter = self._adapters.get(sampling.lora_adapter)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, StructuredOutput
 from tokenbus_engines.admission import check_ids
+from tokenbus_engines.prompt_scoring import check_scoring
+from tokenbus_engines.vllm.token_scores import ASKED, GIVEN, as_argument
 
 _SEEDS = 2**63
 _PLAIN = frozenset({"str", "int", "float", "bool"})
@@ -79,11 +81,17 @@ SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs",
 
 
 def sampling_arguments(
-    generate: Generate, defaults: Mapping[str, Any], *, vocabulary_size: int, top_logprobs: int
+    generate: Generate,
+    defaults: Mapping[str, Any],
+    *,
+    vocabulary_size: int,
+    top_logprobs: int,
+    has_token_scores: bool = False,
 ) -> dict[str, Any]:
     """Return what vLLM's SamplingParams is made of; a ValueError says what the engine cannot do.
 
     `defaults` are the model's own, for what the request leaves open, and `top_logprobs` is the most that it may want.
+    `has_token_scores` says whether our kernel scores tokens in its sampler.
     """
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
@@ -105,14 +113,28 @@ def sampling_arguments(
     if generate.HasField("top_logprobs"):
         arguments["logprobs"] = generate.top_logprobs
     if generate.HasField("prompt_scoring"):
-        arguments |= _scoring(generate.prompt_scoring, most)
+        check_scoring(generate, vocabulary_size, most)
+        arguments |= _of_prompt(generate.prompt_scoring, has_token_scores=has_token_scores)
+    if extra := _extra_arguments(generate, arguments.get("extra_args") or {}):
+        arguments["extra_args"] = extra
     return arguments
 
 
-def _scoring(asked: PromptScoring, most: int) -> dict[str, Any]:
-    if asked.token_ids:
-        raise ValueError(f"prompt_scoring.token_ids: none with this engine, got {len(asked.token_ids)}")
-    if asked.top_logprobs > most:
-        raise ValueError(f"prompt_scoring.top_logprobs: at most {most}, got {asked.top_logprobs}")
+def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any]:
+    if asked.token_ids and not has_token_scores:
+        raise ValueError(f"prompt_scoring.token_ids: none without --token-scores, got {len(asked.token_ids)}")
     # A request of vLLM's has a token at least: the worker drops it.
     return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}
+
+
+def _extra_arguments(generate: Generate, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is for vLLM's extensions, and for our sampler."""
+    for name in (ASKED, GIVEN):
+        if name in given:
+            raise ValueError(f"sampling.engine_arguments.{name}: none, which the worker sets, got one")
+    extra = dict(given)
+    if generate.HasField("token_scoring"):
+        extra[ASKED] = as_argument(generate.token_scoring)
+    if generate.prompt_scoring.token_ids:
+        extra[GIVEN] = list(generate.prompt_scoring.token_ids)
+    return extra

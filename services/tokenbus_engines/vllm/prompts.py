@@ -15,6 +15,8 @@ class _Wanted(NamedTuple):
     key: int
     first: int
     alternatives: int
+    are_named: bool
+    """Whether these are given ids, in the place of the most probable."""
 
 
 class ScoredPrompts:
@@ -28,7 +30,8 @@ class ScoredPrompts:
         """Add a request that vLLM has from now on, if it asks for scores."""
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
-            self._wanted[name] = _Wanted(generate.request_key, max(1, asked.first_position), asked.top_logprobs)
+            first, given = max(1, asked.first_position), len(asked.token_ids)
+            self._wanted[name] = _Wanted(generate.request_key, first, given or asked.top_logprobs, given > 0)
             if asked.without_generation:
                 self._alone.add(name)
 
@@ -57,7 +60,7 @@ def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vL
     lines, width = slice(wanted.first - 1, None), slice(1, 1 + wanted.alternatives)
     ids, values = (np.asarray(each)[lines] for each in (tensors.logprob_token_ids, tensors.logprobs))
     others, logprobs = ids[:, width], values[:, width]
-    if wanted.alternatives and len(ids):
+    if wanted.alternatives and len(ids) and not wanted.are_named:
         others, logprobs = in_order(others, logprobs, np.full(len(ids), wanted.alternatives))
     return PromptScores(
         wanted.key,
@@ -68,4 +71,5 @@ def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vL
         np.asarray(tensors.selected_token_ranks)[lines].astype(np.uint32),
         others.astype(np.uint32),
         np.maximum(logprobs, LEAST).astype(np.float32),
+        are_named=wanted.are_named,
     )

@@ -4,12 +4,17 @@ from typing import Any
 
 import pytest
 
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, SamplingParameters, TokenScoring
 from tokenbus_engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
+from tokenbus_engines.vllm.token_scores import ASKED, GIVEN, Asked, given_ids_of
 
 
-def arguments(generate: Generate, defaults: dict[str, Any] | None = None) -> dict[str, Any]:
-    return sampling_arguments(generate, defaults or {}, vocabulary_size=100, top_logprobs=20)
+def arguments(
+    generate: Generate, defaults: dict[str, Any] | None = None, *, has_token_scores: bool = False
+) -> dict[str, Any]:
+    return sampling_arguments(
+        generate, defaults or {}, vocabulary_size=100, top_logprobs=20, has_token_scores=has_token_scores
+    )
 
 
 def test_every_field_has_its_place() -> None:
@@ -62,6 +67,18 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
         (Generate(request_key=1, top_logprobs=21), "top_logprobs: at most 20, got 21"),
         (Generate(request_key=1, include_draft_logprobs=True), "include_draft_logprobs: vLLM has no logprobs of "),
         (
+            Generate(request_key=1, prompt_scoring=PromptScoring(token_ids=[1, 2])),
+            "prompt_scoring.token_ids: none without --token-scores, got 2",
+        ),
+        (
+            Generate(request_key=1, sampling=SamplingParameters(engine_arguments=f'{{"{ASKED}": [1]}}')),
+            f"sampling.engine_arguments.{ASKED}: none, which the worker sets, got one",
+        ),
+        (
+            Generate(request_key=1, sampling=SamplingParameters(engine_arguments=f'{{"{GIVEN}": [1]}}')),
+            f"sampling.engine_arguments.{GIVEN}: none, which the worker sets, got one",
+        ),
+        (
             Generate(request_key=1, sampling=SamplingParameters(stop_token_ids=[1, 100])),
             r"sampling.stop_token_ids\[1\]: below 100, got 100",
         ),
@@ -104,6 +121,22 @@ def test_what_extensions_take_is_passed_on() -> None:
         arguments(Generate(request_key=1, sampling=sampling))
     sampling.engine_arguments = '{"a": "b", "c": [1, 0.5, true]}'
     assert arguments(Generate(request_key=1, sampling=sampling))["extra_args"] == {"a": "b", "c": [1, 0.5, True]}
+
+
+def test_what_our_sampler_is_asked_for_is_beside_it() -> None:
+    asked = Generate(
+        request_key=1,
+        sampling=SamplingParameters(engine_arguments='{"a": "b"}'),
+        top_logprobs=0,
+        token_scoring=TokenScoring(other_logprobs=True, mask_bound=8, token_ids=[3, 1]),
+        prompt_scoring=PromptScoring(token_ids=[5]),
+    )
+    extra = arguments(asked, has_token_scores=True)["extra_args"]
+    assert extra.keys() == {"a", ASKED, GIVEN}
+    assert Asked.of(extra) == Asked(other_logprobs=True, mask_bound=8, token_ids=(3, 1))
+    assert given_ids_of(extra) == [5]
+    assert Asked.of(None) == Asked.of({"a": "b"}) == Asked()
+    assert given_ids_of(None) == ()
 
 
 @pytest.mark.parametrize(("text", "line"), [("{", "JSON, got an error: "), ("[1]", "a JSON object, got list")])

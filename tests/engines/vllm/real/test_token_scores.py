@@ -1,0 +1,235 @@
+"""What `--token-scores` says of tokens, and what follows from the whole distributions that vLLM itself returns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, apart, arguments, reference
+from tests.engines.vllm.real.test_engine import LONG
+from tests.engines.vllm.real.test_prompt_scores import theirs
+from tests.engines.vllm.tiny_model import VOCABULARY
+from tokenbus_contracts import Limits, PromptScores, Row
+from tokenbus_contracts.generated.request_pb2 import (
+    Generate,
+    PromptScoring,
+    SamplingParameters,
+    TokenPrompt,
+    TokenScoring,
+)
+from tokenbus_engines.vllm import VllmEngine
+from tokenbus_services.worker import StepAssembler
+
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_end_token": True}
+DRAWN = {"temperature": 0.9, "max_tokens": 12, "ignore_end_token": True}
+ALL = {"other_logprobs": True, "entropies": True, "token_ids": [3, 1, 2], "mask_bound": 8}
+SAMPLINGS: list[dict[str, Any]] = [
+    {**DRAWN, "seed": 1, "top_k": 5},
+    {**DRAWN, "seed": 2, "top_p": 0.8},
+    {**DRAWN, "seed": 3, "top_k": 9},
+    {**DRAWN, "seed": 4, "repetition_penalty": 1.3, "min_p": 0.1},
+    {**GREEDY, "presence_penalty": 1.5},
+    GREEDY,
+]
+ASKED: list[dict[str, Any] | None] = [
+    ALL,
+    {"mask_bound": VOCABULARY},
+    {"mask_bound": 8},
+    {"entropies": True},
+    ALL,
+    None,
+]
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+CLOSE = 2e-5
+
+
+@dataclass
+class Found:
+    """What the engine said of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    alternatives: list[list[int]] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+
+    def add(self, row: Row) -> None:
+        self.steps += 1
+        self.tokens += row.token_ids.tolist()
+        self.logprobs += row.logprobs.tolist()
+        self.ranks += row.ranks.tolist()
+        self.alternatives += row.alternative_token_ids.tolist()
+        if row.extras is None:
+            return
+        lists = row.extras.as_lists()
+        given = lists.pop("given_token_ids", None)
+        lists.pop("mask_sizes", None)
+        for place in range(row.token_ids.size):
+            one = {name: values[place] for name, values in lists.items()}
+            self.extras.append(one | ({"given_token_ids": given} if given else {}))
+
+
+def ours(
+    model: Path, options: Mapping[str, Any], asked: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]
+) -> list[Found]:
+    """Return what an engine says of requests that it computes together."""
+    engine = VllmEngine(model, arguments({**WHOLE, "token_scores": True, **options}))
+    found = {key: Found() for key in range(1, len(asked) + 1)}
+    try:
+        for key, (sampling, scoring) in enumerate(asked, 1):
+            generate = Case(PROMPT, sampling, 4).generate(key)
+            if scoring is not None:
+                generate.token_scoring.CopyFrom(TokenScoring(**scoring))
+            engine.admit(generate)
+        assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
+        while engine.has_work:
+            for arrays in engine.step():
+                for batch in assembler.assemble(arrays):
+                    for row in batch.rows():
+                        found[row.key].add(row)
+    finally:
+        engine.close()
+    return list(found.values())
+
+
+def check(found: Found, own: Answer, other: Answer, drawn: Answer, asked: Mapping[str, Any] | None) -> None:
+    """Hold what was said to whole distributions: that of the values, the other one, and the one drawn from."""
+    assert found.tokens == own.tokens == other.tokens
+    for place, token in enumerate(found.tokens):
+        whole = own.alternatives[place]
+        assert len(whole) == VOCABULARY
+        assert found.logprobs[place] == pytest.approx(whole[token], rel=1e-5, abs=CLOSE)
+        best = sorted(whole.values(), reverse=True)
+        assert [whole[each] for each in found.alternatives[place]] == pytest.approx(best[:4], rel=1e-5, abs=CLOSE)
+        larger = sum(value > whole[token] + CLOSE for value in whole.values())
+        assert larger < found.ranks[place] <= sum(value > whole[token] - CLOSE for value in whole.values())
+        expected: dict[str, Any] = {}
+        if asked and asked.get("other_logprobs"):
+            expected["other_logprobs"] = pytest.approx(other.alternatives[place][token], rel=1e-5, abs=CLOSE)
+        if asked and asked.get("entropies"):
+            logprobs = np.array([value for value in whole.values() if np.isfinite(value)], np.float64)
+            expected["entropies"] = pytest.approx(-(np.exp(logprobs) * logprobs).sum(), abs=1e-4)
+        if asked and asked.get("token_ids"):
+            expected["given_token_ids"] = asked["token_ids"]
+            expected["given_logprobs"] = [
+                pytest.approx(max(whole[each], -9999.0), rel=1e-5, abs=CLOSE) for each in asked["token_ids"]
+            ]
+        if asked and asked.get("mask_bound"):
+            mask = sorted(each for each, value in drawn.alternatives[place].items() if np.isfinite(value))
+            expected["masks"] = mask if len(mask) <= asked["mask_bound"] else None
+        if expected:
+            assert found.extras[place] == expected, (place, token)
+    assert len(found.extras) == (len(found.tokens) if asked else 0)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path) -> dict[str, list[Answer]]:
+    """What vLLM itself says of each token of the vocabulary, by its mode."""
+    cases = [Case(PROMPT, sampling, VOCABULARY) for sampling in SAMPLINGS]
+    found = {}
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        options = {**WHOLE, "logprobs_mode": mode, "max_logprobs": VOCABULARY}
+        ((_, found[mode]),) = reference(model, options, cases)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "other", "options"),
+    [
+        ("raw_logprobs", "processed_logprobs", {}),
+        ("processed_logprobs", "raw_logprobs", {"tensor_parallel_size": 2}),
+    ],
+    ids=["raw", "processed by two processes"],
+)
+def test_scores(model: Path, whole: dict[str, list[Answer]], mode: str, other: str, options: dict[str, Any]) -> None:
+    found = apart(ours, model, {"logprobs_mode": mode, **options}, list(zip(SAMPLINGS, ASKED, strict=True)))
+    drawn = whole["processed_logprobs"]
+    for each in zip(found, whole[mode], whole[other], drawn, ASKED, strict=True):
+        check(*each)
+
+
+@pytest.mark.parametrize(
+    ("mode", "other"), [("raw_logprobs", "processed_logprobs"), ("processed_logprobs", "raw_logprobs")]
+)
+def test_scores_of_drafted_tokens(model: Path, whole: dict[str, list[Answer]], mode: str, other: str) -> None:
+    """On a CPU vLLM 0.32 draws other tokens than those of the distribution where it verifies drafts: greedy alone."""
+    greedy = [place for place, sampling in enumerate(SAMPLINGS) if sampling["temperature"] == 0]
+    asked = [(SAMPLINGS[place], ALL) for place in greedy]
+    found = apart(ours, model, {"logprobs_mode": mode, "speculative_config": SPECULATION}, asked)
+    assert sum(each.steps for each in found) < sum(len(each.tokens) for each in found), "some steps had several tokens"
+    for place, mine in zip(greedy, found, strict=True):
+        check(mine, whole[mode][place], whole[other][place], whole["processed_logprobs"][place], ALL)
+
+
+GIVEN = [[3], [7, 7, 300, 0], list(range(200))]
+PROMPTS = [PROMPT, [9, 8], LONG]
+
+
+def scores_of_prompts(model: Path, options: Mapping[str, Any]) -> list[PromptScores]:
+    engine = VllmEngine(model, arguments({**SHARED, "token_scores": True, **options}))
+    found: dict[int, PromptScores] = {}
+    try:
+        for key, (prompt, given) in enumerate(zip(PROMPTS, GIVEN, strict=True), 1):
+            for alone, asked in enumerate((PromptScoring(top_logprobs=3), PromptScoring(token_ids=given))):
+                asked.without_generation = bool(alone)
+                tokens, sampling = TokenPrompt(token_ids=prompt), SamplingParameters(temperature=0, max_tokens=2)
+                name = 2 * key + alone
+                engine.admit(Generate(request_key=name, tokens=tokens, sampling=sampling, prompt_scoring=asked))
+        while engine.has_work:
+            for arrays in engine.step():
+                found |= {scores.request_key: scores for scores in arrays.prompt_scores}
+    finally:
+        engine.close()
+    return [found[key] for key in sorted(found)]
+
+
+def test_given_ids_in_prompts(model: Path) -> None:
+    """Prompts in several chunks, beside others that ask for the most probable tokens."""
+    found = apart(scores_of_prompts, model, {})
+    whole = apart(theirs, model, {**SHARED, "max_logprobs": VOCABULARY}, [(prompt, VOCABULARY) for prompt in PROMPTS])
+    assert len(found) == 2 * len(PROMPTS)
+    for prompt, given, truth, plain, named in zip(PROMPTS, GIVEN, whole, found[::2], found[1::2], strict=True):
+        assert named.are_named
+        assert not plain.are_named
+        assert plain.token_ids.tolist() == named.token_ids.tolist() == prompt[1:]
+        assert plain.logprobs.tolist() == named.logprobs.tolist()
+        assert plain.alternative_token_ids.shape == (len(prompt) - 1, 3)
+        for place, token in enumerate(prompt[1:]):
+            has = {each: value for each, (value, _) in truth[1 + place].items()}
+            assert float(named.logprobs[place]) == has[token]
+            assert int(named.ranks[place]) == 1 + sum(value > has[token] for value in has.values())
+            assert named.alternative_token_ids[place].tolist() == given
+            assert named.alternative_logprobs[place].tolist() == [has[each] for each in given]
+
+
+def test_logits_are_refused(model: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^--token-scores: --logprobs-mode raw_logprobs or processed_logprobs, got raw_logits$"
+    ):
+        apart(started, model, {**WHOLE, "token_scores": True, "logprobs_mode": "raw_logits"})
+
+
+def started(model: Path, options: Mapping[str, Any]) -> None:
+    VllmEngine(model, arguments(options)).close()
+
+
+def test_none_without_the_option(model: Path) -> None:
+    apart(refuses, model, WHOLE)
+
+
+def refuses(model: Path, options: Mapping[str, Any]) -> None:
+    engine = VllmEngine(model, arguments(options))
+    try:
+        assert not engine.token_scores
+        given = Case(PROMPT, GREEDY).generate(1)
+        given.prompt_scoring.token_ids.append(1)
+        with pytest.raises(ValueError, match=r"^prompt_scoring\.token_ids: none without --token-scores, got 1$"):
+            engine.admit(given)
+        assert not engine.has_work
+    finally:
+        engine.close()
