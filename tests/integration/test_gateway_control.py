@@ -119,19 +119,20 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
     assert await _said(client, "/update_weight_version", new_version="7") == {"success": True, "new_version": "7"}
 
 
-async def test_adapters(client: httpx.AsyncClient, weights: str) -> None:
+async def test_adapters(system: Served, client: httpx.AsyncClient, weights: str) -> None:
+    """An adapter can be named as soon as it is loaded, at other gateways too, whose settings may name the models."""
+    _, url = system.start_gateway(gateway__models="tokenbus", gateway__processes=1)
     body = {"lora_name": "tuned", "lora_path": weights}
     assert await _said(client, "/v1/load_lora_adapter", **body) == "Success: LoRA adapter 'tuned' added successfully."
     again = await client.post("/v1/load_lora_adapter", json=body)
     assert (again.status_code, "got 'tuned'" in error_of(again.text)["message"]) == (409, True)
-    await until(lambda: _has_model(client, "tuned"))
-    answer = await _said(client, "/v1/completions", model="tuned", prompt=[1], max_tokens=2)
-    assert answer["model"] == "tuned"
-    assert await _said(client, "/unload_lora_adapter", lora_name="tuned")
-
-
-async def _has_model(client: httpx.AsyncClient, name: str) -> bool:
-    return name in [each["id"] for each in (await client.get("/v1/models")).json()["data"]]
+    async with plainly(url) as other:
+        for each in (client, other):
+            answer = await _said(each, "/v1/completions", model="tuned", prompt=[1], max_tokens=2)
+            assert answer["model"] == "tuned"
+        assert (await other.get("/v1/models/tuned")).json()["parent"] == "tokenbus"
+        assert await _said(client, "/unload_lora_adapter", lora_name="tuned")
+        assert (await other.get("/v1/models/untuned")).status_code == 404
 
 
 async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:

@@ -129,10 +129,10 @@ class Gateway:
         }
         return Health(tuple(problems), facts)
 
-    async def learn_models(self) -> None:
+    async def learn_models(self, *, is_new: bool = False) -> None:
         """Ask the processor which models its workers serve; without an answer those of before stay."""
         with contextlib.suppress(TimeoutError):
-            status = await self.status.get()
+            status = await self.status.get(is_new=is_new)
             self.reader.learn_models(worker for worker in status.workers if worker.is_connected)
 
     async def why_not_ready(self) -> list[str]:

@@ -12,11 +12,11 @@ from tokenbus_services.client import Client
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL
 
 _FRESH_SECONDS = 0.5
-"""An answer is used again for so long: the processor is asked no more often, however many callers there are."""
+"""An answer is used again for so long, unless a caller needs to know what has changed since."""
 
 
 class StatusCache:
-    """Asks the processor for its status over the bus, at most twice a second."""
+    """Asks the processor for its status over the bus, and shares the answer between callers."""
 
     def __init__(self, client: Client, timeout_ms: int) -> None:
         """Take the client, and how many milliseconds an answer may take."""
@@ -26,15 +26,17 @@ class StatusCache:
         self._status: ProcessorStatus | None = None
         self._asked_at = -math.inf
 
-    async def get(self) -> ProcessorStatus:
-        """Return the status, or raise a TimeoutError."""
+    async def get(self, *, is_new: bool = False) -> ProcessorStatus:
+        """Return the status, one that was asked for after the call if `is_new`, or raise a TimeoutError."""
+        since = time.monotonic() - (0 if is_new else _FRESH_SECONDS)
         async with self._lock:
-            if time.monotonic() - self._asked_at > _FRESH_SECONDS:
+            if self._asked_at < since:
+                asked_at = time.monotonic()
                 try:
                     self._status = await self._client.status(timeout_seconds=self._timeout_ms / 1000)
                 except TimeoutError:
                     self._status = None
-                self._asked_at = time.monotonic()
+                self._asked_at = asked_at
         if self._status is None:
             raise TimeoutError(f"no processor sent its status within {self._timeout_ms} ms")
         return self._status

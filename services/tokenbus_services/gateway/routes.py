@@ -156,9 +156,9 @@ class Routes:
             try:
                 return await self._read_from(request, kind, data, decode)
             except ApiError as error:
-                if error.code != MODEL_NOT_FOUND or gateway.reader.fixed_models:
+                if error.code != MODEL_NOT_FOUND:
                     raise
-            await gateway.learn_models()  # its worker may have come since
+            await gateway.learn_models(is_new=True)  # its worker may have come since, or its adapter was loaded
             return await self._read_from(request, kind, data, decode)
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
@@ -253,7 +253,7 @@ class Routes:
 
     async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
-        await self._gateway.learn_models()
+        await self._gateway.learn_models(is_new=model not in self._gateway.reader.models)
         if model not in self._gateway.reader.models:
             raise ApiError(404, f"there is no model {model!r}", param="model", code=MODEL_NOT_FOUND)
         return _json(self._model_of(model))

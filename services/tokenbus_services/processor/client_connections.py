@@ -33,7 +33,7 @@ from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.resumes import Resumes, has_last_row
 from tokenbus_services.processor.send_queue import Budget, SendQueue
 from tokenbus_services.processor.session import Session
-from tokenbus_services.processor.status import STATUS_INTERVAL, StatusReport
+from tokenbus_services.processor.status import STATUS_BURST_SECONDS, STATUS_INTERVAL, StatusReport
 from tokenbus_services.processor.watchers import Watchers
 from tokenbus_services.settings import Settings
 
@@ -72,8 +72,8 @@ class ClientConnections(Connections[Session]):
         self._routes = count(_FIRST_ROUTE)
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
-        self.controls = Controls(dispatch.workers)
         self._status = StatusReport(settings.processor.id, dispatch)
+        self.controls = Controls(dispatch.workers, on_adapters=self._status.expire)
         self._room: tuple[float, Room, list[bytes]] | None = None
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
@@ -405,12 +405,13 @@ class ClientConnections(Connections[Session]):
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
-        """Answer a status request, or leave it to a later tick: too soon after the last answer, or the link is full."""
+        """Answer a status request, or leave it to a later tick: too soon after others, or the link is full."""
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
             if session.peer is not None and self.peers.listener.send(session.peer, message) is Outcome.SENT:
-                session.wants_status, session.next_status = False, now + STATUS_INTERVAL
+                session.wants_status = False
+                session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
         """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due.

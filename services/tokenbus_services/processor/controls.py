@@ -1,6 +1,7 @@
 """Controls: operators' commands on their way to workers, and what became of them on the way back."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenbus_contracts.frames import write_frame
@@ -34,8 +35,10 @@ class Controls:
     Each is sent again after a worker's handshake, as it may have been lost: the worker knows those that it had.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
+        """Take the workers, and what is called when one has other adapters."""
         self._workers = workers
+        self._on_adapters = on_adapters
         self._open: dict[int, _Open] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
         """How many answers were given, by the command and whether it was done, refused or lost."""
@@ -77,9 +80,11 @@ class Controls:
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
         """Pass a worker's answer on to who asked, if they are still here, and learn which adapters it has."""
-        if answer.HasField("state"):
-            del worker.stream.hello.lora_adapters[:]
-            worker.stream.hello.lora_adapters.extend(answer.state.lora_adapters)
+        known_adapters = worker.stream.hello.lora_adapters
+        if answer.HasField("state") and known_adapters != answer.state.lora_adapters:
+            del known_adapters[:]
+            known_adapters.extend(answer.state.lora_adapters)
+            self._on_adapters()
         known = self._open.get(answer.control_key)
         if known is not None and known.worker is worker:
             del self._open[answer.control_key]

@@ -10,7 +10,9 @@ from tokenbus_services.processor.requests import RequestTable
 from tokenbus_services.processor.workers import Worker
 
 STATUS_INTERVAL = 0.1
-"""Seconds between two answers to one client, and between two reports: it does not matter how many clients ask."""
+"""Seconds between two reports, and between two answers to a client that asks all the time."""
+STATUS_BURST_SECONDS = 1.0
+"""A client that did not ask for so long gets the answers of that time at once: a command need not wait for one."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
 """Of the names of all workers' adapters together, so that the frame keeps its bound."""
@@ -19,7 +21,7 @@ _ENCODED_BYTES = 4
 
 
 class StatusReport:
-    """Makes the status frame, at most once an interval."""
+    """Makes the status frame, at most once an interval, unless workers have other adapters."""
 
     def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
         self._processor_id = processor_id
@@ -33,6 +35,10 @@ class StatusReport:
             self._made_at = now
             self._message = [write_frame(ServerFrame(status=self._status(connected_clients)))]
         return self._message
+
+    def expire(self) -> None:
+        """Make the next status anew."""
+        self._made_at = -math.inf
 
     def _status(self, connected_clients: int) -> ProcessorStatus:
         dispatch, registry = self._dispatch, self._dispatch.registry

@@ -57,6 +57,17 @@ async def test_callers_share_an_answer_for_half_a_second() -> None:
         }
 
 
+async def test_status_that_was_asked_for_before_is_not_new() -> None:
+    chosen = settings(QUICK)
+    transport = MemoryTransport(chosen.bus)
+    async with Processor(chosen, transport=transport), Client(chosen, transport=transport) as client:
+        cache = StatusCache(client, 60_000)
+        before = await soon(cache.get())
+        new = await soon(cache.get(is_new=True))
+        assert new is not before
+        assert await soon(cache.get()) is new
+
+
 async def test_processor_that_does_not_answer_is_an_error() -> None:
     chosen = settings(QUICK)
     async with Client(chosen, transport=MemoryTransport(chosen.bus)) as client:
