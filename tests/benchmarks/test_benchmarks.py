@@ -156,6 +156,13 @@ def test_vllm_rows(run: Run) -> None:
     assert [row["tokens"] > 256 for row in rows if "drafts" in row["a step of 256 rows"]] == [True]
 
 
+def test_sglang_streams(run: Run) -> None:
+    rows = run("sglang_streams")["figures"]
+    assert [row["logprobs"] for row in rows] == ["none", "k = 0", "k = 20"]
+    assert all(row["us a token"] > 0 for row in rows)
+    assert rows[0]["MB"] < rows[1]["MB"] < rows[2]["MB"]
+
+
 @pytest.mark.parametrize(("bus", "reading", "kinds"), [("zeromq", "clients", 3), ("nats", "gateway", 5)])
 def test_scaling(run: Run, bus: str, reading: str, kinds: int) -> None:
     """A quick run starts one processor, and then two, and has the rate and the costs of each system."""

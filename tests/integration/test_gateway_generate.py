@@ -169,6 +169,36 @@ async def test_sglangs_answers_have_the_true_tokens(client: httpx.AsyncClient, k
             assert "output_top_logprobs" not in meta
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_sglangs_answers_have_given_tokens_and_masks(client: httpx.AsyncClient, *, is_streamed: bool) -> None:
+    """The prompt's given tokens too, where it is scored; a mask of more tokens than are listed is null."""
+    given = [9, 300]
+    body = {
+        "input_ids": PROMPT, "sampling_params": {"max_new_tokens": COUNT}, "return_logprob": True,
+        "token_ids_logprob": given, "return_sampling_mask": True,
+    }  # fmt: skip
+    if is_streamed:
+        *_, answer = await _chunks(client, SGLANG, body)
+    else:
+        answer = await _said(client, SGLANG, body | {"logprob_start_len": 0})
+    meta = answer["meta_info"]
+    key = int(meta["id"], 16)
+    scoring = TokenScoring(other_logprobs=True, token_ids=given, mask_bound=1024)
+    true = true_extras(key, 0, COUNT, scoring)
+    for found, values in zip(meta["output_token_ids_logprobs"], true.given_logprobs.tolist(), strict=True):
+        assert [(_singles(logprob), token) for logprob, token, _ in found] == list(zip(values, given, strict=True))
+    assert meta["output_token_sampling_mask"] == [None if mask is None else mask.tolist() for mask in true.masks()]
+    assert _singles(meta["output_token_sampling_logprobs"]) == true.other_logprobs.tolist()
+    assert meta["output_token_sampling_mask_length"] == COUNT
+    if is_streamed:
+        assert meta["input_token_ids_logprobs"] == []
+    else:
+        scores = true_prompt_scores(key, PROMPT, PromptScoring(token_ids=given))
+        nothing, *lines = meta["input_token_ids_logprobs"]
+        assert nothing is None
+        assert [_singles([value for value, _, _ in line]) for line in lines] == scores.alternative_logprobs.tolist()
+
+
 async def test_one_prompts_answer_is_no_list(client: httpx.AsyncClient) -> None:
     one = await _said(client, SGLANG, {"text": "5 6", "rid": "mine", "sampling_params": {"max_new_tokens": 3}})
     assert (one["meta_info"]["id"], one["meta_info"]["prompt_tokens"], len(one["output_ids"])) == ("mine", 3, 3)
@@ -245,7 +275,23 @@ async def test_long_prompt_is_read_by_an_encoder(client: httpx.AsyncClient) -> N
         (SGLANG, {"sampling_params": {"custom_params": {"a": 1}}}, None),
         (SGLANG, {"return_routed_experts": True}, "return_routed_experts: only False, got True"),
         (SGLANG, {"image_data": "a"}, "image_data: no such field, got 'a'"),
-        (SGLANG, {"token_ids_logprob": [1], "return_logprob": True}, None),
+        (
+            SGLANG,
+            {"token_ids_logprob": [1], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
+            "token_ids_logprob: only with top_logprobs_num 0 where logprob_start_len is at least 0, got 2",
+        ),
+        (
+            SGLANG,
+            {"token_ids_logprob": [1] * 129, "return_logprob": True},
+            "token_ids_logprob: at most 128 where tokens are generated, got 129",
+        ),
+        (
+            SGLANG,
+            {"token_ids_logprob": [1], "return_logprob": True, "sampling_params": {"max_new_tokens": 0}},
+            "token_ids_logprob: only where tokens are generated or logprob_start_len is at least 0, got it",
+        ),
+        (SGLANG, {"return_entropy": True}, "return_entropy: only False, got True"),
+        (SGLANG, {"sampling_logprobs_mode": "support"}, "sampling_logprobs_mode: only 'selected', got 'support'"),
         (
             SGLANG,
             {"return_logprob": True, "logprob_start_len": 3},

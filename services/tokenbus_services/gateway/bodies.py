@@ -8,6 +8,8 @@ from msgspec import Meta, Struct
 COMPLETION_TOKENS = 16
 """The default of `max_tokens` for completions, as in OpenAI's API."""
 MAX_FORM_CHARACTERS = 65_536
+MOST_NAMED, MOST_MASKED = 128, 1024
+"""How many tokens a request may name, to have their logprobs at each token, and of how many a mask lists the ids."""
 MAX_BIASED, MAX_BIAS = 1024, 100
 """How many tokens may be biased, and by how much at most: what is beyond it is taken for that, as in vLLM."""
 ONLY: dict[str, Any] = {
@@ -24,7 +26,7 @@ ONLY: dict[str, Any] = {
     "skip_reading_prefix_cache": False,
     "return_hidden_states": False,
     "return_routed_experts": False,
-    "return_sampling_mask": False,
+    "sampling_logprobs_mode": "selected",
     "return_entropy": False,
     "return_indexer_topk": False,
     "return_flat_raw_top_logprobs": False,
@@ -63,6 +65,7 @@ TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(gt=0, le=100)]
+Interval = Annotated[int, Meta(ge=1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 _FormType = Literal["text", "json_object", "json_schema", "structural_tag"]

@@ -104,6 +104,10 @@ class CompletionRequest:
     """Whether the answer has its text, too, in an API that is about token ids."""
     names_texts: bool = False
     """Whether logprobs have tokens' texts there."""
+    is_incremental: bool = False
+    """Whether a chunk has only what is new, in an API where it may have all that came before it, too."""
+    stream_interval: int = 1
+    """After how many tokens a stream has a chunk there."""
     forced: ForcedCall | None = None
     """What a chat has to call."""
     auto: AutoCalls | None = None
@@ -254,6 +258,8 @@ class Reader:
             name=body.rid if isinstance(body.rid, str) else "",
             echoed={"rids": sglang_body.ids_of(body, request.prompts)},
             names_texts=bool(body.return_text_in_logprobs),
+            is_incremental=self._settings.incremental_streaming_output,
+            stream_interval=(body.sampling_params and body.sampling_params.stream_interval) or 1,
         )
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:

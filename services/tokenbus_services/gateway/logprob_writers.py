@@ -1,7 +1,7 @@
 """Writers of the members beside a choice's text: logprobs in either API's form, token ids, columns."""
 
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from tokenbus_contracts import PromptScores
 from tokenbus_services.delivery.step import TokenExtras as Extras
 from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists, triples
+from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
@@ -30,7 +30,7 @@ def size_of(piece: Piece) -> int:
     return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
 
 
-class _Scored(NamedTuple):
+class ScoredToken(NamedTuple):
     """A token as it is known."""
 
     token_id: int
@@ -123,7 +123,7 @@ class TokenIds:
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
-        return _listed(pieces)
+        return listed(pieces)
 
 
 class Lists:
@@ -243,7 +243,7 @@ class Entries:
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
-        return b'{"content":' + _listed(pieces) + b',"refusal":null}'
+        return b'{"content":' + listed(pieces) + b',"refusal":null}'
 
 
 class IdEntries(Entries):
@@ -252,7 +252,7 @@ class IdEntries(Entries):
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
         entries = []
-        for token_id, logprob, rank, others in _scored(view, place, count):
+        for token_id, logprob, rank, others in scored_tokens(view, place, count):
             own = _ID_ENTRY % (token_id, logprob, rank)
             ranked = enumerate(others, 1)
             tops = [own, *(_ID_ENTRY % (*pair, b"%d" % number) for number, pair in ranked if pair[0] != token_id)]
@@ -261,37 +261,7 @@ class IdEntries(Entries):
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
-        return b'{"content":' + _listed(pieces) + b"}"
-
-
-class Triples:
-    """Logprobs as SGLang has them: a list of logprob, token id and text or null for each token, and of alternatives."""
-
-    name = b""
-    is_empty = False
-
-    def __init__(self, *, has_alternatives: bool, names_texts: bool) -> None:
-        self._has_alternatives = has_alternatives
-        self._names_texts = names_texts
-
-    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
-        """Return the elements of the two lists, the second one's where there are alternatives."""
-        texts = view.vocabulary.texts if self._names_texts else None
-        scored = _scored(view, place, count)
-        tokens = triples([(each.token_id, each.logprob) for each in scored], texts)[1:-1]
-        if not self._has_alternatives:
-            return tokens, b""
-        return tokens, b",".join([triples(each.others, texts) if each.others else _NULL for each in scored])
-
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:  # noqa: ARG002
-        """Return nothing: the prompt's have members of their own."""
-        return ()
-
-    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
-        """Return the members, with commas between."""
-        tokens, tops = map(_listed, zip(*pieces, strict=True))
-        tops = b',"output_top_logprobs":' + tops if self._has_alternatives else b""
-        return b'"output_token_logprobs":%b%b' % (tokens, tops)
+        return b'{"content":' + listed(pieces) + b"}"
 
 
 class BareEntries(Entries):
@@ -299,7 +269,7 @@ class BareEntries(Entries):
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
-        return _listed(pieces)
+        return listed(pieces)
 
 
 class TokenExtras:
@@ -320,7 +290,7 @@ class TokenExtras:
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
-        return _listed(pieces)
+        return listed(pieces)
 
 
 def _extras_object(extras: Extras) -> bytes:
@@ -376,17 +346,18 @@ class Columns:
         return b"{" + b",".join(members) + b"}"
 
 
-def _scored(view: RenderedStep, place: int, count: int) -> list[_Scored]:
+def scored_tokens(view: RenderedStep, place: int, count: int) -> list[ScoredToken]:
     """Return what is known of a row's first tokens."""
     top_k, begin, first = view.top_ks[place], view.begins[place], view.scored_begins[place]
     ranks = [b"%d" % rank for rank in view.ranks[first : first + count]] if view.scored[place] else [_NULL] * count
     written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
     pairs = list(zip(map(int, written[0::2]), written[1::2], strict=True))
     others = [pairs[top_k * number : top_k * (number + 1)] for number in range(count)]
-    return list(map(_Scored, view.ids[begin : begin + count], _logprobs(view, place, count), ranks, others))
+    return list(map(ScoredToken, view.ids[begin : begin + count], _logprobs(view, place, count), ranks, others))
 
 
-def _listed(pieces: Sequence[bytes]) -> bytes:
+def listed(pieces: Iterable[bytes]) -> bytes:
+    """Return a JSON list of pieces with commas between; those without an element are left out."""
     return b"[" + b",".join(filter(None, pieces)) + b"]"
 
 

@@ -22,11 +22,15 @@ def echoed_lists(
     As for other tokens, the token itself is among its alternatives.
     """
     names = [tables.texts[token_id] for token_id in prompt]
-    logprobs = _written(scores.logprobs)
+    logprobs = numbers_of(scores.logprobs)
     tops = [
         _object(dict(zip(map(tables.texts.__getitem__, ids), values, strict=True)) | {name: own})
         for name, own, ids, values in zip(
-            names[1:], logprobs, scores.alternative_token_ids.tolist(), _lines(scores.alternative_logprobs), strict=True
+            names[1:],
+            logprobs,
+            scores.alternative_token_ids.tolist(),
+            lines_of(scores.alternative_logprobs),
+            strict=True,
         )
     ]
     offsets = accumulate(map(vocabulary.characters.__getitem__, prompt[:-1]), initial=0)
@@ -45,10 +49,10 @@ def characters_of(prompt: Sequence[int], vocabulary: Vocabulary) -> int:
 
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> bytes:
     """Return `prompt_logprobs` as vLLM has it: null for what is not scored, else by token id logprob, rank and text."""
-    values = _lines(scores.alternative_logprobs)
+    values = lines_of(scores.alternative_logprobs)
     entries = [b"null"] * scores.position
     for place, (token_id, own, rank) in enumerate(
-        zip(scores.token_ids.tolist(), _written(scores.logprobs), scores.ranks.tolist(), strict=True)
+        zip(scores.token_ids.tolist(), numbers_of(scores.logprobs), scores.ranks.tolist(), strict=True)
     ):
         others = zip(scores.alternative_token_ids[place].tolist(), values[place], strict=True)
         ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
@@ -67,14 +71,14 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> bytes:
 
 def prompt_triples(scores: PromptScores, prompt: Sequence[int], texts: Texts) -> bytes:
     """Return what SGLang's `meta_info` has of a prompt, from the token before the first that is scored."""
-    logprobs = [b"null", *_written(scores.logprobs)]
+    logprobs = [b"null", *numbers_of(scores.logprobs)]
     own = triples(zip(prompt[scores.position - 1 :], logprobs, strict=True), texts)
     if not scores.alternative_logprobs.shape[1]:
         return b'"input_token_logprobs":' + own
-    lines = zip(scores.alternative_token_ids.tolist(), _lines(scores.alternative_logprobs), strict=True)
+    lines = zip(scores.alternative_token_ids.tolist(), lines_of(scores.alternative_logprobs), strict=True)
     others = b",".join([b"null", *(triples(zip(*line, strict=True), texts) for line in lines)])
-    name, end = (b"token_ids", b',"output_token_ids_logprobs":[]') if scores.are_named else (b"top", b"")
-    return b'"input_token_logprobs":%b,"input_%b_logprobs":[%b]%b' % (own, name, others, end)
+    name = b"token_ids" if scores.are_named else b"top"
+    return b'"input_token_logprobs":%b,"input_%b_logprobs":[%b]' % (own, name, others)
 
 
 def triples(tokens: Iterable[tuple[int, bytes]], texts: Texts) -> bytes:
@@ -90,14 +94,14 @@ def _object(members: dict[bytes, bytes]) -> bytes:
     return b"{%b}" % b",".join(b"%b:%b" % member for member in members.items())
 
 
-def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+def numbers_of(values: npt.NDArray[np.float32]) -> list[bytes]:
     """Return numbers as JSON: the shortest decimals that are the same float32."""
     return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",") if values.size else []
 
 
-def _lines(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
-    """Return the same of each line."""
-    written = _written(values.ravel())
+def lines_of(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
+    """Return those of each line of an array."""
+    written = numbers_of(values.ravel())
     width = values.shape[1]
     return (
         [written[begin:end] for begin, end in pairwise(range(0, len(written) + 1, width))]

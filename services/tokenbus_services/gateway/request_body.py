@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from tokenbus_services.gateway.bodies import (
     MAX_BIAS,
     MAX_BIASED,
+    MOST_MASKED,
+    MOST_NAMED,
     ONLY,
     Body,
     Chat,
@@ -110,8 +112,8 @@ class RequestTypes:
             "tokens": self._ids,
             "prompt_logprobs": alternatives,
             "prompt_logprob_token_ids": _array(token_id, 1, 256),
-            "return_logprobs_of": _array(token_id, 1, 128),
-            "return_mask": _integer(0, 1024),
+            "return_logprobs_of": _array(token_id, 1, MOST_NAMED),
+            "return_mask": _integer(0, MOST_MASKED),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
             "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), null])],
         }

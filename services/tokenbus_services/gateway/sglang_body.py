@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from tokenbus_services.gateway.bodies import (
+    MOST_MASKED,
+    MOST_NAMED,
     Body,
     Completion,
     FormText,
     Ignored,
     Int64,
+    Interval,
     Label,
     Name,
     Null,
@@ -58,7 +61,7 @@ class SglangSampling(Body, kw_only=True):
     ebnf: Annotated[FormText | None, says("A grammar, as the engine reads it.")] = None
     structural_tag: Annotated[FormText | None, says("Marks, and the forms behind them, as a text.")] = None
     spaces_between_special_tokens: Ignored = None
-    stream_interval: Ignored = None
+    stream_interval: Annotated[Interval | None, says("After how many tokens a stream has a chunk.")] = None
     stop_regex: Null = None
     custom_params: Null = None
 
@@ -75,16 +78,17 @@ class SglangGenerate(Body, kw_only=True):
     return_logprob: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     logprob_start_len: Annotated[int | None, says("Where in the prompt logprobs begin; -1: behind it.")] = None
     top_logprobs_num: Annotated[int | None, says("How many alternatives each token has.")] = None
-    token_ids_logprob: Annotated[list[int] | None, says("Tokens of which a prompt that is scored alone has them.")] = (
-        None
-    )
+    token_ids_logprob: Annotated[list[int] | None, says("Tokens whose logprobs each position has.")] = None
     return_text_in_logprobs: Annotated[bool | None, says("Whether logprobs have tokens' texts.")] = False
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     lora_path: Annotated[Name | None, says("The name of an adapter, or of a model, that /v1/models lists.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
     return_hidden_states: Annotated[Any, only("return_hidden_states")] = None
     return_routed_experts: Annotated[Any, only("return_routed_experts")] = None
-    return_sampling_mask: Annotated[Any, only("return_sampling_mask")] = None
+    return_sampling_mask: Annotated[bool | None, says("Whether each token has those that could have been chosen.")] = (
+        False
+    )
+    sampling_logprobs_mode: Annotated[Any, only("sampling_logprobs_mode")] = None
     return_entropy: Annotated[Any, only("return_entropy")] = None
     return_indexer_topk: Annotated[Any, only("return_indexer_topk")] = None
     return_flat_raw_top_logprobs: Annotated[Any, only("return_flat_raw_top_logprobs")] = None
@@ -119,6 +123,9 @@ FIELDS: Mapping[str, str] = {
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "logprob_start_len",
     "prompt_logprob_token_ids": "token_ids_logprob",
+    "return_logprobs_of": "token_ids_logprob",
+    "return_mask": "return_sampling_mask",
+    "return_other_logprobs": "return_sampling_mask",
 }
 """By a completion's field this body's, where they differ."""
 
@@ -133,10 +140,13 @@ def completion_of(body: SglangGenerate) -> Completion:
     if len(forms) > 1:
         names = (", ".join(_FORMS[name] for name in each) for each in (_FORMS, forms))
         raise invalid("sampling_params", "at most one of {}, got {}".format(*names))
+    has_masks = body.return_sampling_mask and params.max_new_tokens != 0
     return Completion(
         model=body.lora_path,
         prompt=text or body.input_ids,
-        logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
+        logprobs=(body.top_logprobs_num or 0) if body.return_logprob or has_masks else None,
+        return_other_logprobs=has_masks,
+        return_mask=MOST_MASKED if has_masks else None,
         structured_outputs=StructuredOutputs(**forms) if forms else None,
         return_token_ids=True,
         stream=body.stream,
@@ -148,18 +158,22 @@ def completion_of(body: SglangGenerate) -> Completion:
 
 
 def _scoring(body: SglangGenerate, params: SglangSampling) -> dict[str, Any]:
-    """Return what a body wants to be known of its prompts' tokens, by a completion's names."""
-    start, named = body.logprob_start_len, body.token_ids_logprob
+    """Return what a body wants to be known of its prompts' tokens and of given ones, by a completion's names."""
+    named = body.token_ids_logprob
     if not body.return_logprob:
         return {}
-    if named is not None and (params.max_new_tokens != 0 or start in (None, -1) or body.top_logprobs_num):
-        raise invalid(
-            "token_ids_logprob",
-            "only where max_new_tokens is 0, logprob_start_len at least 0 and top_logprobs_num 0, got it otherwise",
-        )
-    if start in (None, -1):
-        return {}
-    return {"prompt_logprob_token_ids": named} if named else {"prompt_logprobs": body.top_logprobs_num or 0}
+    scores_prompt, generates = body.logprob_start_len not in (None, -1), params.max_new_tokens != 0
+    if named is not None and not (scores_prompt or generates):
+        raise invalid("token_ids_logprob", "only where tokens are generated or logprob_start_len is at least 0, got it")
+    if named is not None and scores_prompt and body.top_logprobs_num:
+        where = "only with top_logprobs_num 0 where logprob_start_len is at least 0"
+        raise invalid("token_ids_logprob", f"{where}, got {body.top_logprobs_num}")
+    if named is not None and generates and len(named) > MOST_NAMED:
+        raise invalid("token_ids_logprob", f"at most {MOST_NAMED} where tokens are generated, got {len(named)}")
+    wanted: dict[str, Any] = {"return_logprobs_of": named if generates else None}
+    if scores_prompt:
+        wanted |= {"prompt_logprob_token_ids": named} if named else {"prompt_logprobs": body.top_logprobs_num or 0}
+    return wanted
 
 
 def ids_of(body: SglangGenerate, prompts: Sequence[object]) -> list[str]:

@@ -1,19 +1,20 @@
 """SglangFormat: an answer as SGLang's /generate has it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import orjson
 
 from tokenbus_contracts import PromptScores
-from tokenbus_services.gateway.answer import ROW_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
-from tokenbus_services.gateway.logprob_writers import Part, Piece, TokenIds, Triples, size_of
+from tokenbus_services.gateway.logprob_writers import Part, Piece, TokenIds
 from tokenbus_services.gateway.openai_format import DONE
 from tokenbus_services.gateway.prompt_writers import prompt_triples
+from tokenbus_services.gateway.sglang_lists import MetaLists
 from tokenbus_services.gateway.sse import versions_of
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
@@ -23,8 +24,38 @@ if TYPE_CHECKING:
 _IDS = b'"output_ids":'
 
 
+class _Sent:
+    """What a stream has sent of a choice, as JSON without what is around it: each row is written once."""
+
+    def __init__(self, lists: int) -> None:
+        self.text = bytearray()
+        self.ids = bytearray()
+        self.lists = [bytearray() for _ in range(lists)]
+        self.last = b""
+        """The last token's id."""
+        self.tokens = 0
+        """How many tokens the last chunk had."""
+
+    def add(self, text: str, ids: bytes, lists: Sequence[bytes]) -> int:
+        """Add a row; return by how many bytes it grew."""
+        said = orjson.dumps(text)[1:-1]
+        self.text += said
+        self.last = ids.rpartition(b",")[2] or self.last
+        grown = len(said)
+        for all_, new in zip((self.ids, *self.lists), (ids, *lists), strict=True):
+            if new:
+                all_.extend(b"," + new if all_ else new)
+                grown += len(new) + 1
+        return grown
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for each in (self.text, self.ids, *self.lists):
+            each.clear()
+
+
 class SglangFormat:
-    """Writes one answer; each chunk of a stream has all that came before it, too."""
+    """Writes one answer; a chunk of a stream has all that came before it, too, unless the settings say otherwise."""
 
     held = 0
 
@@ -35,8 +66,8 @@ class SglangFormat:
         self._name = request.name or f"{key:016x}"
         self._of_prompts: dict[int, bytes] = {}
         """By choice, what `meta_info` has of its prompt."""
-        self._sent: list[tuple[list[str], list[Sequence[Piece]]]] = [([], []) for _ in range(request.choices)]
-        """The texts and the pieces of each choice that a stream has sent."""
+        self._lists = None if request.top_logprobs is None else MetaLists(request)
+        self._sent = [_Sent(len(self._lists.names) if self._lists else 0) for _ in range(request.choices)]
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002
         """Return a choice whose rows are all for Python."""
@@ -44,10 +75,7 @@ class SglangFormat:
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
         """Return new writers of the members beside a choice's text."""
-        k = self._request.top_logprobs
-        if k is None:
-            return (TokenIds(_IDS),)
-        return TokenIds(_IDS), Triples(has_alternatives=k > 0, names_texts=self._request.names_texts)
+        return (TokenIds(_IDS),) if self._lists is None else (TokenIds(_IDS), self._lists)
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
         """Take the scores of a choice's prompt; return how many bytes are held of them."""
@@ -62,14 +90,23 @@ class SglangFormat:
         return b""
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's chunk."""
-        texts, rows = self._sent[choice.index]
-        texts.append(text)
-        rows.append(pieces)
-        self.kept += ROW_BYTES + len(orjson.dumps(text)) + sum(map(size_of, pieces))
-        columns = zip(*rows, strict=True)
-        beside = [part.name + part.joined(column) for part, column in zip(choice.parts, columns, strict=True)]
-        return b"data: %b\n\n" % self.choice(choice.index, "".join(texts), beside, choice.ending)
+        """Return a row's chunk; none before `stream_interval` tokens have come."""
+        request, sent, end = self._request, self._sent[choice.index], choice.ending
+        ids, *rest = pieces
+        grown = sent.add(text, ids, rest[0] if rest else ())  # type: ignore[arg-type]  # as its parts have them
+        self.kept += 0 if request.is_incremental else grown
+        if end is None and sent.tokens and choice.tokens - sent.tokens < request.stream_interval:
+            return b""
+        sent.tokens = choice.tokens
+        lists: list[bytes | bytearray] = []
+        for name, elements in zip(self._lists.names if self._lists else (), sent.lists, strict=True):
+            lists += (b"," if lists else b"", b'"', name, b'":[', elements, b"]")
+        text_and_ids = (b'{"text":"', sent.text, b'","output_ids":[', sent.ids, b"]")
+        behind = self._behind(choice.index, lists, choice.tokens, sent.last, end)
+        written = b"".join((b"data: ", *text_and_ids, *behind, b"\n\n"))
+        if request.is_incremental:
+            sent.clear()
+        return written
 
     def last(self, tokens: int) -> bytes:  # noqa: ARG002
         """Return the end of the stream, after all rows."""
@@ -87,12 +124,18 @@ class SglangFormat:
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return an answer to one prompt."""
-        request = self._request
         ids = beside[0][len(_IDS) + 1 : -1]
-        count = ids.count(b",") + bool(ids)
+        behind = self._behind(index, beside[1:], ids.count(b",") + bool(ids), ids.rpartition(b",")[2], end)
+        return b"".join((b'{"text":', orjson.dumps(text), b",", beside[0], *behind))
+
+    def _behind(
+        self, index: int, lists: Sequence[bytes | bytearray], count: int, last: bytes, end: Ending | None
+    ) -> Iterable[bytes | bytearray]:
+        """Return what stands behind the text and the ids, in parts: `lists` together are members of `meta_info`."""
+        request = self._request
         facts: dict[str, object] = {
             "id": self._id(index),
-            "finish_reason": end and _finish_reason(end, count, ids.rpartition(b",")[2]),
+            "finish_reason": end and _finish_reason(end, count, last),
             "prompt_tokens": len(self._prompt(index)),
             "completion_tokens": count,
             "cached_tokens": 0,
@@ -102,12 +145,13 @@ class SglangFormat:
             facts |= {"weight_versions": spans} if spans else {}
             facts |= {"weight_version": spans[-1]["version"] if spans else "0"}
             facts |= {"e2e_latency": time.monotonic() - self._began}
-        members = [orjson.dumps(facts)[1:-1]]
-        if len(beside) > 1:
-            nothing = b'"input_token_logprobs":[]' + (b',"input_top_logprobs":[]' if request.top_logprobs else b"")
-            members += [self._of_prompts.get(index, nothing), beside[1], b'"output_token_logprobs_length":%d' % count]
-        place = b',"index":%d' % index if request.is_batch and request.is_streamed else b""
-        return b'{"text":%b,%b,"meta_info":{%b}%b}' % (orjson.dumps(text), beside[0], b",".join(members), place)
+        before = b',"meta_info":{' + orjson.dumps(facts)[1:-1]
+        place = b'},"index":%d}' % index if request.is_batch and request.is_streamed else b"}}"
+        if self._lists is None:
+            return before, place
+        prompt = self._of_prompts.get(index, self._lists.nothing_of_prompts)
+        lengths = b"".join(b',"%b_length":%d' % (name, count) for name in self._lists.counted)
+        return chain((before, b",", prompt, b","), lists, (lengths, place))
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._request.prompts[index // self._request.n]

@@ -4,18 +4,22 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.services.builders import settings
-from tests.services.gateway.rendering import Steps, chunks, said, spelled
+from tests.services.gateway.rendering import Steps, chunks, joined, said, spelled
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import RowStatus, Scoring
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.batch import STOP_TOKEN
-from tokenbus_contracts.generated.request_pb2 import PromptScoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
+from tokenbus_contracts.schema import COLUMNS
+from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.weight_spans import WeightSpans
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest, Reader
-from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.generate_format import GenerateFormat
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.sglang_format import SglangFormat
@@ -115,6 +119,37 @@ async def test_texts_are_in_sglangs_logprobs_where_they_are_asked_for() -> None:
     assert (meta["input_token_logprobs"], meta["input_top_logprobs"]) == ([], [])
 
 
+def with_extras(made: LogprobBatch, kind: ValueKind) -> LogprobBatch:
+    """Return a batch of one row of two tokens, whose masks have two tokens, and more than are listed."""
+    extras = {
+        "extras": np.array([1], np.uint8),
+        "mask_bounds": np.array([4], np.uint32),
+        "mask_sizes": np.array([2, 5], np.uint32),
+        "mask_token_ids": np.array([3, 7], np.uint32),
+        "other_logprobs": np.array([-0.1, -0.2], np.float32),
+    }
+    return LogprobBatch.of_views(
+        made.header._replace(value_kind=kind), {column.name: column.empty for column in COLUMNS} | made.columns | extras
+    )
+
+
+async def test_masks_that_are_too_large_are_null() -> None:
+    """The logprobs beside them are of the distribution that the token was sampled from, whichever the engine's are."""
+    asked = of_sglang(return_sampling_mask=True, token_ids_logprob=[9])
+    plain = batch([RowShape(3, 0, 2, RowStatus.FINISHED_LENGTH, top_k=K)])
+    for kind, sampled in (
+        (ValueKind.RAW_LOGPROBS, [-0.1, -0.2]),
+        (ValueKind.PROCESSED_LOGPROBS, np.float64(plain.logprobs).tolist()),
+    ):
+        steps: Steps = [(with_extras(plain, kind), None)]
+        meta = (await sglangs(asked, steps))["meta_info"]
+        assert meta["output_token_sampling_mask"] == [[3, 7], None]
+        assert meta["output_token_sampling_logprobs"] == pytest.approx(sampled)
+        assert meta["output_token_ids_logprobs"] == [None, None]  # which were dropped on the way
+    meta = (await sglangs(asked, [(plain, None)]))["meta_info"]
+    assert meta["output_token_sampling_mask"] == meta["output_token_sampling_logprobs"] == [None, None]
+
+
 async def test_the_last_version_of_the_weights_is_named() -> None:
     weights, steps = WeightSpans(), steps_to()
     for version, (each, _) in zip((7, 7, 9), steps, strict=True):
@@ -140,9 +175,42 @@ def _begun(**overrides: Any) -> tuple[StreamedAnswer, Steps]:  # noqa: ANN401 - 
 
 
 async def test_what_sglangs_streams_send_again_is_bounded() -> None:
-    answer, _ = _begun(**{"gateway.answer_bytes": 500})
+    answer, _ = _begun(**{"gateway.answer_bytes": 400})
     assert answer.error is not None
     assert answer.error.code == "answer_too_large"
+
+
+@pytest.mark.parametrize(("interval", "tokens"), [(None, [1, 4, 6]), (2, [1, 4, 6]), (5, [1, 6])])
+async def test_chunks_come_after_so_many_tokens(interval: int | None, tokens: list[int]) -> None:
+    asked, steps = of_sglang(stream=True, sampling_params={"stream_interval": interval}), steps_to()
+    found = list(chunks(await said(asked, steps, spelled(OUTPUT, steps), SglangFormat)))
+    assert [each["meta_info"]["completion_tokens"] for each in found] == tokens
+    assert [each["output_ids"] for each in found] == [ids_of(steps)[:count] for count in tokens]
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+async def test_chunks_have_what_is_new_where_the_settings_say_so(interval: int) -> None:
+    reader = Reader(settings({"gateway.incremental_streaming_output": True}), vocabulary_of("bytes"))
+    body = {"input_ids": [1, 2], "return_logprob": True, "top_logprobs_num": K, "stream": True}
+    steps = steps_to(RowStatus.FINISHED_STOP)
+    asked = reader.sglang_generation(body | {"sampling_params": {"stream_interval": interval}})
+    found = list(chunks(await said(asked, steps, spelled(OUTPUT, steps), SglangFormat)))
+    whole = await sglangs(of_sglang(), steps)
+    assert len(found) == (2 if interval == 5 else 3)
+    assert "".join(each["text"] for each in found) == whole["text"]
+    assert joined(found, "output_ids") == whole["output_ids"]
+    metas = [each["meta_info"] for each in found]
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert joined(metas, name) == whole["meta_info"][name]
+    assert {name: metas[-1][name] for name in ("finish_reason", "completion_tokens")} == {
+        name: whole["meta_info"][name] for name in ("finish_reason", "completion_tokens")
+    }
+    answer = StreamedAnswer(
+        asked, SglangFormat(asked, 1), settings({"gateway.answer_bytes": 1}).gateway, Buffers(2**30)
+    )
+    answer.begin(lambda: None)
+    answer.listeners[0].take(RenderedStep(steps[0][0], spelled(OUTPUT, steps)), 0)
+    assert answer.error is None
 
 
 async def test_sglangs_stream_that_breaks_ends_with_its_error() -> None:
@@ -192,6 +260,14 @@ def test_errors_of_workers_name_the_bodys_field() -> None:
     ):
         error = ApiError(400, "response_format: wrong", param="response_format")
         assert error.renamed(asked.fields).message == named
+    asked = of_sglang(return_sampling_mask=True, token_ids_logprob=[3])
+    for member, field in (
+        ("mask_bound", "return_sampling_mask"),
+        ("other_logprobs", "return_sampling_mask"),
+        ("token_ids[0]", "token_ids_logprob[0]"),
+    ):
+        failed = request_error(1, ErrorCode.ERROR_CODE_INVALID_REQUEST, f"token_scoring.{member}: none here")
+        assert of_request(RequestFailedError(failed), 0).renamed(asked.fields).message == f"{field}: none here"
 
 
 def test_prompt_is_scored_from_a_position_on() -> None:
