@@ -129,6 +129,12 @@ def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
     return options_of_ranks(given)
 
 
+def _vllm_name(given: Sequence[str]) -> str:
+    from tokenbus_engines.vllm.served_name import served_name  # noqa: PLC0415 - as above
+
+    return served_name(given)
+
+
 NGRAM = EngineKind(
     "a language model of n-grams in numpy alone, with speculative decoding: readable text on any machine",
     _declaring("ngram", _NGRAM),
@@ -160,4 +166,5 @@ VLLM = EngineKind(
     publishes_apart=True,
     takes_rest=True,
     ranks=_vllm_ranks,
+    model_name=_vllm_name,
 )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod
+from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, ValueKind
 from tokenbus_contracts.extras import Extra, Extras
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, TokenScoring
@@ -186,6 +186,13 @@ class SyntheticEngine:
         self.weight_version = 0
         """What its tokens follow from, too."""
         self.world_size = 1
+        self.facts = {
+            "dtype": "float32",
+            "value_kind": ValueKind.RAW_LOGPROBS,
+            "weight_transfer": "none",
+            "max_adapters": 256,
+            "max_adapter_rank": 512,
+        }
         self.lora_adapters: tuple[str, ...] = ()
         self.max_model_tokens = 0
         self.tokenizer_digest, self.tokenizer_probes = 0, ()

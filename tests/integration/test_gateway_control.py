@@ -11,8 +11,10 @@ import pytest
 
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.waiting import until
+from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_engines import synthetic
 from tokenbus_services.gateway.api_keys import made, write_keys
+from tokenbus_services.gateway.control import vllm_config
 
 pytestmark = pytest.mark.xdist_group("gateway")
 LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": True, "return_token_ids": True}
@@ -168,7 +170,48 @@ async def test_weights_are_updated_as_slime_does_it(client: httpx.AsyncClient, w
     (choice,) = (await _said(client, "/inference/v1/generate", **body))["choices"]
     assert choice["weight_versions"] == [{"version": "61", "start": 0, "end": 2}]
     info = {"weight_version": "61", "tp_size": 2, "pp_size": 1, "enable_memory_saver": False}
-    assert (await client.get("/server_info")).json() == info
+    found = (await client.get("/server_info")).json()
+    assert {name: found[name] for name in info} == info
+
+
+async def test_configuration_is_what_trl_reads(client: httpx.AsyncClient) -> None:
+    config = (await client.get("/server_info?config_format=json")).json()["vllm_config"]
+    assert config == {
+        "model_config": {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"},
+        "parallel_config": {"data_parallel_size": 1, "world_size": 2},
+        "weight_transfer_config": {"backend": "none"},
+        "lora_config": {"max_loras": 256, "max_lora_rank": 512},
+    }
+    refused = await client.get("/server_info?config_format=yaml")
+    assert error_of(refused.text)["message"] == "config_format: json or text, got 'yaml'"
+
+
+def test_configuration_where_engines_differ_or_do_not_say() -> None:
+    """Engines of before say nothing of it; what only some have is not there, and what differs is shown."""
+    new = EngineState(
+        dtype="bfloat16",
+        value_kind="VALUE_KIND_RAW_LOGPROBS",
+        weight_transfer="nccl",
+        max_adapters=4,
+        max_adapter_rank=16,
+    )
+    other = EngineState(
+        dtype="float32",
+        value_kind="VALUE_KIND_PROCESSED_LOGPROBS",
+        weight_transfer="nccl",
+        max_adapters=2,
+        max_adapter_rank=64,
+    )
+    config: Any = vllm_config([new, other], 2)
+    assert config["model_config"] == {
+        "dtype": "torch.bfloat16, torch.float32", "logprobs_mode": "processed_logprobs, raw_logprobs"
+    }  # fmt: skip
+    assert config["weight_transfer_config"] == {"backend": "nccl"}
+    assert config["lora_config"] == {"max_loras": 2, "max_lora_rank": 16}
+    config = vllm_config([new, EngineState()], 2)
+    assert (config["weight_transfer_config"], config["lora_config"]) == (None, None)
+    config = vllm_config([EngineState()], 1)
+    assert config["model_config"] == {"dtype": "unknown", "logprobs_mode": "unknown"}
 
 
 async def test_all_is_aborted_as_slime_does_it(client: httpx.AsyncClient, weights: str) -> None:

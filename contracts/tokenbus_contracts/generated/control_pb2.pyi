@@ -1,5 +1,6 @@
 # Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
 from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from tokenbus_contracts.generated import logprob_batch_pb2 as _logprob_batch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -148,13 +149,18 @@ class ControlAnswer(_message.Message):
     def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "lora_adapters")
+    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "dtype", "value_kind", "weight_transfer", "max_adapters", "max_adapter_rank", "lora_adapters")
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     IS_SLEEPING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ARE_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_KIND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     weight_version: int
     is_paused: bool
@@ -162,5 +168,10 @@ class EngineState(_message.Message):
     weights_are_damaged: bool
     highest_weight_version: int
     world_size: int
+    dtype: str
+    value_kind: _logprob_batch_pb2.ValueKind
+    weight_transfer: str
+    max_adapters: int
+    max_adapter_rank: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., highest_weight_version: _Optional[int] = ..., world_size: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., highest_weight_version: _Optional[int] = ..., world_size: _Optional[int] = ..., dtype: _Optional[str] = ..., value_kind: _Optional[_Union[_logprob_batch_pb2.ValueKind, str]] = ..., weight_transfer: _Optional[str] = ..., max_adapters: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...

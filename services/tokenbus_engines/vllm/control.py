@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tokenbus_contracts import ValueKind
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.vllm.adapters import Adapter, checked
 from tokenbus_services.logs import logger
@@ -39,6 +40,8 @@ class ControlledCore:
         """Which version its weights are; 0: not known."""
         self.world_size: int = config.parallel_config.world_size
         """How many processes compute together."""
+        self.facts = _facts(config)
+        """What trainers read of its configuration."""
 
     @cached_property
     def _shapes(self) -> dict[str, list[int]]:
@@ -161,6 +164,17 @@ class ControlledCore:
     def _call(self, method: str, **arguments: Any) -> None:  # noqa: ANN401 - vLLM's
         """Call a method of each of vLLM's worker processes."""
         self._core.collective_rpc(method, kwargs=arguments)
+
+
+def _facts(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's VllmConfig
+    model, transfer, lora = config.model_config, config.weight_transfer_config, config.lora_config
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "value_kind": ValueKind[str(model.logprobs_mode).upper()],
+        "weight_transfer": "" if transfer is None else str(transfer.backend),
+        "max_adapters": 0 if lora is None else lora.max_loras,
+        "max_adapter_rank": 0 if lora is None else lora.max_lora_rank,
+    }
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:

@@ -58,21 +58,25 @@ def kind_of(name: str) -> EngineKind:
 def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings as suits the chosen engine: `--model` may be a folder, and `worker.publisher` is not auto."""
     kind = kind_of(options.engine)
-    settings = _with_model(options) if kind.reads_model else load_settings(options)
+    settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
     if settings.worker.publisher != "auto":
         return settings
     is_apart = kind.publishes_apart and settings.worker.role == "mixed" and sys.platform == "linux"
     return replace(settings, worker=replace(settings.worker, publisher="process" if is_apart else "thread"))
 
 
-def _with_model(options: argparse.Namespace) -> Settings:
+def _with_model(options: argparse.Namespace, kind: EngineKind) -> Settings:
     given = vars(options)
     folder = given.pop("worker.model")
     options.model = folder and Path(folder)
     settings = load_settings(options)
     if settings.worker.model or not folder:
         return settings
-    return replace(settings, worker=replace(settings.worker, model=Path(folder).resolve().name))
+    try:
+        name = kind.model_name(getattr(options, "rest", ())) or Path(folder).resolve().name
+    except ValueError as error:
+        raise CommandError(str(error), WRONG_USE) from None
+    return replace(settings, worker=replace(settings.worker, model=name))
 
 
 def made(options: argparse.Namespace, settings: Settings) -> Engine:

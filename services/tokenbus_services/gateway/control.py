@@ -1,7 +1,8 @@
 """ControlRoutes: the engines' control under vLLM's paths and SGLang's, for those whose key may."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import orjson
@@ -9,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus_contracts.generated.control_pb2 import EngineState
+from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 from tokenbus_services.client import ControlError, Operator
 from tokenbus_services.client.operator import MODES, States
 from tokenbus_services.gateway.access import visitor_of
@@ -327,12 +330,37 @@ async def _weight_version(operator: Operator, _: _Arguments) -> object:
     return {"weight_version": _weights(await operator.describe())["weight_version"]}
 
 
-async def _server_info(operator: Operator, _: _Arguments) -> object:
-    """Say what slime asks of servers that it did not start; all processes count as one engine's."""
+async def _server_info(operator: Operator, arguments: _Arguments) -> object:
+    """Say what slime asks of servers that it did not start, and TRL of vLLM's; all processes count as one engine's."""
+    if arguments.get("config_format", "json") not in ("json", "text"):
+        raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
     states = await operator.describe()
+    processes = sum(max(1, state.world_size) for state in states.values())
     return {
         "weight_version": _weights(states)["weight_version"],
-        "tp_size": sum(max(1, state.world_size) for state in states.values()),
+        "tp_size": processes,
         "pp_size": 1,
         "enable_memory_saver": False,
+        "vllm_config": vllm_config(list(states.values()), processes),
     }
+
+
+def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:
+    """Return what clients read in vLLM's configuration: what all engines have in common."""
+    transfers = {state.weight_transfer for state in states}
+    adapters, rank = (min(getattr(state, name) for state in states) for name in ("max_adapters", "max_adapter_rank"))
+    kinds = {ValueKind.Name(state.value_kind).removeprefix("VALUE_KIND_").lower() for state in states}
+    return {
+        "model_config": {
+            "dtype": _shared({f"torch.{state.dtype}" if state.dtype else "" for state in states}),
+            "logprobs_mode": _shared(kinds - {"unspecified"}),
+        },
+        "parallel_config": {"data_parallel_size": 1, "world_size": processes},
+        "weight_transfer_config": None if "" in transfers else {"backend": _shared(transfers)},
+        "lora_config": {"max_loras": adapters, "max_lora_rank": rank} if adapters else None,
+    }
+
+
+def _shared(values: AbstractSet[str]) -> str:
+    """Return the one value, or all with commas between, so that who compares it sees that they differ."""
+    return ", ".join(sorted(values - {""})) or "unknown"

@@ -298,6 +298,7 @@ class EngineControl:
             highest_weight_version=self._highest,
             world_size=getattr(self._engine, "world_size", 0),
             lora_adapters=getattr(self._engine, "lora_adapters", ()),
+            **getattr(self._engine, "facts", {}),
         )
 
     def _done(self, control: Control) -> None:

@@ -122,6 +122,8 @@ class ControlledEngine(Engine, Protocol):
     """Which version its weights are, which the batches of its steps carry; 0: not known. Who loads weights sets it."""
     world_size: int
     """How many processes compute together."""
+    facts: Mapping[str, Any]
+    """What trainers read of it before they begin, by the fields of `EngineState`: `dtype`, `value_kind`."""
 
     def pause(self, *, running: bool) -> None:
         """Begin no new request, and if `running` compute nothing of those that run either.
@@ -175,6 +177,10 @@ def _one_rank(rest: Sequence[str]) -> list[list[str]]:
     return [list(rest)]
 
 
+def _no_name(_rest: Sequence[str]) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
@@ -204,6 +210,11 @@ class EngineKind:
     """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
     ranks: Callable[[Sequence[str]], list[list[str]]] = _one_rank
     """From what follows `--`, the same for each data-parallel rank; `tokenbus up` starts a worker for each."""
+    model_name: Callable[[Sequence[str]], str] = _no_name
+    """From what follows `--`, the name that clients use where `worker.model` has none; empty: the folder's.
+
+    A ValueError says what is wrong with it.
+    """
 
 
 def engine_kind(name: str) -> EngineKind:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, Answer, Case, add, answered, arguments
 from tests.engines.vllm.tiny_model import make_adapter
-from tokenbus_contracts import Limits
-from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
+from tokenbus_contracts import Limits, ValueKind
+from tokenbus_contracts.generated.control_pb2 import EngineState, WeightTransferStage
 from tokenbus_engines.vllm import VllmEngine
 from tokenbus_services.worker import StepAssembler
 
@@ -197,6 +197,12 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^unload_adapter.name: one of none, got 'tuned'$"):
         engine.unload_adapter("tuned")
     assert is_same(answered(engine, [Case(case.prompt, case.sampling, 0)], 11), plain)
+
+
+def test_what_trainers_read_of_its_configuration(engine: VllmEngine) -> None:
+    state = EngineState(**engine.facts)
+    assert (state.dtype, ValueKind(state.value_kind)) == ("bfloat16", ValueKind.RAW_LOGPROBS)
+    assert (state.max_adapters, state.max_adapter_rank, state.weight_transfer) == (2, 8, "")
 
 
 def test_what_this_vllm_was_not_started_with_is_refused(engine: VllmEngine) -> None:

@@ -76,6 +76,8 @@ class Trained(NamedTuple):
     tokens: Sequence[tuple[int, int, int]]
     """Each with its request and the version of the weights, in the order in which they were published."""
     weight_info: Mapping[str, Any]
+    configuration: Mapping[str, Any]
+    """What TRL's client reads of vLLM's."""
 
 
 def train(url: str, folder: Path) -> list[Mapping[str, float]]:
@@ -111,6 +113,7 @@ def train(url: str, folder: Path) -> list[Mapping[str, float]]:
 def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes first
     """Train with a system of ours, whose stream is recorded."""
     from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
+    from trl.experimental.async_grpo.vllm_client import VLLMClient  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(programs, "MOST", MOST)
@@ -120,7 +123,8 @@ def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes
         deployment = Deployment(folder)
         stack.callback(deployment.close)
         options = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
-        event = event_of_up(start_up(deployment, model, options, "gateway.control=true", f"worker.model={model}"))
+        options["served_model_name"] = str(model)
+        event = event_of_up(start_up(deployment, model, options, "gateway.control=true"))
         to_bus = ["--clients-address", event["clients_address"]]
         recorder = deployment.start("record", [COMMAND, "record", str(folder / "steps"), *to_bus])
         steps = apart(train, event["gateway"], folder)
@@ -132,13 +136,20 @@ def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes
             for row in batch.rows()
             for token in row.token_ids.tolist()
         ]
-        yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json())
+        configuration = VLLMClient(event["gateway"]).get_server_info()
+        yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json(), configuration)
 
 
 def test_trl_has_the_logprobs_that_it_computes_itself(trained: Trained) -> None:
     """Of the first step, which is trained on what its own weights sampled."""
     assert trained.steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
     assert trained.steps[0]["kl"] < 1e-6
+
+
+def test_trl_reads_vllms_configuration(trained: Trained) -> None:
+    """The dtype and the logprobs' kind that it compares with its own, and that there is no transfer by NCCL."""
+    assert trained.configuration["model_config"] == {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"}
+    assert (trained.configuration["weight_transfer_config"], trained.configuration["lora_config"]) == (None, None)
 
 
 def test_trl_trains(trained: Trained) -> None:
