@@ -163,6 +163,12 @@ def test_sglang_streams(run: Run) -> None:
     assert rows[0]["MB"] < rows[1]["MB"] < rows[2]["MB"]
 
 
+def test_prompt_scores(run: Run) -> None:
+    rows = run("prompt_scores")["figures"]
+    assert [row["parts"] for row in rows if row["k"] == 20] == [5, 5, 5]  # a first one, and four of 170 positions
+    assert all(0 < row["the longest, ms"] <= row["all of them, ms"] for row in rows)
+
+
 @pytest.mark.parametrize(("bus", "reading", "kinds"), [("zeromq", "clients", 3), ("nats", "gateway", 5)])
 def test_scaling(run: Run, bus: str, reading: str, kinds: int) -> None:
     """A quick run starts one processor, and then two, and has the rate and the costs of each system."""

@@ -1,8 +1,10 @@
 """Answers over HTTP: their choices, what streamed and whole ones share, and a whole one as one JSON object."""
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
 from tokenbus_contracts import PromptScores, RowStatus
@@ -81,8 +83,8 @@ class Format(Protocol):
     def parts(self, progress: EventStream) -> Sequence[Part]:
         """Return new writers of the members beside a choice's text."""
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
-        """Take the scores of a choice's prompt, where the answer has them; return how many bytes are held of them."""
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:
+        """Write the scores of a choice's prompt, where the answer has them, a part at each turn; yield its bytes."""
 
     def beginnings(self) -> bytes:
         """Return a stream's events before all rows."""
@@ -145,6 +147,10 @@ class Answer:
         """Yield what each of its requests came to; the inspector's is none of a model's usual ones."""
         yield from ()
 
+    async def ready(self) -> None:
+        """Wait for its first bytes, or for its end."""
+        await self.outbox.ready()
+
     def begin(self, close: Callable[[], None]) -> None:
         """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
         self._close = close
@@ -197,8 +203,13 @@ class ChoicesAnswer(Answer, ABC):
         self.listeners = self._choices
         self._answer_bytes = settings.answer_bytes
 
-    def hold_prompt(self, size: int) -> None:
-        """Count what is held of prompts' scores, which only whole answers have."""
+    @abstractmethod
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+        """Have a form write a prompt's scores, a part at each turn, each of so many bytes."""
+
+    @abstractmethod
+    def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
+        """Add a prompt's text and pieces, which are made when they are read."""
 
     @abstractmethod
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
@@ -257,13 +268,14 @@ class Choice:
         """Take the scores of its prompt."""
         self._scores = scores
         if self._request.wants_prompt_logprobs:
-            self._answer.hold_prompt(self._form.scored(self.index, scores, vocabulary))
+            self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary), scores)
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
         prompt = self._request.prompts[self.index // self._request.n]
-        pieces = [part.echo(prompt, self._scores, vocabulary) for part in self.parts]
-        self._answer.emit(self, text, pieces, 0)
+        rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts))
+        first = next(rows, (None,) * len(self.parts))
+        self._answer.begin_with(self, text, map(list, chain([first], rows)))
 
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""
@@ -326,11 +338,39 @@ class WholeAnswer(ChoicesAnswer):
         super().__init__(request, form, settings, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
+        self._of_prompts: list[list[list[Piece]]] = [[] for _ in self._choices]
+        """Those of a prompt that a choice begins with."""
+        self._writing: list[Iterable[int]] = []
+        """What is written of prompts once all choices have ended: it may take long, so other tasks run between."""
+        self._have_ended = asyncio.Event()
         self._size = 0
 
-    def hold_prompt(self, size: int) -> None:
-        """Count what is held of prompts' scores."""
-        self._hold(size)
+    async def ready(self) -> None:
+        """Wait for all choices, and write what is left of their prompts."""
+        await self._have_ended.wait()
+        for size in chain.from_iterable(self._writing):
+            if self._hold(size):
+                await asyncio.sleep(0)
+            if self.outbox.is_closed:  # it has failed
+                return
+        if not self.outbox.is_closed:
+            self._finish()
+
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+        """Leave a prompt's scores for the end; their arrays are counted until then."""
+        self._writing.append(parts)
+        self._hold(3 * scores.token_ids.nbytes + 2 * scores.alternative_logprobs.nbytes)
+
+    def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
+        """Collect a prompt's text; its pieces are left for the end."""
+        self._texts[choice.index].append(text)
+        if self._hold(len(text)):
+            self._writing.append(self._collected(choice.index, rows))
+
+    def _collected(self, index: int, rows: Iterable[list[Piece]]) -> Iterator[int]:
+        for pieces in rows:
+            self._of_prompts[index].append(pieces)
+            yield sum(map(size_of, pieces))
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
         """Collect a row's text and pieces."""
@@ -343,8 +383,10 @@ class WholeAnswer(ChoicesAnswer):
         has_room = self._hold(ROW_BYTES + len(text) + sum(map(size_of, pieces)))
         if has_room and choice.reason is not None:
             self._open -= 1
-            if not self._open:
+            if not self._open and not self._writing:
                 self._finish()
+            elif not self._open:
+                self._have_ended.set()
 
     def _hold(self, size: int) -> bool:
         """Count what is collected, and return whether it goes on: it may be too much, or for all answers together."""
@@ -359,9 +401,9 @@ class WholeAnswer(ChoicesAnswer):
     def end(self, error: ApiError) -> None:
         """End with an error instead of an answer."""
         if not self.outbox.is_closed:
-            self._texts, self._pieces = [], []
-            self.outbox.drop()
+            self._drop()
             super().end(error)
+            self._have_ended.set()
 
     def _overflow(self) -> None:
         """Do nothing: `answer_bytes` bounds what is collected, which the outbox counts."""
@@ -371,12 +413,19 @@ class WholeAnswer(ChoicesAnswer):
             self._format.choice(
                 choice.index, "".join(texts), [
                     part.name + part.joined(list(taken))
-                    for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
+                    for part, taken in zip(choice.parts, zip(*of_prompt, *rows, strict=True), strict=True)
                 ], choice.ending,
             )
-            for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
+            for choice, texts, of_prompt, rows in zip(
+                self._choices, self._texts, self._of_prompts, self._pieces, strict=True
+            )
         ]  # fmt: skip
-        self._texts, self._pieces = [], []
-        self.outbox.drop()
+        self._drop()
         self.outbox.put(self._format.whole(choices, self._tokens))
         self.outbox.close()
+        self._have_ended.set()
+
+    def _drop(self) -> None:
+        """Free what was collected."""
+        self._texts, self._pieces, self._of_prompts, self._writing = [], [], [], []
+        self.outbox.drop()

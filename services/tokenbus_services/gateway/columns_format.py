@@ -1,7 +1,7 @@
 """ColumnsFormat: an answer as columns, as its rows came: protobuf's batches, or Arrow's stream with a row a token."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,9 @@ class _Rows:
         """Return a row as a message."""
         return encode(view.batch.select([place]), _LIMITS)
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:  # noqa: ARG002
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: no body that asks for columns has `echo`."""
-        return b""
+        return ()
 
 
 class ProtobufFormat:
@@ -77,9 +77,9 @@ class ProtobufFormat:
         """Return the one writer of a choice."""
         return (_Rows(self._joined),)
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:  # noqa: ARG002
-        """Return that nothing is held of a prompt."""
-        return 0
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
+        """Hold nothing of a prompt."""
+        return ()
 
     def beginnings(self) -> bytes:
         """Return nothing: a stream begins with its first row."""
@@ -133,10 +133,10 @@ class ArrowFormat(ProtobufFormat):
         self._writer = pa.ipc.new_stream(self._sink, SCHEMA)
         self._batch_of = token_batch
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:  # noqa: ARG002
-        """Take the scores of a prompt; return how many bytes are held of them."""
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
+        """Take the scores of a prompt."""
         self._tokens.add_scores(scores)
-        return scores.token_ids.nbytes * 3 + scores.alternative_logprobs.nbytes * 2
+        return ()
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a batch, once there are tokens enough for one."""

@@ -51,8 +51,8 @@ class Part(Protocol):
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the piece of a row's first `count` tokens."""
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Piece:
-        """Return the piece of a prompt that the text begins with."""
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
+        """Return the pieces of a prompt that the text begins with, each made when it is read."""
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the member's JSON value, from the rows' pieces in order."""
@@ -70,8 +70,9 @@ class Nothing:
         """Return nothing."""
         return
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> None:
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing."""
+        return ()
 
     def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
         """Return null."""
@@ -95,8 +96,9 @@ class Drafted:
         draft, there = found
         return self._part.take(draft, there, draft.counts[there])
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> None:
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: no prompt was drafted."""
+        return ()
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the member's value."""
@@ -117,9 +119,9 @@ class TokenIds:
         begin = view.begins[place]
         return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:  # noqa: ARG002
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: a prompt's ids have a member of their own."""
-        return b""
+        return ()
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
@@ -170,14 +172,15 @@ class Lists:
             tops = [_NULL] * count
         return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
         """Return the four lists' elements of a prompt; tokens behind it count their characters from its end."""
         self._progress.characters = characters_of(prompt, vocabulary)
         tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
-        return echoed_lists(prompt, scores, vocabulary, tables) if scores is not None else (b"",) * 4
+        return () if scores is None else echoed_lists(prompt, scores, vocabulary, tables)
 
-    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+    def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the object."""
+        pieces = [piece for piece in pieces if piece is not None]
         if len(pieces) == 1:
             names, logprobs, tops, offsets = pieces[0]
         else:
@@ -237,9 +240,9 @@ class Entries:
             at += 2 * top_k
         return b"".join(written)[2:] + b"}"
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:  # noqa: ARG002
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: chats have no echo."""
-        return b""
+        return ()
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
@@ -283,10 +286,10 @@ class TokenExtras:
         found = extras_by_token(view.batch.row(place).extras, count)
         return b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]])
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> bytes:
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
         """Return null for each of the prompt's tokens."""
         del scores, vocabulary
-        return b",".join([_NULL] * len(prompt))
+        return (b",".join([_NULL] * len(prompt)),)
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the list."""
@@ -332,7 +335,7 @@ class Columns:
             *(array.astype(kind, copy=False).tobytes() for array, kind in zip(arrays, _COLUMN_TYPES, strict=True)),
         )
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:  # noqa: ARG002
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: columns are of what was generated."""
         return ()
 

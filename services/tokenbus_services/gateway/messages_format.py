@@ -71,9 +71,9 @@ class MessagesFormat:
             return EventStream()
         return EventStream(EventForm(_TEXT, _BEHIND_TEXT, b"", Form.NONE, has_ids=False))
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:  # noqa: ARG002
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
         """Hold nothing: it does not ask for the scores of its prompt."""
-        return 0
+        return ()
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
         """Return nothing: a message has its text alone."""

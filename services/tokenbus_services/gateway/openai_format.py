@@ -1,7 +1,7 @@
 """Envelope: the JSON around the choices of an answer, as OpenAI's completions or chats have it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tokenbus_services.gateway.logprob_writers import (
     Piece,
     TokenExtras,
     TokenIds,
+    listed,
 )
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.prompt_writers import prompt_logprobs
@@ -42,7 +43,7 @@ class Envelope:
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         self._head = orjson.dumps(self._first_members(request.name or f"{key:016x}"))[:-1]
-        self._prompt_logprobs: dict[int, bytes] = {}
+        self._prompt_logprobs: dict[int, list[bytes]] = {}
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
         self._said = self._member_of_text()
@@ -90,10 +91,12 @@ class Envelope:
             form = Form.CONTENT if self._has_one_prompt else Form.LISTS if request.top_logprobs else Form.OWN
         return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
-        """Take the scores of a choice's prompt for `prompt_logprobs`; return how many bytes are held of them."""
-        written = self._prompt_logprobs[index] = prompt_logprobs(scores, vocabulary)
-        return len(written)
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
+        """Write the scores of a choice's prompt for `prompt_logprobs`, a part at each turn; yield its bytes."""
+        written = self._prompt_logprobs[index] = []
+        for part in prompt_logprobs(scores, vocabulary):
+            written.append(part)
+            yield len(part)
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
@@ -197,7 +200,7 @@ class Envelope:
     def _of_prompt(self, index: int) -> bytes:
         """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""
         logprobs = self._prompt_logprobs.get(index)
-        return self._prompt_ids(index) + (b"" if logprobs is None else b',"prompt_logprobs":' + logprobs)
+        return self._prompt_ids(index) + (b"" if logprobs is None else b',"prompt_logprobs":' + listed(logprobs))
 
     def _prompt_ids(self, index: int) -> bytes:
         if not self._request.wants_ids:

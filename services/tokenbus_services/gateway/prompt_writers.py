@@ -1,6 +1,6 @@
 """Writers of what an answer has of its prompt: the echo's part of the logprobs, and `prompt_logprobs`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -12,34 +12,35 @@ from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
 Texts = Mapping[int, bytes] | None
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
+_MOST_VALUES = 4096
+"""That are written at once: other tasks of the event loop run between."""
+_OF_POSITION = 4
+"""As many values a position costs beside its alternatives."""
 
 
 def echoed_lists(
     prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables
-) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the elements of the four lists that completions have, for a prompt's tokens; nothing is said of the first.
+) -> Iterator[tuple[bytes, ...]]:
+    """Yield the elements of the four lists that completions have, part after part of a prompt's tokens.
 
-    As for other tokens, the token itself is among its alternatives.
+    Nothing is said of the first token. As for other tokens, the token itself is among its alternatives.
     """
-    names = [tables.texts[token_id] for token_id in prompt]
-    logprobs = numbers_of(scores.logprobs)
-    tops = [
-        _object(dict(zip(map(tables.texts.__getitem__, ids), values, strict=True)) | {name: own})
-        for name, own, ids, values in zip(
-            names[1:],
-            logprobs,
-            scores.alternative_token_ids.tolist(),
-            lines_of(scores.alternative_logprobs),
-            strict=True,
+    texts = tables.texts
+    yield texts[prompt[0]], b"null", b"null", b"0"
+    characters = vocabulary.characters
+    offset = characters[prompt[0]]
+    for part in _parts(scores):
+        ids = scores.token_ids[part].tolist()
+        names, logprobs = [texts[token_id] for token_id in ids], numbers_of(scores.logprobs[part])
+        lines = zip(
+            scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part]), strict=True
         )
-    ]
-    offsets = accumulate(map(vocabulary.characters.__getitem__, prompt[:-1]), initial=0)
-    return (
-        b",".join(names),
-        b",".join([b"null", *logprobs]),
-        b",".join([b"null", *tops]),
-        b",".join(b"%d" % offset for offset in offsets),
-    )
+        tops = [
+            _object(dict(zip(map(texts.__getitem__, others), values, strict=True)) | {name: own})
+            for name, own, (others, values) in zip(names, logprobs, lines, strict=True)
+        ]
+        *offsets, offset = accumulate(map(characters.__getitem__, ids), initial=offset)
+        yield b",".join(names), b",".join(logprobs), b",".join(tops), b",".join([b"%d" % each for each in offsets])
 
 
 def characters_of(prompt: Sequence[int], vocabulary: Vocabulary) -> int:
@@ -47,38 +48,60 @@ def characters_of(prompt: Sequence[int], vocabulary: Vocabulary) -> int:
     return sum(map(vocabulary.characters.__getitem__, prompt))
 
 
-def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> bytes:
-    """Return `prompt_logprobs` as vLLM has it: null for what is not scored, else by token id logprob, rank and text."""
-    values = lines_of(scores.alternative_logprobs)
-    entries = [b"null"] * scores.position
-    for place, (token_id, own, rank) in enumerate(
-        zip(scores.token_ids.tolist(), numbers_of(scores.logprobs), scores.ranks.tolist(), strict=True)
-    ):
-        others = zip(scores.alternative_token_ids[place].tolist(), values[place], strict=True)
-        ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
-        for number, (other, logprob) in enumerate(others, 1):
-            ranked.setdefault(other, (logprob, None if scores.are_named else number))
-        entries.append(
-            b"{%b}"
-            % b",".join(
-                b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
-                % (each, logprob, orjson.dumps(number), vocabulary.texts[each])
-                for each, (logprob, number) in ranked.items()
-            )
-        )
-    return b"[%b]" % b",".join(entries)
+def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
+    """Yield the elements of `prompt_logprobs` as vLLM has it, part after part of a prompt's tokens.
+
+    Null for what is not scored, else by token id logprob, rank and text.
+    """
+    yield b",".join([b"null"] * scores.position)
+    for part in _parts(scores):
+        others, values = scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part])
+        tokens = zip(
+            scores.token_ids[part].tolist(), numbers_of(scores.logprobs[part]), scores.ranks[part].tolist(),
+            others, values, strict=True,
+        )  # fmt: skip
+        yield b",".join([_ranked(vocabulary, *token, are_named=scores.are_named) for token in tokens])
 
 
-def prompt_triples(scores: PromptScores, prompt: Sequence[int], texts: Texts) -> bytes:
-    """Return what SGLang's `meta_info` has of a prompt, from the token before the first that is scored."""
-    logprobs = [b"null", *numbers_of(scores.logprobs)]
-    own = triples(zip(prompt[scores.position - 1 :], logprobs, strict=True), texts)
-    if not scores.alternative_logprobs.shape[1]:
-        return b'"input_token_logprobs":' + own
-    lines = zip(scores.alternative_token_ids.tolist(), lines_of(scores.alternative_logprobs), strict=True)
-    others = b",".join([b"null", *(triples(zip(*line, strict=True), texts) for line in lines)])
-    name = b"token_ids" if scores.are_named else b"top"
-    return b'"input_token_logprobs":%b,"input_%b_logprobs":[%b]' % (own, name, others)
+def _ranked(  # noqa: PLR0913, PLR0917 - what is known of one position
+    vocabulary: Vocabulary,
+    token_id: int,
+    own: bytes,
+    rank: int,
+    others: Sequence[int],
+    values: Sequence[bytes],
+    *,
+    are_named: bool,
+) -> bytes:
+    """Return the object of one position."""
+    ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
+    for number, (other, logprob) in enumerate(zip(others, values, strict=True), 1):
+        ranked.setdefault(other, (logprob, None if are_named else number))
+    return b"{%b}" % b",".join([
+        b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
+        % (each, logprob, orjson.dumps(number), vocabulary.texts[each])
+        for each, (logprob, number) in ranked.items()
+    ])  # fmt: skip
+
+
+def prompt_triples(scores: PromptScores, prompt: Sequence[int], texts: Texts) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the elements of SGLang's lists of a prompt's tokens and their alternatives, part after part.
+
+    They begin with the token before the first that is scored.
+    """
+    yield triples([(prompt[scores.position - 1], b"null")], texts)[1:-1], b"null"
+    for part in _parts(scores):
+        own = zip(scores.token_ids[part].tolist(), numbers_of(scores.logprobs[part]), strict=True)
+        others, values = scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part])
+        lines = [triples(zip(*line, strict=True), texts) for line in zip(others, values, strict=True)]
+        yield triples(own, texts)[1:-1], b",".join(lines)
+
+
+def _parts(scores: PromptScores) -> Iterator[slice]:
+    """Yield slices of the positions of which some milliseconds' worth is written."""
+    at_once = max(1, _MOST_VALUES // (_OF_POSITION + scores.alternative_logprobs.shape[1]))
+    for begin in range(0, scores.token_ids.size, at_once):
+        yield slice(begin, begin + at_once)
 
 
 def triples(tokens: Iterable[tuple[int, bytes]], texts: Texts) -> bytes:

@@ -106,7 +106,7 @@ class AnswerResponse(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         outbox = self._answer.outbox
-        await outbox.ready()
+        await self._answer.ready()
         if self._answer.error is not None and not self._answer.has_begun:
             outbox.is_sent = True
             response = error_response(await self._explain(self._answer.error), scope["path"])

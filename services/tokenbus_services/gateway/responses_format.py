@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -53,9 +53,9 @@ class ResponsesFormat:
         """Return how far the answer has come."""
         return EventStream()
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:  # noqa: ARG002
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
         """Hold nothing: it does not ask for the scores of its prompt."""
-        return 0
+        return ()
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
         """Return what writes the logprobs, if there are any."""

@@ -1,7 +1,7 @@
 """SglangFormat: an answer as SGLang's /generate has it."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -64,8 +64,8 @@ class SglangFormat:
         self._request = request
         self._began = time.monotonic()
         self._name = request.name or f"{key:016x}"
-        self._of_prompts: dict[int, bytes] = {}
-        """By choice, what `meta_info` has of its prompt."""
+        self._of_prompts: dict[int, list[tuple[bytes, bytes]]] = {}
+        """By choice, what `meta_info` has of its prompt's tokens and of their alternatives."""
         self._lists = None if request.top_logprobs is None else MetaLists(request)
         self._sent = [_Sent(len(self._lists.names) if self._lists else 0) for _ in range(request.choices)]
 
@@ -77,11 +77,13 @@ class SglangFormat:
         """Return new writers of the members beside a choice's text."""
         return (TokenIds(_IDS),) if self._lists is None else (TokenIds(_IDS), self._lists)
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> int:
-        """Take the scores of a choice's prompt; return how many bytes are held of them."""
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
+        """Write the scores of a choice's prompt, a part at each turn; yield its bytes."""
         texts = vocabulary.texts if self._request.names_texts else None
-        written = self._of_prompts[index] = prompt_triples(scores, self._prompt(index), texts)
-        return len(written)
+        written = self._of_prompts[index] = []
+        for part in prompt_triples(scores, self._prompt(index), texts):
+            written.append(part)
+            yield sum(map(len, part))
 
     # Streamed.
 
@@ -149,7 +151,7 @@ class SglangFormat:
         place = b'},"index":%d}' % index if request.is_batch and request.is_streamed else b"}}"
         if self._lists is None:
             return before, place
-        prompt = self._of_prompts.get(index, self._lists.nothing_of_prompts)
+        prompt = self._lists.of_prompt(self._of_prompts.get(index, ()))
         lengths = b"".join(b',"%b_length":%d' % (name, count) for name in self._lists.counted)
         return chain((before, b",", prompt, b","), lists, (lengths, place))
 

@@ -1,12 +1,12 @@
 """MetaLists: what SGLang's `meta_info` has of each token of an answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import orjson
 
 from tokenbus_contracts import Extras, PromptScores, ValueKind
 from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.logprob_writers import ScoredToken, listed, scored_tokens
+from tokenbus_services.gateway.logprob_writers import Piece, ScoredToken, listed, scored_tokens
 from tokenbus_services.gateway.prompt_writers import lines_of, numbers_of, triples
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
@@ -34,9 +34,8 @@ class MetaLists:
         self.names = [name for name, is_wanted in wanted.items() if is_wanted]
         self.counted = [name for name in self.names if name in (_LOGPROBS, _MASKS)]
         """Those whose lengths are said, too."""
-        nothing = [b'"%b":[]' % name.replace(b"output", b"input") for name in self.names if name in _ALSO_OF_PROMPTS]
-        self.nothing_of_prompts = b",".join(nothing)
-        """What there is of a prompt that is not scored."""
+        self._others = _GIVEN if "token_ids" in (request.prompt_scoring or ()) else _TOPS
+        """What the alternatives of a prompt's tokens are."""
         self._has_extras = gives or has_masks
         self._names_texts = request.names_texts
 
@@ -68,7 +67,16 @@ class MetaLists:
         else:  # they were dropped on the way
             yield from [_NULL] * count
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> tuple[bytes, ...]:  # noqa: ARG002
+    def of_prompt(self, parts: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """Return the members that are about a prompt, from the parts of its tokens and of their alternatives."""
+        own, others = zip(*parts, strict=True) if parts else ((), ())
+        lists = {_LOGPROBS: own, self._others: others}
+        wanted = [name for name in self.names if name in _ALSO_OF_PROMPTS]
+        return b",".join([
+            b'"%b":%b' % (name.replace(b"output", b"input"), listed(lists.get(name, ()))) for name in wanted
+        ])  # fmt: skip
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: the prompt's have members of their own."""
         return ()
 

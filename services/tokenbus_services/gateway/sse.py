@@ -1,7 +1,7 @@
 """Server-sent events: answers that are streamed, in chunks of an API's form or as the inspector's tokens."""
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -57,6 +57,17 @@ class StreamedAnswer(ChoicesAnswer):
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
+
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:  # noqa: ARG002
+        """Have a prompt's scores written at once: of streams only Arrow's columns have them, which are quick."""
+        for _ in parts:
+            pass
+
+    def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
+        """Add a prompt's chunks."""
+        for pieces in rows:
+            self.emit(choice, text, pieces, 0)
+            text = ""
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
         """Send a row's events that were written without its choice."""

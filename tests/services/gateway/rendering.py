@@ -74,6 +74,7 @@ async def said(
                     del wanting[key]
                     writer.close(key)
     assert answer.error is None
+    await answer.ready()
     sending = answer.outbox.take(2**30)
     assert sending.is_last
     return sending.data
