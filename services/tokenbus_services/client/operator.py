@@ -133,7 +133,8 @@ class Operator:
         """
         if stage not in STAGES:
             raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
-        arguments_by_worker = _shared_out(arguments, await self.describe())
+        workers = await self._workers("transfer_weights")
+        arguments_by_worker = _shared_out(arguments, await self._tell("describe", DescribeEngine(), workers))
 
         def command(worker_id: str) -> TransferWeights:
             own = arguments_by_worker.get(worker_id)
@@ -143,7 +144,7 @@ class Operator:
                 weight_version=weight_version,
             )
 
-        return await self._tell("transfer_weights", command)
+        return await self._tell("transfer_weights", command, workers)
 
     async def set_weight_version(self, weight_version: int) -> States:
         """Say which version the weights are."""

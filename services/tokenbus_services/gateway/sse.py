@@ -68,6 +68,8 @@ class StreamedAnswer(ChoicesAnswer):
         for pieces in rows:
             self.emit(choice, text, pieces, 0)
             text = ""
+            if self.outbox.is_closed:  # it was more than may wait for its client
+                break
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
         """Send a row's events that were written without its choice."""

@@ -11,7 +11,7 @@ from tokenbus_services.processor.workers import Worker
 
 STATUS_INTERVAL = 0.1
 """Seconds between two reports, and between two answers to a client that asks all the time."""
-STATUS_BURST_SECONDS = 1.0
+STATUS_BURST_SECONDS = 2.0
 """A client that did not ask for so long gets the answers of that time at once: a command need not wait for one."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
