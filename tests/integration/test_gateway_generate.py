@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration.serving import Served, error_of, plainly, served
+from tests.services.gateway.rendering import array
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
 from tokenbus_engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
@@ -174,9 +175,10 @@ async def test_sglangs_answers_have_given_tokens_and_masks(client: httpx.AsyncCl
     """The prompt's given tokens too, where it is scored; a mask of more tokens than are listed is null."""
     given = [9, 300]
     body = {
-        "input_ids": PROMPT, "sampling_params": {"max_new_tokens": COUNT}, "return_logprob": True,
+        "input_ids": PROMPT, "return_logprob": True,
         "token_ids_logprob": given, "return_sampling_mask": True,
     }  # fmt: skip
+    body["sampling_params"] = {"max_new_tokens": COUNT, "custom_params": {"return_top_p_token_ids": True}}
     if is_streamed:
         *_, answer = await _chunks(client, SGLANG, body)
     else:
@@ -190,6 +192,9 @@ async def test_sglangs_answers_have_given_tokens_and_masks(client: httpx.AsyncCl
     assert meta["output_token_sampling_mask"] == [None if mask is None else mask.tolist() for mask in true.masks()]
     assert _singles(meta["output_token_sampling_logprobs"]) == true.other_logprobs.tolist()
     assert meta["output_token_sampling_mask_length"] == COUNT
+    offsets = array(meta["top_p_token_offsets"], "<i4")  # as slime reads them
+    assert array(meta["top_p_token_ids"], "<i4").tolist() == true.mask_token_ids.tolist()
+    assert offsets.tolist() == [0, *np.cumsum(true.mask_sizes).tolist()]
     if is_streamed:
         assert meta["input_token_ids_logprobs"] == []
     else:

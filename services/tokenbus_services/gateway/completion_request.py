@@ -104,6 +104,8 @@ class CompletionRequest:
     """Whether the answer has its text, too, in an API that is about token ids."""
     names_texts: bool = False
     """Whether logprobs have tokens' texts there."""
+    wants_top_p: bool = False
+    """Whether there are slime's arrays of the tokens that could have been chosen, too."""
     is_incremental: bool = False
     """Whether a chunk has only what is new, in an API where it may have all that came before it, too."""
     stream_interval: int = 1
@@ -258,6 +260,7 @@ class Reader:
             name=body.rid if isinstance(body.rid, str) else "",
             echoed={"rids": sglang_body.ids_of(body, request.prompts)},
             names_texts=bool(body.return_text_in_logprobs),
+            wants_top_p=sglang_body.wants_top_p(body),
             is_incremental=self._settings.incremental_streaming_output,
             stream_interval=(body.sampling_params and body.sampling_params.stream_interval) or 1,
         )

@@ -36,6 +36,14 @@ _TOKENS = 128
 """The default of `max_new_tokens`, as in SGLang."""
 
 
+class SlimeParams(Body, kw_only=True):
+    """What slime's patch of SGLang takes."""
+
+    return_top_p_token_ids: Annotated[bool | None, says("Adds which tokens each was chosen from, in two arrays.")] = (
+        False
+    )
+
+
 class SglangSampling(Body, kw_only=True):
     """How tokens are chosen, as SGLang's sampling parameters have it."""
 
@@ -63,7 +71,7 @@ class SglangSampling(Body, kw_only=True):
     spaces_between_special_tokens: Ignored = None
     stream_interval: Annotated[Interval | None, says("After how many tokens a stream has a chunk.")] = None
     stop_regex: Null = None
-    custom_params: Null = None
+    custom_params: Annotated[SlimeParams | None, says("What slime adds to SGLang.")] = None
 
 
 class SglangGenerate(Body, kw_only=True):
@@ -140,7 +148,7 @@ def completion_of(body: SglangGenerate) -> Completion:
     if len(forms) > 1:
         names = (", ".join(_FORMS[name] for name in each) for each in (_FORMS, forms))
         raise invalid("sampling_params", "at most one of {}, got {}".format(*names))
-    has_masks = body.return_sampling_mask and params.max_new_tokens != 0
+    has_masks = params.max_new_tokens != 0 and (body.return_sampling_mask or wants_top_p(body))
     return Completion(
         model=body.lora_path,
         prompt=text or body.input_ids,
@@ -155,6 +163,12 @@ def completion_of(body: SglangGenerate) -> Completion:
         **{name: getattr(params, other) for name, other in _RENAMED.items()},
         **_scoring(body, params),
     )
+
+
+def wants_top_p(body: SglangGenerate) -> bool:
+    """Tell whether an answer has slime's arrays of the tokens that could have been chosen."""
+    custom = body.sampling_params and body.sampling_params.custom_params
+    return bool(custom and custom.return_top_p_token_ids)
 
 
 def _scoring(body: SglangGenerate, params: SglangSampling) -> dict[str, Any]:

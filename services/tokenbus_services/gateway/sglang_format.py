@@ -14,7 +14,7 @@ from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Part, Piece, TokenIds
 from tokenbus_services.gateway.openai_format import DONE
 from tokenbus_services.gateway.prompt_writers import prompt_triples
-from tokenbus_services.gateway.sglang_lists import MetaLists
+from tokenbus_services.gateway.sglang_lists import MetaLists, top_p_members
 from tokenbus_services.gateway.sse import versions_of
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
@@ -153,7 +153,8 @@ class SglangFormat:
             return before, place
         prompt = self._lists.of_prompt(self._of_prompts.get(index, ()))
         lengths = b"".join(b',"%b_length":%d' % (name, count) for name in self._lists.counted)
-        return chain((before, b",", prompt, b","), lists, (lengths, place))
+        top_p = top_p_members(lists) if request.wants_top_p and end is not None else b""
+        return chain((before, b",", prompt, b","), lists, (lengths, top_p, place))
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._request.prompts[index // self._request.n]

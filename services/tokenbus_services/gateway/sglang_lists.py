@@ -1,7 +1,10 @@
 """MetaLists: what SGLang's `meta_info` has of each token of an answer."""
 
+from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 
+import numpy as np
 import orjson
 
 from tokenbus_contracts import Extras, PromptScores, ValueKind
@@ -86,3 +89,16 @@ class MetaLists:
         return b",".join(
             [b'"%b":%b' % (name, listed(column)) for name, column in zip(self.names, columns, strict=True)]
         )
+
+
+def top_p_members(lists: Iterable[bytes | bytearray]) -> bytes:
+    """Return what slime wants in `meta_info`, of the members that `MetaLists` has written, in parts.
+
+    The ids of all masks, one after the other, and where each begins; nothing where a mask is too large to tell.
+    """
+    masks = orjson.loads(b"{%b}" % b"".join(lists)).get(_MASKS.decode(), [None])
+    if None in masks:
+        return b""
+    ids, offsets = list(chain.from_iterable(masks)), list(accumulate(map(len, masks), initial=0))
+    written = tuple(b2a_base64(np.array(each, "<i4").tobytes(), newline=False) for each in (ids, offsets))
+    return b',"top_p_token_ids":"%b","top_p_token_offsets":"%b"' % written

@@ -135,7 +135,8 @@ def with_extras(made: LogprobBatch, kind: ValueKind) -> LogprobBatch:
 
 async def test_masks_that_are_too_large_are_null() -> None:
     """The logprobs beside them are of the distribution that the token was sampled from, whichever the engine's are."""
-    asked = of_sglang(return_sampling_mask=True, token_ids_logprob=[9])
+    custom = {"custom_params": {"return_top_p_token_ids": True}}
+    asked = of_sglang(return_sampling_mask=True, token_ids_logprob=[9], sampling_params=custom)
     plain = batch([RowShape(3, 0, 2, RowStatus.FINISHED_LENGTH, top_k=K)])
     for kind, sampled in (
         (ValueKind.RAW_LOGPROBS, [-0.1, -0.2]),
@@ -146,6 +147,7 @@ async def test_masks_that_are_too_large_are_null() -> None:
         assert meta["output_token_sampling_mask"] == [[3, 7], None]
         assert meta["output_token_sampling_logprobs"] == pytest.approx(sampled)
         assert meta["output_token_ids_logprobs"] == [None, None]  # which were dropped on the way
+        assert "top_p_token_ids" not in meta
     meta = (await sglangs(asked, [(plain, None)]))["meta_info"]
     assert meta["output_token_sampling_mask"] == meta["output_token_sampling_logprobs"] == [None, None]
 
