@@ -1,6 +1,7 @@
 """Configuration: vLLM's own options, the model's folder and our limits, as the VllmConfig of an engine."""
 
 import os
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,7 +89,8 @@ def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401
     parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
     # Options of its API server's that the engine needs.
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
-    parser.add_argument("--token-scores", action="store_true")
+    scores = "have token_logprobs score tokens in vLLM's sampler, which then knows more of them"
+    parser.add_argument("--token-scores", action=BooleanOptionalAction, default=False, help=scores)
     return parser.parse_args(list(given))
 
 
