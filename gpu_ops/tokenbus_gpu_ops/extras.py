@@ -7,15 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.enums import Scoring
+from tokenbus_contracts.schema import COLUMN
 from tokenbus_gpu_ops.plan import Bytes, Index, Plan, flags, for_each, whole
 
 Ids = npt.NDArray[np.uint32]
 
-MAX_GIVEN = 128
-MAX_MASK_BOUND = 1024
-OTHER_LOGPROBS, ENTROPIES = 1, 2
-"""The bits of the column `extras`."""
+MAX_GIVEN = COLUMN["given_counts"].max
+MAX_MASK_BOUND = COLUMN["mask_bounds"].max
 NOWHERE = 0xFFFFFFFF
 _FULL = np.uint8(Scoring.FULL)
 ITEM = np.dtype(
@@ -138,7 +138,7 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
         sizes[3:] = _place(masks["mask_at"], bound > 0), _place(masks["mask_ids_at"], bound)
     is_alike = plan.top_k is not None and asked.is_alike
     shape = Shape(others.size, Sizes(*sizes), is_alike, masks_are_others, int(bounds.max()))
-    bits = other.view(np.uint8) * np.uint8(OTHER_LOGPROBS) | entropies.view(np.uint8) * np.uint8(ENTROPIES)
+    bits = other.view(np.uint8) * np.uint8(Extra.OTHER_LOGPROB) | entropies.view(np.uint8) * np.uint8(Extra.ENTROPY)
     made = Extras(bits, counts.astype(np.uint32), ids, bounds.astype(np.uint32), shape, others, items)
     for column in (made.flags, made.given_counts, made.given_token_ids, made.mask_bounds):
         column.flags.writeable = False  # it may be handed out again
