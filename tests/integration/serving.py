@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
-from tests.support.waiting import MOST
+from tests.support.waiting import MOST, until
 from tokenbus_engines import synthetic
 
 _ADDRESS = re.compile(r'"address":"http://([^"]+)"')
@@ -66,6 +66,14 @@ async def asking(url: str) -> AsyncIterator[AsyncOpenAI]:
 async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of plain HTTP."""
     async with httpx.AsyncClient(base_url=url, timeout=MOST) as client:
+        yield client
+
+
+@asynccontextmanager
+async def when_ready(url: str, path: str = "/readyz") -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of plain HTTP, once a path answers."""
+    async with plainly(url) as client:
+        await until(lambda: answers(client, path))
         yield client
 
 

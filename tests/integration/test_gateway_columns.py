@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf.proto import parse_length_prefixed
 
-from tests.integration.serving import Served, error_of, plainly, served
-from tests.support.waiting import until
+from tests.integration.serving import Served, error_of, served, when_ready
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
 from tokenbus_engines.synthetic import alternatives, draws, true_prompt_scores, true_tokens
@@ -32,13 +31,8 @@ def system() -> Iterator[Served]:
 
 @pytest.fixture
 async def client(system: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with plainly(system.url) as made:
-        await until(lambda: _is_ready(made))
+    async with when_ready(system.url) as made:
         yield made
-
-
-async def _is_ready(client: httpx.AsyncClient) -> bool:
-    return (await client.get("/readyz")).status_code == 200
 
 
 async def _asked(client: httpx.AsyncClient, accept: str, **body: Any) -> tuple[int, httpx.Response]:  # noqa: ANN401 - JSON

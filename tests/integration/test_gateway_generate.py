@@ -9,9 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.integration.serving import Served, error_of, plainly, served
+from tests.integration.serving import Served, error_of, served, when_ready
 from tests.services.gateway.rendering import array
-from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
 from tokenbus_engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
 from tokenbus_services.delivery.step import extras_by_token
@@ -31,14 +30,8 @@ def system() -> Iterator[Served]:
 
 @pytest.fixture
 async def client(system: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with plainly(system.url) as made:
-        await until(lambda: _is_ready(made))
+    async with when_ready(system.url, "/health_generate") as made:
         yield made
-
-
-async def _is_ready(client: httpx.AsyncClient) -> bool:
-    """Ask as slime does."""
-    return (await client.get("/health_generate")).status_code == 200
 
 
 async def _said(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
