@@ -35,7 +35,7 @@ class ControlledCore:
         """vLLM's LoRARequest of each adapter that requests may name."""
         self._adapter_number = self._weights_number = 0
         """How many adapters, and how many sets of weights, were loaded while it runs."""
-        self._is_halted = False
+        self._is_paused = False
         self.weight_version = 0
         """Which version its weights are; 0: not known."""
         self.world_size: int = config.parallel_config.world_size
@@ -64,13 +64,13 @@ class ControlledCore:
 
     def pause(self, *, running: bool) -> None:
         """Schedule no new request, and if `running` no token of those that run."""
-        states, self._is_halted = self._vllm.PauseState, True
+        states, self._is_paused = self._vllm.PauseState, True
         self._core.scheduler.set_pause_state(states.PAUSED_ALL if running else states.PAUSED_NEW)
 
     def resume(self) -> None:
         """Schedule all requests."""
         self._core.scheduler.set_pause_state(self._vllm.PauseState.UNPAUSED)
-        self._is_halted = False
+        self._is_paused = False
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights in a folder, or put back those that there were."""

@@ -137,7 +137,7 @@ class VllmEngine(ControlledCore):
         if self._is_broken or self._aborted or self._core.batch_queue:
             return True
         # While it is halted, vLLM counts none that it must not compute.
-        return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_halted))
+        return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_paused))
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""

@@ -19,7 +19,7 @@ class _Wanted(NamedTuple):
     """Whether these are given ids, in the place of the most probable."""
 
 
-class ScoredPrompts:
+class PromptsToScore:
     """The requests whose prompts are to be scored, by vLLM's names for them, until they are."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_engines.vllm.columns import NO_ROWS, UNSCORED, Lines, Logprobs, Rows, method_of, step_arrays
-from tokenbus_engines.vllm.prompts import ScoredPrompts
+from tokenbus_engines.vllm.prompts import PromptsToScore
 from tokenbus_services.worker import StepArrays
 
 _LEAST_SLOTS = 64
@@ -77,7 +77,7 @@ class Requests:
         self._positions = np.zeros(0, np.uint32)
         self._top_ks = np.zeros(0, np.int16)
         self._with_stops: dict[str, Request] = {}
-        self.prompts = ScoredPrompts()
+        self.prompts = PromptsToScore()
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -1,4 +1,4 @@
-"""ScoredPrompt: what has come of a prompt's scores, each chunk once and in order."""
+"""ReceivedScores: what has come of a prompt's scores, each chunk once and in order."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tokenbus_contracts import ContractError, PromptScores, Rule
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 
 
-class ScoredPrompt:
+class ReceivedScores:
     """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
 
     def __init__(self, first_position: int, prompt: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from tokenbus_contracts.generated.request_pb2 import (
 )
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
-from tokenbus_services.client.scored_prompt import ScoredPrompt
+from tokenbus_services.client.received_scores import ReceivedScores
 from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
 from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
@@ -59,7 +59,7 @@ class OpenRequest:
     """The request as it was sent, until a processor is known to have taken it."""
     include_drafts: bool
     stop_texts: tuple[str, ...] = ()
-    scoring: ScoredPrompt | None = None
+    scoring: ReceivedScores | None = None
     """What has come of its prompt's scores, if it asked for them."""
     deadline_unix_ms: int = 0
     """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
@@ -185,7 +185,7 @@ class OpenRequests:
             frame.generate,  # a copy: the application may change its message afterwards
             generate.include_draft_logprobs,
             tuple(generate.sampling.stop),
-            ScoredPrompt.of(generate),
+            ReceivedScores.of(generate),
             generate.deadline_unix_ms,
             home,
             sent_to,

@@ -177,8 +177,8 @@ _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
 Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
 Stops = Annotated[list[Stop], Meta(max_length=16)]
-_Extra = str | int | float
-Extras = dict[str, _Extra | list[_Extra]]
+_EngineArgument = str | int | float
+EngineArguments = dict[str, _EngineArgument | list[_EngineArgument]]
 _BadWords = Annotated[list[Word], Meta(max_length=256)]
 _OutputTexts = Annotated[list[Label], Meta(min_length=1, max_length=1024)]
 
@@ -269,7 +269,7 @@ class FullSampling(EngineSampling, kw_only=True):
     return_token_offsets: Ignored = None
     mm_payload: Ignored = None
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
-    vllm_xargs: Annotated[Extras | None, says("What extensions of the engine take.")] = None
+    vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from tokenbus_services.gateway.bodies import (
     Body,
     Completion,
+    EngineArguments,
     EngineSampling,
-    Extras,
     Ignored,
     Int64,
     Label,
@@ -29,7 +29,7 @@ class SamplingParams(EngineSampling, kw_only=True):
     max_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
-    extra_args: Annotated[Extras | None, says("What extensions of the engine take.")] = None
+    extra_args: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
     flat_logprobs: Ignored = None
     output_kind: Ignored = None

@@ -14,7 +14,7 @@ from tokenbus_services.gateway.bodies import (
     ContentPart,
     Description,
     Effort,
-    Extras,
+    EngineArguments,
     Function,
     FunctionChoice,
     FunctionName,
@@ -205,7 +205,7 @@ class Messages(TokenCount, kw_only=True):
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
-    vllm_xargs: Annotated[Extras | None, says("What extensions of the engine take.")] = None
+    vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
     metadata: Ignored = None
     service_tier: Ignored = None

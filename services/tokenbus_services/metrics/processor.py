@@ -268,9 +268,9 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         (
             "tokenbus_commands_total{command, outcome}",
             "Operators' commands that were answered: done, refused, or lost with their worker.",
-            lambda of: dict(of.clients.controls.answers),
+            lambda of: dict(of.clients.commands.answers),
         ),
-        ("tokenbus_open_commands", "Commands that no worker has answered yet.", lambda of: len(of.clients.controls)),
+        ("tokenbus_open_commands", "Commands that no worker has answered yet.", lambda of: len(of.clients.commands)),
         (
             "tokenbus_refused_resumes_total",
             "Resumed requests that are another client's.",

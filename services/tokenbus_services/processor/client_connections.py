@@ -26,9 +26,9 @@ from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
-from tokenbus_services.processor.controls import Controls
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
+from tokenbus_services.processor.open_commands import OpenCommands
 from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.resumes import Resumes, has_last_row
 from tokenbus_services.processor.send_queue import Budget, SendQueue
@@ -73,7 +73,7 @@ class ClientConnections(Connections[Session]):
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
         self._status = StatusReport(settings.processor.id, dispatch)
-        self.controls = Controls(dispatch.workers, on_adapters=self._status.expire)
+        self.commands = OpenCommands(dispatch.workers, on_adapters=self._status.expire)
         self._room: tuple[float, Room, list[bytes]] | None = None
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
@@ -142,7 +142,7 @@ class ClientConnections(Connections[Session]):
             self.watchers.add(session, frame.watch.worker_id)
         else:
             _check_role(session.may_control, Role.OPERATOR)
-            self.controls.submit(session, frame.control)
+            self.commands.submit(session, frame.control)
 
     def _abort(self, session: Session, request_id: int) -> None:
         if request_id in session.requests:
@@ -294,7 +294,7 @@ class ClientConnections(Connections[Session]):
         self._registry.router.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
-        self.controls.forget(session)
+        self.commands.forget(session)
         for request_id in list(session.requests):
             request = self._registry.table.get(request_id)
             if request is not None and self._registry.table.route[request.slot] == session.route:

@@ -83,7 +83,7 @@ class Intake:
 
     def connected(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
-        self._clients.controls.resend(worker)
+        self._clients.commands.resend(worker)
         self._clients.watchers.show_stream(worker)
         self._dispatch.hand_out_waiting()
         for observe in self.stream_observers:
@@ -95,7 +95,7 @@ class Intake:
         self.proceed(worker, now)
         for step in worker.assembler.close():
             self._step(worker, step, now, is_last=True)
-        self._clients.controls.lost(worker, why)
+        self._clients.commands.lost(worker, why)
         self._dispatch.expect_workers(now)
 
     def is_throttled(self, worker: Worker) -> bool:
@@ -178,7 +178,7 @@ class Intake:
                     request.generate = None
                     self.registry.admitted(request, event.admitted)
             case "control_answer":
-                self._clients.controls.answered(worker, event.control_answer)
+                self._clients.commands.answered(worker, event.control_answer)
             case "prompt_scores":
                 self._scored(worker, event.prompt_scores, pending_ack, now)
             case "error":

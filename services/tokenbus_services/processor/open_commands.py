@@ -1,4 +1,4 @@
-"""Controls: operators' commands on their way to workers, and what became of them on the way back."""
+"""OpenCommands: operators' commands on their way to workers, and what became of them on the way back."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _MOST_OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Command:
     """A command that is not answered yet."""
 
     session: Session
@@ -29,7 +29,7 @@ class _Open:
     control: Control
 
 
-class Controls:
+class OpenCommands:
     """The commands that workers have not answered.
 
     Each is sent again after a worker's handshake, as it may have been lost: the worker knows those that it had.
@@ -39,7 +39,7 @@ class Controls:
         """Take the workers, and what is called when one has other adapters."""
         self._workers = workers
         self._on_adapters = on_adapters
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Command] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
         """How many answers were given, by the command and whether it was done, refused or lost."""
 
@@ -65,12 +65,12 @@ class Controls:
         elif waiting >= _MOST_OPEN:
             refusal = f"commands that worker {control.worker_id} has not answered: at most {_MOST_OPEN}, got one more"
         else:
-            self._open[key] = _Open(session, worker, control)
+            self._open[key] = _Command(session, worker, control)
             name = control.WhichOneof("command")
             _log.info("command", client=session.name, worker=control.worker_id, command=name)
             self._workers.send(worker, ProcessorFrame(control=control))
             return
-        self._answer(_Open(session, None, control), _refused(key, refusal), "refused")
+        self._answer(_Command(session, None, control), _refused(key, refusal), "refused")
 
     def resend(self, worker: Worker) -> None:
         """Send a worker that has said hello again what it has not answered."""
@@ -103,7 +103,7 @@ class Controls:
         for key in [key for key, each in self._open.items() if each.session is session]:
             del self._open[key]
 
-    def _answer(self, asked: _Open, answer: ControlAnswer, outcome: str) -> None:
+    def _answer(self, asked: _Command, answer: ControlAnswer, outcome: str) -> None:
         self.answers[asked.control.WhichOneof("command") or "unknown", outcome] += 1
         asked.session.put(Frame(write_frame(ServerFrame(control_answer=answer))))
 

@@ -1,10 +1,10 @@
-"""EngineControl: does what operators ask of an engine, between its steps."""
+"""CommandRunner: does what operators ask of an engine, between its steps."""
 
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenbus_contracts.generated.control_pb2 import (
     Control,
@@ -16,7 +16,7 @@ from tokenbus_contracts.generated.control_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.logs import logger
-from tokenbus_services.worker.engine import Engine, EngineBrokenError
+from tokenbus_services.worker.engine import ControlledEngine, Engine, EngineBrokenError
 
 _log = logger("worker")
 _KNOWN = 256
@@ -31,7 +31,7 @@ _NEEDS_NO_WORK = frozenset({"pause", "load_weights", "transfer_weights", "sleep"
 _CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH)
 
 
-class EngineControl:
+class CommandRunner:
     """What operators ask of one engine, one command after the other, on the engine's thread.
 
     Those that change weights pause the engine for as long as they take, if it is not paused already. One that fails
@@ -40,8 +40,8 @@ class EngineControl:
 
     def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
         """Take the engine, what aborts all of its requests, and what takes each answer."""
-        self._engine: Any = engine
-        """It may lack any of `ControlledEngine`'s methods."""
+        self._engine = cast("ControlledEngine", engine)
+        """It may lack any of these methods."""
         self._end_all = end_all
         self._answer = answer
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
@@ -49,9 +49,9 @@ class EngineControl:
         self._waiting: deque[Control] = deque()
         self._begun: Control | None = None
         """A command that is done once the engine has no work."""
-        self._is_halted = False
-        """Whether the engine computes nothing, or will not once it has no work."""
         self._is_paused = False
+        """Whether the engine computes nothing, or will not once it has no work."""
+        self._operator_paused = False
         """Whether that is so because an operator asked for it."""
         self._is_sleeping = self._has_freed = False
         """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
@@ -116,7 +116,7 @@ class EngineControl:
         try:
             if name in _NEEDS_NO_WORK:
                 self._check_can(control)
-                self._halt(getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP)
+                self._pause_engine(getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP)
                 self._begun = control
             else:
                 getattr(self, f"_{name}")(control)
@@ -142,9 +142,9 @@ class EngineControl:
         found: Callable[..., Any] = method
         return found
 
-    def _halt(self, mode: int) -> None:
+    def _pause_engine(self, mode: int) -> None:
         self._method("pause", "pause")(running=mode == PauseMode.PAUSE_MODE_KEEP)
-        self._is_halted = True
+        self._is_paused = True
         if mode == PauseMode.PAUSE_MODE_ABORT:
             self._end_all()
 
@@ -172,9 +172,11 @@ class EngineControl:
 
     def _go_on(self) -> None:
         """Let the engine compute again, unless something speaks against it."""
-        if self._is_halted and not (self._is_paused or self._is_sleeping or self._is_updating or self._is_damaged):
+        if self._is_paused and not (
+            self._operator_paused or self._is_sleeping or self._is_updating or self._is_damaged
+        ):
             self._method("resume", "resume")()
-            self._is_halted = False
+            self._is_paused = False
 
     # The commands.
 
@@ -182,7 +184,7 @@ class EngineControl:
         """Change nothing: the answer says how the engine is."""
 
     def _pause(self, _: Control) -> None:
-        self._is_paused = True
+        self._operator_paused = True
 
     def _resume(self, _: Control) -> None:
         if self._is_damaged:
@@ -191,7 +193,7 @@ class EngineControl:
             raise ValueError("resume: an engine whose update is finished, got one that takes weights")
         if self._is_sleeping:
             raise ValueError("resume: an engine that is awake, got one that sleeps")
-        self._is_paused = False
+        self._operator_paused = False
         self._go_on()
 
     def _load_weights(self, control: Control) -> None:
@@ -269,7 +271,7 @@ class EngineControl:
             return
         if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
             return  # parts of it sleep on
-        self._is_sleeping = self._has_freed = self._is_paused = False
+        self._is_sleeping = self._has_freed = self._operator_paused = False
         self._go_on()
 
     def _reset_prefix_cache(self, _: Control) -> None:
@@ -292,7 +294,7 @@ class EngineControl:
         """How the engine is."""
         return EngineState(
             weight_version=self.weight_version,
-            is_paused=self._is_halted,
+            is_paused=self._is_paused,
             is_sleeping=self._is_sleeping,
             weights_are_damaged=self._is_damaged,
             highest_weight_version=self._highest,

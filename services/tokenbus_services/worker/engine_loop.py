@@ -8,8 +8,8 @@ from tokenbus_services.clock import SystemClock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.client import PublisherClient
-from tokenbus_services.worker.control import EngineControl
-from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
+from tokenbus_services.worker.command_runner import CommandRunner
+from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError, ScoresTokens
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.publisher import ReceivedHandoff
@@ -51,7 +51,7 @@ class EngineLoop:
         self._client = client
         self._out: PublisherClient | Outbox = outbox or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
-        self._control = EngineControl(engine, self._abort_all, self._out.controlled)
+        self._commands = CommandRunner(engine, self._abort_all, self._out.controlled)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
         """The ids of the requests that were admitted since the last step that succeeded."""
@@ -78,7 +78,7 @@ class EngineLoop:
         if pace is not None:
             pace()
         self.compute()
-        if self._control.is_waiting and not self._engine.has_work:
+        if self._commands.is_waiting and not self._engine.has_work:
             self._do_as_told()
 
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
@@ -121,9 +121,9 @@ class EngineLoop:
 
     def _do_as_told(self) -> None:
         """Do what operators ask of the engine."""
-        self._control.take(self._client.take_controls())
+        self._commands.take(self._client.take_controls())
         try:
-            self._control.turn()
+            self._commands.turn()
         except EngineBrokenError as error:
             self._end_all_as_broken(error)
             raise
@@ -188,7 +188,7 @@ class EngineLoop:
             return
         if not generate.HasField("top_logprobs"):
             raise ValueError("token_scoring: one beside top_logprobs, got one without")
-        offered = getattr(self._engine, "token_scores", ())
+        offered = self._engine.token_scores if isinstance(self._engine, ScoresTokens) else ()
         for field, _ in generate.token_scoring.ListFields():
             if field.name not in offered:
                 raise ValueError(f"token_scoring.{field.name}: none with this engine")
@@ -229,8 +229,8 @@ class EngineLoop:
                 self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
             else:
                 self._abort(request.request_key)
-        self._control.take(self._client.take_controls())
-        self._control.refuse_all(_STOPPING)
+        self._commands.take(self._client.take_controls())
+        self._commands.refuse_all(_STOPPING)
         self._end_aborted_and_overdue()
 
     def _end_aborted_and_overdue(self) -> None:

@@ -1,4 +1,4 @@
-"""Controls: operators' commands through the processor, to one worker each, and what became of them back."""
+"""OpenCommands: operators' commands through the processor, to one worker each, and what became of them back."""
 
 from typing import Any
 
@@ -48,8 +48,8 @@ def test_command_goes_to_its_worker_and_the_answer_to_who_gave_it() -> None:
     answer(second, 3, "no room")
     answer(second, 3, "twice")
     assert (answers(operator), answers(other)) == ({3: "no room"}, {})
-    assert bench.core.clients.controls.answers == {("describe", "refused"): 1}
-    assert bench.core.clients.controls._open == {}
+    assert bench.core.clients.commands.answers == {("describe", "refused"): 1}
+    assert bench.core.clients.commands._open == {}
 
 
 def test_command_is_sent_again_until_it_is_answered() -> None:
@@ -75,7 +75,7 @@ def test_lost_worker_and_client() -> None:
     gone.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
     worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, message="stopped")))
     assert answers(operator) == {3: "worker worker-0 is gone, and may have done it or not: stopped"}
-    assert len(bench.core.clients.controls) == 0
+    assert len(bench.core.clients.commands) == 0
 
 
 @pytest.mark.parametrize(
