@@ -20,6 +20,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, EXTRA_COLUM
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """What the column `stops` has for a stop token, and for the first stop text; those of the others follow."""
+_LEFT_OUT: npt.ArrayLike = ()
 _set = object.__setattr__  # a batch's own is for others, and refuses
 
 
@@ -81,22 +82,22 @@ class LogprobBatch:
         self,
         header: BatchHeader,
         *,
-        request_keys: npt.ArrayLike = (),
-        batch_indices: npt.ArrayLike = (),
-        positions: npt.ArrayLike = (),
-        statuses: npt.ArrayLike = (),
-        token_counts: npt.ArrayLike = (),
-        draft_token_counts: npt.ArrayLike = (),
-        proposal_counts: npt.ArrayLike = (),
-        scorings: npt.ArrayLike = (),
-        top_ks: npt.ArrayLike = (),
-        token_ids: npt.ArrayLike = (),
-        logprobs: npt.ArrayLike = (),
-        ranks: npt.ArrayLike = (),
-        alternative_token_ids: npt.ArrayLike = (),
-        alternative_logprobs: npt.ArrayLike = (),
-        proposal_token_ids: npt.ArrayLike = (),
-        stops: npt.ArrayLike = (),
+        request_keys: npt.ArrayLike = _LEFT_OUT,
+        batch_indices: npt.ArrayLike = _LEFT_OUT,
+        positions: npt.ArrayLike = _LEFT_OUT,
+        statuses: npt.ArrayLike = _LEFT_OUT,
+        token_counts: npt.ArrayLike = _LEFT_OUT,
+        draft_token_counts: npt.ArrayLike = _LEFT_OUT,
+        proposal_counts: npt.ArrayLike = _LEFT_OUT,
+        scorings: npt.ArrayLike = _LEFT_OUT,
+        top_ks: npt.ArrayLike = _LEFT_OUT,
+        token_ids: npt.ArrayLike = _LEFT_OUT,
+        logprobs: npt.ArrayLike = _LEFT_OUT,
+        ranks: npt.ArrayLike = _LEFT_OUT,
+        alternative_token_ids: npt.ArrayLike = _LEFT_OUT,
+        alternative_logprobs: npt.ArrayLike = _LEFT_OUT,
+        proposal_token_ids: npt.ArrayLike = _LEFT_OUT,
+        stops: npt.ArrayLike = _LEFT_OUT,
         **further: npt.ArrayLike,
     ) -> None:
         """Take the header and the columns, `extras` and those behind it by name too; one that is left out is empty."""
@@ -127,11 +128,12 @@ class LogprobBatch:
             if type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1:
                 set_column(self, values)
             else:
-                set_column(self, fitted(COLUMN[name], values))
+                set_column(self, COLUMN[name].empty if values is _LEFT_OUT else fitted(COLUMN[name], values))
         for name, values in further.items():
             if name not in _EXTRAS:
                 raise TypeError(f"LogprobBatch has no column {name}")
-            _set(self, name, fitted(COLUMN[name], values))
+            is_fit = type(values) is np.ndarray and values.dtype is COLUMN[name].dtype and values.ndim == 1
+            _set(self, name, values if is_fit else fitted(COLUMN[name], values))
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
@@ -148,8 +150,8 @@ class LogprobBatch:
     def of_message(cls, header: BatchHeader, columns: MessageColumns) -> "LogprobBatch":
         """Make a batch of a message that is known to be valid; a column becomes an array when it is first read."""
         batch = cls.__new__(cls)
-        _set(batch, "header", header)
-        _set(batch, "_message", columns)
+        _set_header(batch, header)
+        _set_message(batch, columns)
         return batch
 
     def headed(self, header: BatchHeader) -> "LogprobBatch":
@@ -353,17 +355,18 @@ class LogprobBatch:
             return made
 
     def _made_rows(self) -> Rows | OnlyRow:
-        extras = extras_of(self, self._layout.starts) if self.has_extras else None
-        if self._message is not None:
-            if self._message.row_count == 1:
-                return OnlyRow(self._message, extras)
-            return Rows(self._message.array, self._message.numbers, extras)
+        message = self._message
+        has_extras = self.has_extras if message is None else message.has_extras  # which a message need not look up
+        extras = extras_of(self, self._layout.starts) if has_extras else None
+        if message is not None:
+            return OnlyRow(message, extras) if message.row_count == 1 else Rows(message.array, message.numbers, extras)
         self._layout  # noqa: B018 - a ContractError where the columns are not as long as the counts say
         return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist(), extras)
 
 
 _SLOTS = [(LogprobBatch.__dict__[column.name].__set__, column.name, column.dtype) for column in BASE_COLUMNS]
 """What sets each base column; `_set` would look each up by its name."""
+_set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
 _VALUES = attrgetter(*(column.name for column in BASE_COLUMNS))
 _EXTRAS = {column.name for column in EXTRA_COLUMNS}
 

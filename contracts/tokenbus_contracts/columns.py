@@ -9,17 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
 """What reads a value of each column that has one for a row: these are the first columns."""
-_COUNT, _BASE_COUNT = len(COLUMNS), len(BASE_COLUMNS)
 _PLACES = {
-    column.name: (place, place + _COUNT, column.dtype, _CODES[column.item_bytes], column.empty)
-    for place, column in enumerate(COLUMNS)
+    2 * len(columns): {
+        column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
+        for place, column in enumerate(columns)
+    }
+    for columns in (BASE_COLUMNS, COLUMNS)
 }
+"""Where each column's numbers are among all, by how many there are: a message without extras has none of theirs."""
 Index = npt.NDArray[np.intp]
 Selected = tuple[bytes, Sequence[int]]
 
@@ -84,28 +87,30 @@ class MessageColumns:
 
     Args:
         data: the message.
-        places: each column's offset in it, and then each column's number of elements.
+        places: each column's offset in it, and then each column's number of elements; without extras, those of the
+            base columns alone.
         taking: what takes rows out of such a message.
         is_bare: whether the message is those fields, as `select` writes them, without a header.
     """
 
-    __slots__ = ("_data", "_is_bare", "_places", "_taking")
+    __slots__ = ("_data", "_is_bare", "_known", "_places", "_taking")
 
     def __init__(self, data: bytes, places: Sequence[int], taking: Taking, *, is_bare: bool = False) -> None:
         self._data = data
         self._places = places
+        self._known = _PLACES[len(places)]
         self._taking = taking
         self._is_bare = is_bare
 
     @property
     def row_count(self) -> int:
         """How many rows there are."""
-        return self._places[_COUNT]
+        return self._places[len(self._known)]
 
     @property
     def has_extras(self) -> bool:
         """Whether there is more than the columns that every batch has."""
-        return any(self._places[_COUNT + _BASE_COUNT :])
+        return len(self._known) > len(BASE_COLUMNS)
 
     def first(self) -> list[int]:
         """Return the first row's value in each column that has one for a row."""
@@ -137,13 +142,16 @@ class MessageColumns:
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a column as an array, a view of the message."""
-        at, items, dtype, _, empty = _PLACES[name]
+        try:
+            at, items, dtype, _, empty = self._known[name]
+        except KeyError:  # as no row asked for it
+            return COLUMN[name].empty
         count = self._places[items]
         return np.frombuffer(self._data, dtype, count, self._places[at]) if count else empty
 
     def numbers(self, name: str) -> Sequence[int]:
         """Return an integer column's values; for a short column this is cheaper than an array is."""
-        at, items, _, code, _ = _PLACES[name]
+        at, items, _, code, _ = self._known[name]
         begin, count = self._places[at], self._places[items]
         if code == "B":
             return self._data[begin : begin + count]

@@ -24,7 +24,7 @@ from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
 from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, HEADER_NUMBERS, Layout, Rules, rules_for
-from tokenbus_contracts.schema import COLUMNS, HEADER
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS, HEADER
 
 LIBRARY = Path(__file__).with_name("accept.so")
 SOURCE = Path(__file__).with_name("accept.c")
@@ -36,9 +36,17 @@ _MOST_SHARES = 64
 """To so many consumers a message is dealt out in one pass."""
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 """The limits of the last message, and their rules."""
-_VALUES = Struct(f"16x{HEADER_NUMBERS + 2 * len(COLUMNS)}Q")
+_BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
+_OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
+_PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
+"""What writes and reads columns' places, by how many there are: without extras, theirs are left out."""
+_BASE_ALONE, _WITH_EXTRAS = 1, 2
+"""As in accept.c: what an accepted message has."""
+_LAYOUTS = {
+    _BASE_ALONE: Struct(f"16x{HEADER_NUMBERS}Q" + 2 * f"{_BASE}Q{_OF_EXTRAS}"),
+    _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
+}
 """A layout from the header's values on; ctypes takes three times as long to turn one into numbers."""
-_PLACES = Struct(f"{2 * len(COLUMNS)}q")
 _Places = ctypes.c_int64 * (2 * len(COLUMNS))
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
@@ -56,9 +64,10 @@ def accepts(data: bytes, limits: Limits) -> bool:
 def read(data: bytes, limits: Limits) -> LogprobBatch | None:
     """Return the batch in a message that is known to be valid; None says nothing about it."""
     layout = Layout()
-    if _accepts is None or not _accepts(data, len(data), _rules(limits), layout):
+    found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
+    if not found:
         return None
-    values = _VALUES.unpack(layout)
+    values = _LAYOUTS[found].unpack(layout)
     header = from_values(values, str(data[values[0] : values[0] + values[_TEXT_NUMBER]], "ascii"))
     return LogprobBatch.of_message(header, MessageColumns(data, values[HEADER_NUMBERS:], _TAKING))
 
@@ -68,11 +77,11 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
 
     None: a row is not there, or is named twice.
     """
-    taken, laid = np.empty(len(data), np.uint8), _Places()
+    taken, laid, layout = np.empty(len(data), np.uint8), _Places(), _PLACES[len(places)]
     chosen = np.asarray(rows, np.int64).tobytes()
     where = taken.__array_interface__["data"][0]
-    size = _selects(data, _PLACES.pack(*places), chosen, len(chosen) // 8, _schema_rules(), where, laid)
-    return None if size < 0 else (taken[:size].tobytes(), _PLACES.unpack(laid))
+    size = _selects(data, layout.pack(*places), chosen, len(chosen) // 8, _schema_rules(), where, laid)
+    return None if size < 0 else (taken[:size].tobytes(), layout.unpack(laid))
 
 
 def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
@@ -85,7 +94,8 @@ def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: byte
     sizes = np.empty(parts, np.int64)
     where, size_at = (array.__array_interface__["data"][0] for array in (taken, sizes))
     chosen, until = np.asarray(rows, np.int64).tobytes(), np.asarray(ends, np.int64).tobytes()
-    if _cuts(data, _PLACES.pack(*places), chosen, until, parts, head, len(head), _schema_rules(), where, size_at) < 0:
+    laid = _PLACES[len(places)].pack(*places)
+    if _cuts(data, laid, chosen, until, parts, head, len(head), _schema_rules(), where, size_at) < 0:
         return None
     behind = list(accumulate(sizes.tolist(), initial=0))
     return [taken[begin:end].tobytes() for begin, end in pairwise(behind)]
@@ -104,7 +114,7 @@ def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
     written, laid = np.empty(len(data) + room, np.uint8), np.empty(rows + 4 * _MOST_SHARES, np.int64)
     where, laid_at = written.__array_interface__["data"][0], laid.__array_interface__["data"][0]
     asked = slots.tobytes(), requests, stream, least, head, len(head), _schema_rules()
-    count = _deals(data, _PLACES.pack(*places), *asked, where, laid_at, laid_at + 8 * rows, _MOST_SHARES)
+    count = _deals(data, _PLACES[len(places)].pack(*places), *asked, where, laid_at, laid_at + 8 * rows, _MOST_SHARES)
     if count < 0:
         return None
     numbers = laid[rows : rows + 4 * count].reshape(count, 4).tolist()

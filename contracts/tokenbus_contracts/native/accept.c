@@ -22,6 +22,7 @@ enum column {
 enum header_type { UNKNOWN, VARINT, FIXED64, TEXT };
 enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8, STOPPED = 16 };
 enum scoring_flag { SCORING_VALID = 1, SCORED = 2, MAY_HAVE_ALTERNATIVES = 4 };
+enum found { BASE_ALONE = 1, WITH_EXTRAS = 2 };
 enum extra { OTHER_LOGPROB = 1, ENTROPY = 2 };
 
 #define HEADER_NUMBERS 32 /* header fields have numbers below this, or are left to Python */
@@ -148,12 +149,14 @@ static int lay_out(const uint8_t *data, int64_t size, const struct rules *rules,
 
 static int keys_hold(const u64 *keys, int64_t rows) {
     uint16_t slots[KEY_SLOTS];
-    memset(slots, 0, sizeof slots);
+    int bits = 1;
+    while (1 << bits < 2 * rows) bits++;
+    memset(slots, 0, sizeof *slots << bits);
     for (int64_t row = 0; row < rows; row++) {
         uint64_t key = keys[row];
         if (!key) return 0;
-        uint32_t slot = (uint32_t)(key * 0x9E3779B97F4A7C15u >> 52);
-        for (; slots[slot]; slot = (slot + 1) % KEY_SLOTS)
+        uint32_t slot = (uint32_t)(key * 0x9E3779B97F4A7C15u >> (64 - bits));
+        for (; slots[slot]; slot = (slot + 1) & ((1u << bits) - 1))
             if (keys[slots[slot] - 1] == key) return 0;
         slots[slot] = (uint16_t)(row + 1);
     }
@@ -181,20 +184,21 @@ static int stops_hold(const uint8_t *stops, int64_t count, const uint8_t *status
     return !wrong && count == stopped;
 }
 
-static int at_most(const u32 *values, int64_t count, uint32_t most) {
+static int within(const u32 *values, int64_t count, uint32_t least, uint32_t most) {
     uint32_t beyond = 0;
-    for (int64_t i = 0; i < count; i++) beyond |= values[i] > most;
+    for (int64_t i = 0; i < count; i++) beyond |= values[i] - least > most - least;
     return !beyond;
 }
 
-static int tokens_hold(const f32 *logprobs, const u32 *ranks, int64_t count, float ceiling, uint32_t first,
-                            uint32_t last) {
-    uint32_t wrong = 0;
-    for (int64_t i = 0; i < count; i++) {
-        wrong |= (!(logprobs[i] <= ceiling)) | (!(logprobs[i] >= -FLT_MAX)); /* NaN is neither */
-        wrong |= (ranks[i] < first) | (ranks[i] > last);
+static int finite_within(const f32 *values, int64_t count, float least, float most) {
+    i32x4 wrong = {0};
+    int64_t i = 0;
+    for (; i <= count - LANES; i += LANES) {
+        f32x4 value = *(const f32x4 *)(values + i);
+        wrong |= ~(value <= most) | ~(value >= least); /* NaN is neither */
     }
-    return !wrong;
+    for (; i < count; i++) wrong[0] |= !(values[i] <= most) | !(values[i] >= least);
+    return !(wrong[0] | wrong[1] | wrong[2] | wrong[3]);
 }
 
 /* What was found wrong so far, by lane, and the bits of all ids: gathered without a branch and looked at once. */
@@ -259,10 +263,24 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
     return !wrong;
 }
 
-static int finite_within(const f32 *values, int64_t count, float least, float most) {
-    int wrong = 0;
-    for (int64_t i = 0; i < count; i++) wrong |= (!(values[i] <= most)) | (!(values[i] >= least)); /* as above */
-    return !wrong;
+/*
+ * How many ids are not above the one before them; -1 if one is beyond the last. The ids of all masks are looked at in one
+ * pass: those of a mask ascend, so that only a mask's first may be counted. They are compared as signed, as above.
+ */
+static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
+    i32x4 found = {0}, beyond = {0};
+    int64_t i = 1;
+    for (; i <= count - LANES; i += LANES) {
+        i32x4 id = (i32x4)*(const u32x4 *)(ids + i), before = (i32x4)*(const u32x4 *)(ids + i - 1);
+        found -= id <= before;
+        beyond |= (id > last) | id; /* the sign bit of either tells */
+    }
+    for (; i < count; i++) {
+        found[0] += ids[i] <= ids[i - 1];
+        beyond[0] |= ids[i] > (uint32_t)last ? -1 : 0;
+    }
+    if ((beyond[0] | beyond[1] | beyond[2] | beyond[3]) < 0 || (count && ids[0] > (uint32_t)last)) return -1;
+    return found[0] + found[1] + found[2] + found[3];
 }
 
 /* What a row asked for beyond its logprobs; all zero where the columns are not there, as no row asked. */
@@ -284,7 +302,8 @@ static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *it
     int64_t rows = items[REQUEST_KEYS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
     const uint8_t *counts = data + at[TOKEN_COUNTS], *scorings = data + at[SCORINGS];
     const u32 *sizes = (const u32 *)(data + at[MASK_SIZES]), *ids = (const u32 *)(data + at[MASK_TOKEN_IDS]);
-    int wrong = 0;
+    int64_t firsts = 0; /* of a mask, and not above the last of the mask before it */
+    int wrong = token_id_max > INT32_MAX;
     for (int column = EXTRAS; column <= MASK_BOUNDS; column++)
         if (items[column] && items[column] != rows) return 0;
     for (int64_t row = 0; row < rows; row++) {
@@ -301,18 +320,16 @@ static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *it
         for (int token = 0; asked.mask_bound && token < counts[row]; token++, masked++) {
             if (masked == items[MASK_SIZES] || sizes[masked] < rules->rank_min || sizes[masked] > most_tokens) return 0;
             if (sizes[masked] > asked.mask_bound) continue;
-            int64_t end = told + sizes[masked];
-            if (end > items[MASK_TOKEN_IDS]) return 0;
-            for (int64_t i = told + 1; i < end; i++) wrong |= ids[i] <= ids[i - 1];
-            wrong |= ids[end - 1] > token_id_max;
-            told = end;
+            if (told && told < items[MASK_TOKEN_IDS]) firsts += ids[told] <= ids[told - 1];
+            told += sizes[masked];
         }
     }
     if (items[OTHER_LOGPROBS] != other || items[ENTROPIES] != entropies || items[GIVEN_TOKEN_IDS] != given) return 0;
     if (items[GIVEN_LOGPROBS] != values || items[MASK_SIZES] != masked || items[MASK_TOKEN_IDS] != told) return 0;
-    return !wrong && finite_within((const f32 *)(data + at[OTHER_LOGPROBS]), other, -FLT_MAX, ceiling)
+    return !wrong && not_ascending(ids, told, (int32_t)token_id_max) == firsts
+           && finite_within((const f32 *)(data + at[OTHER_LOGPROBS]), other, -FLT_MAX, ceiling)
            && finite_within((const f32 *)(data + at[ENTROPIES]), entropies, 0, FLT_MAX)
-           && at_most((const u32 *)(data + at[GIVEN_TOKEN_IDS]), given, token_id_max)
+           && within((const u32 *)(data + at[GIVEN_TOKEN_IDS]), given, 0, token_id_max)
            && finite_within((const f32 *)(data + at[GIVEN_LOGPROBS]), values, -FLT_MAX, ceiling);
 }
 
@@ -476,8 +493,8 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
 
     if (!keys_hold((const u64 *)(data + layout->at[REQUEST_KEYS]), rows)) return 0;
     if (!indices_hold((const u32 *)(data + layout->at[BATCH_INDICES]), rows, step_rows)) return 0;
-    if (!at_most((const u32 *)(data + layout->at[POSITIONS]), rows, rules->position_max)) return 0;
-    if (!at_most((const u32 *)(data + layout->at[PROPOSAL_TOKEN_IDS]), proposed, token_id_max)) return 0;
+    if (!within((const u32 *)(data + layout->at[POSITIONS]), rows, 0, rules->position_max)) return 0;
+    if (!within((const u32 *)(data + layout->at[PROPOSAL_TOKEN_IDS]), proposed, 0, token_id_max)) return 0;
 
     struct tokens first = {
         (const u32 *)(data + layout->at[TOKEN_IDS]),
@@ -490,10 +507,12 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     int64_t further = 0;
     for (int column = EXTRAS; column < COLUMN_COUNT; column++) further |= layout->items[column];
     if (further && !extras_hold(data, layout->at, layout->items, rules, ceiling, token_id_max, rank_max)) return 0;
-    if (!at_most(first.ids, tokens, token_id_max)) return 0;
-    if (!tokens_hold(first.logprobs, first.ranks, scored, ceiling, rules->rank_min, rank_max)) return 0;
-    if (!alternatives) return 1;
-    return all_alternatives_hold(first, counts, scorings, top_ks, rows, rules, ceiling, token_id_max);
+    if (!within(first.ids, tokens, 0, token_id_max)) return 0;
+    if (!within(first.ranks, scored, rules->rank_min, rank_max)) return 0;
+    if (!finite_within(first.logprobs, scored, -FLT_MAX, ceiling)) return 0;
+    if (alternatives && !all_alternatives_hold(first, counts, scorings, top_ks, rows, rules, ceiling, token_id_max))
+        return 0;
+    return further ? WITH_EXTRAS : BASE_ALONE;
 }
 
 /* Whether each of some places is a row's, and none is named twice. */
@@ -508,7 +527,7 @@ static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     return 1;
 }
 
-/* Writes some rows' columns as fields, and returns the place behind; `laid` has where each begins, from `out` on. */
+/* Writes some rows' columns as fields, and returns the place behind; `laid` gets where each of them begins in `out`. */
 static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *columns, const struct starts *starts,
                          const int64_t *places, int64_t count, const struct rules *rules, int64_t *laid) {
     const int64_t *at = columns, *items = columns + COLUMN_COUNT;
