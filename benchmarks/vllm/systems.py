@@ -67,6 +67,8 @@ class Plan(NamedTuple):
     worker_options: Mapping[str, str] = {}
     """Settings of our worker, and of the scheduler in the tapped vLLM."""
     start_seconds: float = _START_SECONDS
+    settings: Mapping[str, str] = {}
+    """Of all of Tokenbus's processes, with a double underscore for a key's dot."""
 
     @property
     def start_together(self) -> bool:
@@ -115,7 +117,7 @@ def running(plan: Plan) -> Iterator[dict[str, System]]:
     variables = _VARIABLES if not has_rust() else _VARIABLES | {_USE_RUST: "1"}
     # The last is for all, though the server in Rust alone reads it: vLLM's cache of compiled code belongs to variables.
     os.environ |= {name: value for name, value in variables.items() if name not in os.environ}
-    with deployed(limits__max_rows=MOST_ROWS) as deployment, ExitStack() as stack:
+    with deployed(limits__max_rows=MOST_ROWS, **plan.settings) as deployment, ExitStack() as stack:
         systems = {}
         deadline = time.monotonic() + plan.start_seconds
         for name in plan.names:

@@ -78,6 +78,19 @@ def test_ngram(run: Run) -> None:
         assert (row["accepted"] is None) == (not row["drafts"])
 
 
+def test_revision(run: Run) -> None:
+    """Beside the commit that it is, the tree has its own times, the other's, and the ratios of every line."""
+    try:
+        codec, with_all, bus = run("revision", "HEAD").values()
+    except SystemExit:
+        pytest.skip("not run: there is no commit here, or nothing to build one with")
+    assert len(codec) == 5 * 5
+    for row in [*codec, *with_all, *bus]:
+        assert row["this tree"] > 0 < row["the other"]
+        assert float(row["ratio"]) > 0
+    assert all(row["with"] > 0 for row in with_all)
+
+
 def test_worker(run: Run) -> None:
     for row in run("worker")["figures"]:
         assert 0 < row["assemble, us"] < row["both, us"]

@@ -1,0 +1,1 @@
+"""This tree's codec and bus beside another revision's."""
