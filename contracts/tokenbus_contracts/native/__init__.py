@@ -47,7 +47,6 @@ _LAYOUTS = {
     _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
 }
 """A layout from the header's values on; ctypes takes three times as long to turn one into numbers."""
-_Places = ctypes.c_int64 * (2 * len(COLUMNS))
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
@@ -77,11 +76,13 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
 
     None: a row is not there, or is named twice.
     """
-    taken, laid, layout = np.empty(len(data), np.uint8), _Places(), _PLACES[len(places)]
+    layout = _PLACES[len(places)]
+    taken = np.empty(layout.size + len(data), np.uint8)
     chosen = np.asarray(rows, np.int64).tobytes()
-    where = taken.__array_interface__["data"][0]
+    laid = taken.__array_interface__["data"][0]
+    where = laid + layout.size
     size = _selects(data, layout.pack(*places), chosen, len(chosen) // 8, _schema_rules(), where, laid)
-    return None if size < 0 else (taken[:size].tobytes(), layout.unpack(laid))
+    return None if size < 0 else (taken[layout.size : layout.size + size].tobytes(), layout.unpack_from(taken.data))
 
 
 def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
@@ -167,7 +168,7 @@ def _load() -> tuple[Any, Any, Any, Any]:
         return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
-    selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.POINTER(number)]
+    selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
     cuts.argtypes = [text, text, text, text, number, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
     table = ctypes.POINTER(RequestColumns)
     given: list[Any] = [text, text, text, table, ctypes.c_int32, ctypes.c_int32, text, number, rules]
