@@ -3,26 +3,16 @@
 from typing import Any
 
 from tests.contracts.strategies import canonical
+from tests.contracts.valid_messages import header_of
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 
 def four_rows() -> pb.LogprobBatch:
     """Return a message whose rows differ in status and scoring, so that each rule has something to be broken by."""
+    header = header_of(4)
+    header.vocabulary_size = 50
     return pb.LogprobBatch(
-        header=pb.BatchHeader(
-            schema_major=1,
-            worker_id="w",
-            epoch=1,
-            sequence=1,
-            step=1,
-            part_count=1,
-            step_rows=4,
-            kind=pb.BATCH_KIND_TARGET,
-            phase=pb.STEP_PHASE_DECODE,
-            method=pb.SPECULATIVE_METHOD_MTP,
-            value_kind=pb.VALUE_KIND_RAW_LOGPROBS,
-            vocabulary_size=50,
-        ),
+        header=header,
         request_keys=[11, 12, 13, 14],
         batch_indices=[3, 2, 1, 0],
         positions=[0, 1, 2, 3],

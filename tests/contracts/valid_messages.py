@@ -65,12 +65,9 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
     return message
 
 
-def uniform_message(  # noqa: PLR0913, PLR0917 - sizes, each of something else
-    rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0, given: int = 0, mask: int = 0
-) -> pb.LogprobBatch:
-    """Return a valid message, but for its size, whose rows are all alike."""
-    count = rows * tokens
-    header = pb.BatchHeader(
+def header_of(rows: int) -> pb.BatchHeader:
+    """Return the header of a whole step."""
+    return pb.BatchHeader(
         schema_major=1,
         worker_id="w",
         epoch=1,
@@ -83,6 +80,14 @@ def uniform_message(  # noqa: PLR0913, PLR0917 - sizes, each of something else
         method=pb.SPECULATIVE_METHOD_MTP,
         value_kind=pb.VALUE_KIND_RAW_LOGPROBS,
     )
+
+
+def uniform_message(  # noqa: PLR0913, PLR0917 - sizes, each of something else
+    rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0, given: int = 0, mask: int = 0
+) -> pb.LogprobBatch:
+    """Return a valid message, but for its size, whose rows are all alike."""
+    count = rows * tokens
+    header = header_of(rows)
     return pb.LogprobBatch(
         header=header,
         request_keys=range(1, rows + 1),

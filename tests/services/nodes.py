@@ -186,6 +186,17 @@ class Asked:
     def has_ended(self) -> bool:
         return self.status is not None or self.error is not None
 
+    def check_end(self) -> None:
+        """Assert that it ended as it may, if it did: every token was compared as it came."""
+        has, most = len(self.tokens), self.generate.sampling.max_tokens
+        if self.status is RowStatus.FINISHED_LENGTH:
+            assert has == most
+        elif self.status is not None:
+            assert self.status is RowStatus.ABORTED
+        if self.error is not None:
+            assert has == self.error.emitted_tokens, (str(self.error), has)
+            assert has <= self.error.generated_tokens <= most, (str(self.error), has)
+
 
 def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, drafts: bool) -> Generate:
     return Generate(

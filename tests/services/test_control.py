@@ -10,6 +10,7 @@ import pytest
 
 import tokenbus.testing
 from tests.support.campaigns import many
+from tests.support.disturbance import disturb
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
@@ -241,16 +242,7 @@ async def test_each_command_is_done_once_and_answered(seed: int, tmp_path: Path)
         for number in range(6):
             asked.append(asyncio.create_task(operator.load_adapter(f"adapter-{number}", str(tmp_path))))
             await bus.settle(random.randrange(12))
-            line.hold()
-            await bus.settle(random.randrange(20))
-            match random.randrange(4):
-                case 0 | 1:
-                    await bus.restart_processor()
-                case 2:
-                    line.cut()
-                case 3:
-                    line.drop(received=random.randrange(1, 3))
-            line.release()
+            await disturb(bus, line, random, turns=20)
         outcomes = await bus.until(asyncio.gather(*asked, return_exceptions=True))
         names = []
         for number, outcome in enumerate(outcomes):

@@ -9,6 +9,7 @@ import pytest
 
 import tokenbus.testing
 from tests.support.campaigns import many
+from tests.support.disturbance import disturb
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
 from tokenbus_engines.synthetic import SyntheticEngine, true_prompt_scores, true_tokens
@@ -89,16 +90,7 @@ async def test_no_score_is_lost_or_comes_twice(seed: int, processors: int) -> No
             asked += [_ask(bus.client, random) for _ in range(3)]
             reading += [asyncio.create_task(_read(generation)) for generation, _, _ in asked[-3:]]
             await bus.settle(random.randrange(12))
-            line.hold()  # what is on its way to the client, and its acks, wait
-            await bus.settle(random.randrange(30))
-            match random.randrange(4):
-                case 0 | 1:
-                    await bus.restart_processor(random.randrange(processors))
-                case 2:
-                    line.cut()
-                case 3:
-                    line.drop(received=random.randrange(1, 3))
-            line.release()
+            await disturb(bus, line, random, turns=30, processors=processors)
         ends = await bus.until(asyncio.gather(*reading, return_exceptions=True))
         for (generation, prompt, k), end in zip(asked, ends, strict=True):
             if isinstance(end, RequestFailedError):

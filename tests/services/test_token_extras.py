@@ -9,6 +9,7 @@ import pytest
 
 import tokenbus.testing
 from tests.support.campaigns import many
+from tests.support.disturbance import disturb
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.synthetic import SyntheticEngine, true_extras
 from tokenbus_services.client import Client
@@ -79,16 +80,7 @@ async def test_nothing_is_lost_or_mixed_up(seed: int) -> None:
             asked += [_ask(bus.client, random) for _ in range(6)]
             reading += [asyncio.create_task(_read(generation)) for generation, _ in asked[-6:]]
             await bus.settle(random.randrange(8))
-            line.hold()
-            await bus.settle(random.randrange(12))
-            match random.randrange(4):
-                case 0 | 1:
-                    await bus.restart_processor(0)
-                case 2:
-                    line.cut()
-                case 3:
-                    line.drop(received=random.randrange(1, 3))
-            line.release()
+            await disturb(bus, line, random, turns=12)
         ends = await bus.until(asyncio.gather(*reading, return_exceptions=True))
         for (generation, given), end in zip(asked, ends, strict=True):
             assert not isinstance(end, BaseException), end
