@@ -1,7 +1,8 @@
 """Extras: what a row has beyond its logprobs, where its request asked for it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntFlag
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,24 +107,26 @@ def extras_of(batch: "LogprobBatch", starts: Mapping[int, "Index"]) -> list[Extr
         (column if column.size else nothing).tolist()
         for column in (batch.extras, batch.given_counts, batch.mask_bounds)
     )
-    columns: list[tuple[npt.NDArray[Any], list[int]]] = [
-        (values, starts[length].tolist())
-        for values, length in (
-            (batch.other_logprobs, ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS),
-            (batch.entropies, ColumnLength.COLUMN_LENGTH_ENTROPIES),
-            (batch.given_token_ids, ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS),
-            (batch.given_logprobs, ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS),
-            (batch.mask_sizes, ColumnLength.COLUMN_LENGTH_MASKED_TOKENS),
-            (batch.mask_token_ids, ColumnLength.COLUMN_LENGTH_MASK_TOKENS),
-        )
-    ]
 
-    def of(row: int) -> Extras:
-        other, entropies, ids, values, sizes, masks = (
-            column[begins[row] : begins[row + 1]] for column, begins in columns
-        )
-        lines = values.reshape(int(batch.token_counts[row]), given[row])
-        return Extras(other, entropies, ids, lines, sizes, masks, bounds[row])
+    def parts(values: npt.NDArray[Any], length: int) -> Iterable[npt.NDArray[Any]]:
+        begins = starts[length].tolist()
+        return map(values.__getitem__, map(slice, begins, begins[1:])) if values.size else repeat(values)
 
-    asked = zip(kinds, given, bounds, strict=True)
-    return [of(row) if any(wanted) else None for row, wanted in enumerate(asked)]
+    lines = map(
+        np.ndarray.reshape,
+        parts(batch.given_logprobs, ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS),
+        zip(batch.token_counts.tolist(), given, strict=True),
+    )
+    columns = (
+        parts(batch.other_logprobs, ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS),
+        parts(batch.entropies, ColumnLength.COLUMN_LENGTH_ENTROPIES),
+        parts(batch.given_token_ids, ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS),
+        lines,
+        parts(batch.mask_sizes, ColumnLength.COLUMN_LENGTH_MASKED_TOKENS),
+        parts(batch.mask_token_ids, ColumnLength.COLUMN_LENGTH_MASK_TOKENS),
+        bounds,
+    )
+    # A column at a time: that takes a third of one row after the other.
+    made = map(tuple.__new__, repeat(Extras), zip(*columns, strict=False))
+    asked = zip(made, kinds, given, bounds, strict=True)
+    return [extras if kind or ids or bound else None for extras, kind, ids, bound in asked]
