@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, MutableMapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
@@ -19,6 +20,26 @@ def settings_of(values: Mapping[str, object]) -> Settings:
     finally:
         for make, defaults in before.items():
             make.__defaults__ = defaults
+
+
+def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
+    """Return settings of an engine that publishes over addresses in a folder, from a thread, and leaves at once.
+
+    Overrides have a double underscore for a key's dot.
+    """
+    shared = {
+        "bus.workers_address": f"ipc://{folder}/w",
+        "bus.clients_address": f"ipc://{folder}/c",
+        "bus.linger_ms": 20,
+        "bus.reconnect_ms": 10,
+        "bus.reconnect_max_ms": 50,
+        "worker.publisher": "thread",
+        "worker.max_requests": 0,
+        "worker.drain_timeout_ms": 0,
+        "processor.drain_timeout_ms": 0,
+        "dead_letters.directory": f"{folder}/dead",
+    }
+    return settings_of({**shared, **usual, **{name.replace("__", "."): value for name, value in overrides.items()}})
 
 
 def environment_of(values: Mapping[str, object]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tests.engines.fastdeploy import engine
 from tests.engines.fastdeploy.kernel import KernelQueue, Saved
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, Mask
-from tests.support.settings import settings_of
+from tests.support.settings import publishing_in
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.message import Kind
@@ -27,23 +27,8 @@ MOST_SECONDS = 20.0
 
 def settings_in(folder: Path, **overrides: object) -> Settings:
     """Return settings with addresses in a folder; the bus is shown what is saved there, too."""
-    usual: dict[str, object] = {
-        "bus.workers_address": f"ipc://{folder}/w",
-        "bus.clients_address": f"ipc://{folder}/c",
-        "bus.linger_ms": 20,
-        "bus.reconnect_ms": 10,
-        "bus.reconnect_max_ms": 50,
-        "worker.id": "fastdeploy-1",
-        "worker.publisher": "thread",
-        "worker.max_requests": 0,
-        "worker.drain_timeout_ms": 0,
-        "limits.max_rows": 1024,
-        "processor.request_timeout_ms": 86_400_000,
-        "processor.drain_timeout_ms": 0,
-        "dead_letters.directory": f"{folder}/dead",
-    }
-    wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
-    return settings_of(wanted)
+    usual = {"worker.id": "fastdeploy-1", "limits.max_rows": 1024, "processor.request_timeout_ms": 86_400_000}
+    return publishing_in(folder, usual, overrides)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines.vllm.test_columns import lists
 from tests.pages import blocks, module_of
-from tests.support.settings import settings_of
+from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.published import Published, cut, settings_for
@@ -141,22 +141,8 @@ class Bus:
     """A folder's bus, and a scheduler's steps on it."""
 
     def __init__(self, folder: str, **overrides: object) -> None:
-        usual: dict[str, object] = {
-            "bus.workers_address": f"ipc://{folder}/w",
-            "bus.clients_address": f"ipc://{folder}/c",
-            "bus.linger_ms": 20,
-            "bus.reconnect_ms": 10,
-            "bus.reconnect_max_ms": 50,
-            "worker.max_requests": 0,
-            "worker.publisher": "thread",
-            "worker.drain_timeout_ms": 0,
-            "worker.policy": "fail",
-            "worker.top_logprobs": TOP_K,
-            "processor.drain_timeout_ms": 0,
-            "dead_letters.directory": f"{folder}/dead",
-        }
-        wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
-        self.settings = settings_of(wanted)
+        usual = {"worker.policy": "fail", "worker.top_logprobs": TOP_K}
+        self.settings = publishing_in(folder, usual, overrides)
         self.core = Core()
         self.published = Published(VLLM, configuration(), self.settings, None)
         self.published.observe(self.core)

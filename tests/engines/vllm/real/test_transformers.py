@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.vllm.real.runs import Answer, Case, answered
+from tests.engines.vllm.real.runs import Answer, Case, answered, check_abort
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY
 from tests.integration.deployment import COMMAND, Deployment
-from tokenbus_contracts import Limits, RowStatus
+from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_engines.transformers import TransformersEngine, TransformersOptions
 from tokenbus_gpu_ops import TokenColumns, token_logprobs
 from tokenbus_services.client import Client
-from tokenbus_services.worker import StepAssembler
 
 GREEDY = {"temperature": 0.0, "ignore_end_token": True}
 SEEDED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 42, "ignore_end_token": True}
@@ -132,15 +131,7 @@ def test_requests_are_refused_and_aborted(engine: TransformersEngine) -> None:
     assert not engine.has_work
 
     endless = Case([300, 20], {**GREEDY, "max_tokens": 200})
-    engine.admit(endless.generate(1))
-    with pytest.raises(ValueError, match="request_key: one that is not in use, got 1"):
-        engine.admit(endless.generate(1))
-    engine.step()
-    engine.abort(1)
-    engine.abort(2)
-    (made,) = engine.step()
-    (row,) = StepAssembler(Limits.default()).assemble(made)[0].rows()
-    assert (row.status, row.token_ids.size, row.position) == (RowStatus.ABORTED, 0, 1)
+    check_abort(engine, endless)
     assert not engine.has_work
     text = Generate(request_key=1, text=TextPrompt(text="the cat"), sampling=SamplingParameters(max_tokens=1))
     assert engine.admit(text) == len(engine._tokenizer.encode("the cat"))
