@@ -77,7 +77,8 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, Child() as reader:
         if model is None:
             make, own_options = SHAPES[shape]
-            engine_options = [*own_options, *engine_options]
+            # As last given: the weights of a model that is made are read from its folder here.
+            engine_options = [*own_options, "--load-format", "auto", *engine_options]
             model = Path(folder, "made")
             for task in (make, save_weights):
                 reader.begin(task, model)
