@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.table([_row(name, of) for name, of in found.items()], "milliseconds")
     ratios = [ours.pause / theirs.pause for ours, theirs in zip(found[TOKENBUS], found[PYTHON], strict=True)]
     report.table([{"": f"{TOKENBUS} / {PYTHON}", "pause": median(ratios), "least": min(ratios), "most": max(ratios)}])
+    report.keep("rounds", {name: [each._asdict() for each in of] for name, of in found.items()})
     report.write()
 
 
@@ -103,7 +104,7 @@ def _updated(system: System, model: Path, reader: Child, streams: int) -> Pause:
     if system.name == TOKENBUS:
         system.get("/update_weights", {"weight_dir": str(model)})
     else:
-        system.get("/pause?mode=keep", {})
+        system.get("/pause?mode=keep&clear_cache=false", {})  # else it computes what streams have so far again
         system.get("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         system.get("/resume", {})
     took = time.monotonic() - began

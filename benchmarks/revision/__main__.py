@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.errors import NotRunError
 from benchmarks.report import Report, Row, progress
 from benchmarks.revision.order import ROOT, BusOrder, CodecOrder, Revision
 from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = report.parser.add_argument
     add("revision", nargs="?", default=RELEASE, help="of this repository (that of the release 0.1.0)")
     add("--rounds", type=int, default=60, metavar="N", help="of each line of the codec (60)")
-    add("--bus-rounds", type=int, default=9, metavar="N", help="of each line of the bus (9; 0: none)")
+    add("--bus-rounds", type=int, default=9, metavar="N", help="of each line of the bus (9)")
     add("--steps", type=int, default=1000, metavar="N", help="of a round of the bus (1000)")
     options = report.parse(arguments)
     if options.quick:
@@ -49,17 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except subprocess.CalledProcessError as error:
             report.fail(RuntimeError(f"revision: one that can be installed, got {options.revision}: {error.stderr}"))
         this, other = (stack.enter_context(Revision(packages)) for packages in (None, Path(folder, "packages")))
-        lines = [_codec(this, other, case, what, options.rounds) for case in _CASES for what in _OPERATIONS]
-        report.table(lines, "the codec: microseconds of a call")
-        lines = [_with_all(this, other, what, options.rounds) for what in _OPERATIONS]
-        report.table(lines, f"{_CASES[2].name}, with all columns: microseconds of a call")
-        if options.bus_rounds:
-            lines = [
-                line
-                for top_k in (0, 20)
-                for line in _bus(this, other, BusOrder(top_k, options.steps), options.bus_rounds)
-            ]
+        try:
+            lines = [_codec(this, other, case, what, options.rounds) for case in _CASES for what in _OPERATIONS]
+            report.table(lines, "the codec: microseconds of a call")
+            lines = [_with_all(this, other, what, options.rounds) for what in _OPERATIONS]
+            report.table(lines, f"{_CASES[2].name}, with all columns: microseconds of a call")
+            orders = [BusOrder(top_k, options.steps) for top_k in (0, 20)]
+            lines = [line for order in orders for line in _bus(this, other, order, options.bus_rounds)]
             report.table(lines, "the bus: microseconds of a step")
+        except NotRunError as error:
+            report.say(f"{error}.")
     report.write()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from benchmarks.errors import NotRunError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,5 +65,5 @@ class Revision:
         assert stdout is not None  # noqa: S101
         print(json.dumps([type(order).__name__, *order]), file=stdin, flush=True)
         if not (answer := stdout.readline()):
-            raise RuntimeError(f"{order}: an answer, got the end of the process")
+            raise NotRunError(f"{order}: one of the revisions cannot do it")
         return json.loads(answer)

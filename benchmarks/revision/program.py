@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bus.pair import Order, Pair
-from benchmarks.bus.turns import IPC, OURS, turn
 from benchmarks.revision.order import BusOrder, CodecOrder
 from benchmarks.workload import VOCABULARY_SIZE, Case, make_steps
 from tokenbus_contracts import BatchHeader, LogprobBatch, Scoring, ValueKind, decode, encode, native
@@ -25,13 +23,12 @@ def main() -> None:
     if not native.available():
         raise SystemExit("native: the compiled check in both revisions, got none in one of them")
     orders: Mapping[str, Callable[..., Any]] = {"CodecOrder": _codec, "BusOrder": _bus}
-    with Pair() as pair:
-        for line in sys.stdin:
-            kind, *values = json.loads(line)
-            print(json.dumps(orders[kind](pair, *values)), flush=True)
+    for line in sys.stdin:
+        kind, *values = json.loads(line)
+        print(json.dumps(orders[kind](*values)), flush=True)
 
 
-def _codec(_pair: Pair, *values: Any) -> float:  # noqa: ANN401 - JSON
+def _codec(*values: Any) -> float:  # noqa: ANN401 - JSON
     order = CodecOrder(*values)
     call = _operations(order._replace(operation="", calls=0))[order.operation]
     began = time.process_time_ns()
@@ -40,10 +37,20 @@ def _codec(_pair: Pair, *values: Any) -> float:  # noqa: ANN401 - JSON
     return (time.process_time_ns() - began) / order.calls / 1e3
 
 
-def _bus(pair: Pair, *values: Any) -> tuple[float, ...]:  # noqa: ANN401 - JSON
+def _bus(*values: Any) -> tuple[float, ...]:  # noqa: ANN401 - JSON
+    from benchmarks.bus.pair import Order  # noqa: PLC0415 - an older revision has another bus than these know
+    from benchmarks.bus.turns import IPC, OURS, turn  # noqa: PLC0415 - as above
+
     order = BusOrder(*values)
-    done = turn(pair, OURS, IPC, Order(case=Case(256, 3, order.top_k), seed=_SEED, steps=order.steps))
+    done = turn(_pair(), OURS, IPC, Order(case=Case(256, 3, order.top_k), seed=_SEED, steps=order.steps))
     return tuple(side.cpu_ns / 1e3 / side.at.size for side in done)
+
+
+@cache
+def _pair() -> Any:  # noqa: ANN401 - as above
+    from benchmarks.bus.pair import Pair  # noqa: PLC0415 - as above
+
+    return Pair()
 
 
 @cache
