@@ -182,6 +182,12 @@ class LogprobBatch:
         """The columns by name, in the order of their fields: those of every batch, and of the others what is there."""
         return {column.name: getattr(self, column.name) for column in self._present()}
 
+    def arrays(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """Return columns by their names, in less time than each by itself: views of a message are not kept."""
+        if self._message is None:
+            return [getattr(self, name) for name in names]
+        return list(map(self._message.array, names))
+
     @property
     def is_message(self) -> bool:
         """Whether its columns lie in one message."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import BatchHeader, BatchKind, LogprobBatch, PromptScores, RowStatus, Scoring
+from tokenbus_contracts import BatchHeader, BatchKind, Extra, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.generated.enums import ValueKind
+from tokenbus_contracts.schema import EXTRA_COLUMNS
 from tokenbus_services.items import StreamItem
 
 Array = npt.NDArray[Any]
@@ -33,6 +34,22 @@ class Lists(NamedTuple):
     values: Array
 
 
+class ExtraColumns(NamedTuple):
+    """What some requests asked of each token beside its logprob."""
+
+    other_logprob: npt.NDArray[np.float32]
+    """In the other distribution; NaN where it was not asked for."""
+    entropy: npt.NDArray[np.float32]
+    """NaN where it was not asked for."""
+    given_token_ids: Lists
+    """The ids that its request gave."""
+    given_logprobs: Lists
+    mask_size: npt.NDArray[np.uint32]
+    """How many ids sampling could have chosen; 0 where it was not asked for."""
+    mask_token_ids: Lists
+    """Those ids; empty where they are too many, or were not asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
     """Tokens in the order of their stream; logprob_batch.proto says what each value is."""
@@ -41,7 +58,6 @@ class TokenColumns:
     position: npt.NDArray[np.uint32]
     """Its place in the output; of a prompt's token, in the prompt."""
     token_id: npt.NDArray[np.uint32]
-    is_scored: npt.NDArray[np.bool_]
     logprob: npt.NDArray[np.float32]
     """NaN where it is not scored."""
     rank: npt.NDArray[np.uint32]
@@ -61,6 +77,8 @@ class TokenColumns:
     step: npt.NDArray[np.uint64]
     sequence: npt.NDArray[np.uint64]
     produced_at_ns: npt.NDArray[np.uint64]
+    extras: ExtraColumns | None
+    """None: no token has any."""
 
 
 class _Part(NamedTuple):
@@ -81,9 +99,14 @@ class _Part(NamedTuple):
     alternative_token_ids: Array
     alternative_logprobs: Array
     proposal_token_ids: Array
+    extras: list[Array] | None
+    """Those of `BATCH_EXTRAS`, each as the batch has it; None: it has none of them."""
 
 
-_COLUMNS = attrgetter(*_Part._fields[1:])
+_COLUMNS = _Part._fields[1:-1]
+BATCH_EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
+"""The columns of a batch that are there where some row asked for more: first those of rows."""
+_OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
 _NOTHING = BatchHeader("", 1, 1, 1, 0)
 
@@ -108,7 +131,8 @@ class TokenBuffer:
 
     def add_batch(self, batch: LogprobBatch) -> None:
         """Add a batch's tokens."""
-        self._parts.append(_Part(_HEAD(batch.header), *_COLUMNS(batch)))
+        extras = batch.arrays(BATCH_EXTRAS) if batch.has_extras else None
+        self._parts.append(_Part._make((_HEAD(batch.header), *batch.arrays(_COLUMNS), extras)))
         self.tokens += batch.token_ids.size
 
     def add_scores(self, scores: PromptScores, sequence: int = 0) -> None:
@@ -118,7 +142,7 @@ class TokenBuffer:
 
     def take(self) -> TokenColumns:
         """Return the tokens that wait."""
-        parts = self._parts or [_Part(_HEAD(_NOTHING), *_COLUMNS(LogprobBatch(_NOTHING)))]
+        parts = self._parts or [_Part._make((_HEAD(_NOTHING), *LogprobBatch(_NOTHING).arrays(_COLUMNS), None))]
         self.__init__()  # type: ignore[misc]  # as it was made
         return _joined(parts)
 
@@ -143,12 +167,13 @@ def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
         scores.alternative_token_ids.ravel(),
         scores.alternative_logprobs.ravel(),
         none,
+        None,
     )
 
 
 def _joined(parts: Sequence[_Part]) -> TokenColumns:
-    heads, *columns = zip(*parts, strict=True)
-    rows = dict(zip(_Part._fields[1:], map(np.concatenate, columns), strict=True))
+    heads, *columns, extras = zip(*parts, strict=True)
+    rows = dict(zip(_COLUMNS, map(np.concatenate, columns), strict=True))
     counts = rows["token_counts"]
     in_part = np.array([part.token_ids.size for part in parts])
     kind, value_kind, *numbers = (np.repeat(np.array(each, np.uint64), in_part) for each in zip(*heads, strict=True))
@@ -157,10 +182,6 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
 
     scoring = np.repeat(rows["scorings"], counts)
     is_scored = scoring != Scoring.NONE
-    logprob, rank = rows["logprobs"], rows["ranks"]
-    if logprob.size < size:
-        logprob, rank = np.full(size, np.nan, np.float32), np.zeros(size, np.uint32)
-        logprob[is_scored], rank[is_scored] = rows["logprobs"], rows["ranks"]
 
     ends = np.cumsum(counts, dtype=np.int64)
     top_ks = np.repeat(rows["top_ks"], counts)
@@ -171,9 +192,8 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
         np.repeat(rows["request_keys"], counts),
         (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
         rows["token_ids"],
-        is_scored,
-        logprob,
-        rank,
+        _placed(rows["logprobs"], is_scored, np.nan),
+        _placed(rows["ranks"], is_scored, 0),
         lists_of(top_ks, rows["alternative_token_ids"]),
         lists_of(top_ks, rows["alternative_logprobs"]),
         kind.astype(np.uint8),
@@ -186,7 +206,45 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
         step,
         sequence,
         produced_at_ns,
+        _joined_extras(parts, counts) if any(extras) else None,
     )
+
+
+def _joined_extras(parts: Sequence[_Part], counts: Array) -> ExtraColumns:
+    nothing = LogprobBatch(_NOTHING).arrays(BATCH_EXTRAS)
+    found = []
+    for part in parts:
+        columns, zeros = part.extras or nothing, np.zeros(part.token_counts.size, np.uint32)
+        of_rows = [column if column.size else zeros for column in columns[:_OF_ROWS]]
+        found.append([*of_rows, *columns[_OF_ROWS:]])
+    return extra_columns(counts, [*map(np.concatenate, zip(*found, strict=True))])
+
+
+def extra_columns(counts: Array, columns: Sequence[Array]) -> ExtraColumns:
+    """Return rows' extras by token; `counts` has how many each row has, `columns` what `BATCH_EXTRAS` names."""
+    extras, given_counts, mask_bounds = columns[:_OF_ROWS]
+    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = columns[_OF_ROWS:]
+    kinds, given, bounds = (np.repeat(each, counts) for each in (extras, given_counts, mask_bounds))
+    values = lists_of(given, given_logprobs)
+    ids_begin = np.repeat(lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
+    sizes = _placed(mask_sizes, bounds > 0, 0)
+    return ExtraColumns(
+        _placed(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
+        _placed(entropies, kinds & Extra.ENTROPY > 0, np.nan),
+        values._replace(values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]),
+        values,
+        sizes,
+        lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
+    )
+
+
+def _placed(values: Array, where: npt.NDArray[np.bool_], otherwise: float) -> Array:
+    """Return a column with the values where they belong, in their order, and something else in all other places."""
+    if values.size == where.size:
+        return values
+    column = np.full(where.size, otherwise, values.dtype)
+    column[where] = values
+    return column
 
 
 def lists_of(counts: Array, values: Array) -> Lists:

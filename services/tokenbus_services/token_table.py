@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenbus_contracts import RowStatus, Scoring, ValueKind
-from tokenbus_services.token_columns import Lists, TokenColumns, TokenKind
+from tokenbus_services.token_columns import ExtraColumns, Lists, TokenColumns, TokenKind
 
 _NAME = pa.dictionary(pa.uint8(), pa.string())
 
@@ -17,31 +17,40 @@ def list_of(kind: pa.DataType) -> pa.DataType:
     return pa.large_list(pa.field("element", kind, nullable=False))
 
 
-SCHEMA = pa.schema(
-    [
-        pa.field(name, kind, nullable=name in {"logprob", "rank"})
-        for name, kind in {
-            "request_id": pa.uint64(),
-            "position": pa.uint32(),
-            "token_id": pa.uint32(),
-            "logprob": pa.float32(),
-            "rank": pa.uint32(),
-            "alternative_token_ids": list_of(pa.uint32()),
-            "alternative_logprobs": list_of(pa.float32()),
-            "kind": _NAME,
-            "status": _NAME,
-            "scoring": _NAME,
-            "value_kind": _NAME,
-            "draft_token_count": pa.uint8(),
-            "proposal_token_ids": list_of(pa.uint32()),
-            "weight_version": pa.uint64(),
-            "step": pa.uint64(),
-            "sequence": pa.uint64(),
-            "produced_at_ns": pa.uint64(),
-        }.items()
-    ]
-)
-"""A token's columns, each as `TokenColumns` says; logprob and rank are null where the token is not scored."""
+_OF_ALL = {
+    "request_id": pa.uint64(),
+    "position": pa.uint32(),
+    "token_id": pa.uint32(),
+    "logprob": pa.float32(),
+    "rank": pa.uint32(),
+    "alternative_token_ids": list_of(pa.uint32()),
+    "alternative_logprobs": list_of(pa.float32()),
+    "kind": _NAME,
+    "status": _NAME,
+    "scoring": _NAME,
+    "value_kind": _NAME,
+    "draft_token_count": pa.uint8(),
+    "proposal_token_ids": list_of(pa.uint32()),
+    "weight_version": pa.uint64(),
+    "step": pa.uint64(),
+    "sequence": pa.uint64(),
+    "produced_at_ns": pa.uint64(),
+}
+_EXTRAS = {
+    "other_logprob": pa.float32(),
+    "entropy": pa.float32(),
+    "given_token_ids": list_of(pa.uint32()),
+    "given_logprobs": list_of(pa.float32()),
+    "mask_size": pa.uint32(),
+    "mask_token_ids": list_of(pa.uint32()),
+}
+_NULLABLE = {"logprob", "rank", *_EXTRAS}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in (_OF_ALL | _EXTRAS).items()])
+"""A token's columns, each as `TokenColumns` and `ExtraColumns` say; null where its request did not ask for it."""
+EXTRAS = tuple(_EXTRAS)
+"""The last of them: what requests may ask for of each token beside its logprob."""
+PLAIN_SCHEMA = pa.schema([SCHEMA.field(name) for name in _OF_ALL])
+"""Those of tokens that have no extras."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -53,18 +62,36 @@ _NAMES = {
 }
 
 
-def token_batch(tokens: TokenColumns) -> pa.RecordBatch:
-    """Return tokens as a batch of the schema."""
-    lacks = None if tokens.is_scored.all() else ~tokens.is_scored
-    columns = [column_of(name, getattr(tokens, name), lacks) for name in SCHEMA.names]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def token_batch(tokens: TokenColumns, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Return tokens as a batch of one of the schemas; that without extras leaves them out."""
+    columns = [column_of(name, getattr(tokens, name)) for name in _OF_ALL]
+    if len(schema) > len(columns):
+        columns += extra_arrays(tokens.extras, tokens.token_id.size)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def column_of(name: str, values: npt.NDArray[Any] | Lists, lacks: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return one of the schema's columns; `lacks` says which tokens are not scored, None: none."""
-    kind = SCHEMA.field(name).type
+def extra_arrays(extras: ExtraColumns | None, tokens: int) -> list[pa.Array]:
+    """Return the columns of so many tokens' extras; None: none has any."""
+    if extras is None:
+        zeros = pa.py_buffer(np.zeros(tokens + 1, np.int64))  # shared: no memory as long as it is only read
+        return [_nulls(kind, tokens, zeros) for kind in _EXTRAS.values()]
+    return [column_of(name, getattr(extras, name)) for name in _EXTRAS]
+
+
+def _nulls(kind: pa.DataType, count: int, zeros: pa.Buffer) -> pa.Array:
+    children = [pa.array([], kind.value_type)] if pa.types.is_large_list(kind) else None
+    return pa.Array.from_buffers(kind, count, [zeros, zeros], null_count=count, children=children)
+
+
+def column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
+    """Return one of the schema's columns, null where the values say that the token has none."""
+    kind, is_nullable = SCHEMA.field(name).type, name in _NULLABLE
     if isinstance(values, Lists):
-        return pa.LargeListArray.from_arrays(values.offsets, pa.array(values.values), kind)
+        lacks = pa.array(values.offsets[1:] == values.offsets[:-1]) if is_nullable else None
+        return pa.LargeListArray.from_arrays(values.offsets, pa.array(values.values), kind, mask=lacks)
     if name in _NAMES:
         return pa.DictionaryArray.from_arrays(pa.array(values), _NAMES[name])
-    return pa.array(values, kind, mask=lacks if name in {"logprob", "rank"} else None)
+    if not is_nullable:
+        return pa.array(values, kind)
+    lacks = np.isnan(values) if values.dtype.kind == "f" else values == 0
+    return pa.array(values, kind, mask=lacks if lacks.any() else None)

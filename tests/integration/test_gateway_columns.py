@@ -13,8 +13,9 @@ from google.protobuf.proto import parse_length_prefixed
 
 from tests.integration.serving import Served, error_of, served, when_ready
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
-from tokenbus_contracts.generated.request_pb2 import PromptScoring
-from tokenbus_engines.synthetic import alternatives, draws, true_prompt_scores, true_tokens
+from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
+from tokenbus_engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
+from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.columns_format import ARROW, PROTOBUF
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -117,6 +118,25 @@ async def test_arrow_has_the_prompts_scores(client: httpx.AsyncClient) -> None:
     assert [row["logprob"] for row in prompt] == true.logprobs.tolist()
     assert [row["alternative_token_ids"] for row in prompt] == true.alternative_token_ids.tolist()
     assert [row["kind"] for row in rows[2:]] == ["TARGET"] * 2
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_arrow_has_the_extras_that_were_asked_for(client: httpx.AsyncClient, *, is_streamed: bool) -> None:
+    asked = {"return_other_logprobs": True, "return_entropies": True, "return_logprobs_of": [9, 300], "return_mask": 4}
+    sampling = {"max_tokens": COUNT, "logprobs": 0}
+    first, answer = await _asked(client, ARROW, sampling_params=sampling, stream=is_streamed, **asked)
+    table = pa.ipc.open_stream(answer.content).read_all()
+    scoring = TokenScoring(other_logprobs=True, entropies=True, token_ids=[9, 300], mask_bound=4)
+    true = extras_by_token(true_extras(first, 0, COUNT, scoring), COUNT)
+    for row, extras in zip(table.to_pylist(), true, strict=True):
+        assert extras is not None
+        assert (row["other_logprob"], row["entropy"]) == (extras.other_logprob, extras.entropy)
+        assert list(zip(row["given_token_ids"], row["given_logprobs"], strict=True)) == list(extras.given_logprobs)
+        assert (row["mask_size"], row["mask_token_ids"]) == (extras.mask_size, extras.mask and list(extras.mask))
+    _, plain = await _asked(client, ARROW, sampling_params=sampling)
+    names = pa.ipc.open_stream(plain.content).schema.names
+    assert table.schema.names[: len(names)] == names
+    assert "entropy" not in names
 
 
 async def test_json_is_the_answer_where_it_is_asked_for_first(client: httpx.AsyncClient) -> None:

@@ -19,10 +19,12 @@ from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, Scoring, ValueKind, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent, TokenScoring
 from tokenbus_services import parquet
+from tokenbus_services.delivery.step import TokenExtras, extras_by_token
 from tokenbus_services.items import StreamItem, read_items
 from tokenbus_services.parquet import RequestFile, TokenFile
+from tokenbus_services.token_table import EXTRAS
 
 Values = dict[str, Any]
 
@@ -59,6 +61,7 @@ def of_item(item: StreamItem) -> list[Values]:
             "step": 0,
             "sequence": item.sequence,
             "produced_at_ns": 0,
+            **of_extras(None),
         }
         for place in range(scores.token_ids.size)
     ]
@@ -66,6 +69,7 @@ def of_item(item: StreamItem) -> list[Values]:
 
 def of_row(made: LogprobBatch, row: Row) -> list[Values]:
     header, is_scored = made.header, row.scoring != Scoring.NONE
+    extras = extras_by_token(row.extras, row.token_ids.size)
     return [
         {
             "request_id": row.key,
@@ -85,9 +89,24 @@ def of_row(made: LogprobBatch, row: Row) -> list[Values]:
             "step": header.step,
             "sequence": header.sequence,
             "produced_at_ns": header.produced_at_ns,
+            **of_extras(extras[place]),
         }
         for place in range(row.token_ids.size)
     ]
+
+
+def of_extras(extras: TokenExtras | None) -> Values:
+    """Return a token's extras, null where they were not asked for, and a mask's ids also where they are too many."""
+    if extras is None:
+        return dict.fromkeys(EXTRAS)
+    return {
+        "other_logprob": extras.other_logprob,
+        "entropy": extras.entropy,
+        "given_token_ids": [token for token, _ in extras.given_logprobs] or None,
+        "given_logprobs": [logprob for _, logprob in extras.given_logprobs] or None,
+        "mask_size": extras.mask_size,
+        "mask_token_ids": None if extras.mask is None else list(extras.mask),
+    }
 
 
 def of_batches(*batches: LogprobBatch) -> list[StreamItem]:
@@ -150,8 +169,9 @@ READERS = [by_pyarrow, by_duckdb, by_datasets]
 
 
 def whole_stream() -> list[StreamItem]:
-    """Return a stream of three requests with drafts and alternatives, one of which had its prompt scored."""
-    items = list(read_items(BytesIO(recording(payloads(drafts=True, parts=2)))))
+    """Return a stream of three requests with drafts and alternatives, one with a scored prompt, one with extras."""
+    scoring = {2: TokenScoring(other_logprobs=True, entropies=True, token_ids=[7, 5, 900], mask_bound=3)}
+    items = list(read_items(BytesIO(recording(payloads(drafts=True, parts=2, scoring=scoring)))))
     for number, chunk in enumerate(scores(3, 40, 5).chunks()):
         items.insert(3, of_event(900 + number, prompt_scores=chunk))
     return items
@@ -165,6 +185,10 @@ def test_tokens_are_what_the_recording_has(read: Callable[[Path, Path], list[Val
     truth = tokens_of(items)
     assert read(path, tmp_path) == truth
     assert {token["kind"] for token in truth} == {"TARGET", "DRAFT", "PROMPT"}
+    of_second = [token for token in truth if (token["request_id"], token["kind"]) == (2, "TARGET")]
+    assert not any(token[name] is None for token in of_second for name in EXTRAS if name != "mask_token_ids")
+    is_listed = {token["mask_token_ids"] is not None for token in of_second}
+    assert is_listed == {True, False}
 
 
 @pytest.mark.long
@@ -182,7 +206,7 @@ def test_requests_are_what_the_recording_has(read: Callable[[Path, Path], list[V
 def assert_lists(request: Values, tokens: Sequence[Values]) -> None:
     """Assert that a request's lists are the columns of its tokens, in their order."""
     names = {
-        "TARGET": ["draft_token_count", "weight_version", "step", "produced_at_ns"],
+        "TARGET": ["draft_token_count", "weight_version", "step", "produced_at_ns", *EXTRAS],
         "DRAFT": ["step"],
         "PROMPT": [],
     }
@@ -190,7 +214,8 @@ def assert_lists(request: Values, tokens: Sequence[Values]) -> None:
     for kind, prefix in (("TARGET", ""), ("DRAFT", "draft_"), ("PROMPT", "prompt_")):
         mine = [each for each in tokens if (each["request_id"], each["kind"]) == (request["request_id"], kind)]
         for name in [*of_all, *names[kind]]:
-            assert request[f"{prefix}{name.removesuffix('s')}s"] == [each[name] for each in mine], name
+            plural = "entropies" if name == "entropy" else f"{name.removesuffix('s')}s"
+            assert request[prefix + plural] == [each[name] for each in mine], name
 
 
 # Every shape.

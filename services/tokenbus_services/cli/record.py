@@ -67,10 +67,11 @@ class _Open:
 
     def write(self, item: StreamItem) -> None:
         with _writing(self.path):
-            data = self.recorder.add(item)
-            self.file.write(data)
+            if not (head := self.recorder.head(item)):
+                return
+            self.file.writelines((head, item.payload))
             self.file.flush()  # so that the file has each item, however this process ends
-            if self.table is not None and data:
+            if self.table is not None:
                 table, self.table = self.table, None  # if it fails, the recording stays
                 table.add(item)
                 self.table = table

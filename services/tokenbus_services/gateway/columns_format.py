@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 from tokenbus_contracts import Limits, PromptScores, decode, encode
 from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.completion_request import CompletionRequest, Ending, field_of_extras
+from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
@@ -55,15 +56,12 @@ class ProtobufFormat:
     kept = held = 0
     _prompt_limit = "null"
     """What a body may have for prompts' scores; empty: anything."""
-    _extras_limit = ""
-    """What it may ask for of each token beside logprobs; empty: anything."""
 
     def __init__(self, request: CompletionRequest) -> None:
         """Begin an answer; raises an ApiError for what it cannot have."""
         for field, is_wanted, limit, got in (
             ("output_mode", request.wants_text, "tokens", "text"),
             ("sampling_params.stop", bool(request.stopping.texts), "none, but stop_token_ids,", "a text"),
-            (field_of_extras(request.token_scoring), bool(request.token_scoring), self._extras_limit, "it"),
             ("sampling_params.prompt_logprobs", request.wants_prompt_logprobs, self._prompt_limit, "a number"),
         ):
             if is_wanted and limit:
@@ -114,7 +112,6 @@ class ArrowFormat(ProtobufFormat):
 
     content_type = ARROW
     _prompt_limit = ""
-    _extras_limit = "nothing"
 
     def __init__(self, request: CompletionRequest) -> None:
         """Begin an answer; raises an ApiError for what it cannot have, or where pyarrow is missing."""
@@ -122,7 +119,7 @@ class ArrowFormat(ProtobufFormat):
         try:
             import pyarrow as pa  # noqa: PLC0415 - an extra
 
-            from tokenbus_services.token_table import SCHEMA, token_batch  # noqa: PLC0415 - needs it
+            from tokenbus_services.token_table import PLAIN_SCHEMA, SCHEMA, token_batch  # noqa: PLC0415 - needs it
         except ImportError:
             raise ApiError(
                 406, f"accept: {ARROW} needs the extra arrow at the gateway", code="not_acceptable"
@@ -130,8 +127,9 @@ class ArrowFormat(ProtobufFormat):
         self._reasons: list[str | None] = [None] * request.choices
         self._tokens = TokenBuffer()
         self._sink = BytesIO()
-        self._writer = pa.ipc.new_stream(self._sink, SCHEMA)
-        self._batch_of = token_batch
+        schema = SCHEMA if request.token_scoring else PLAIN_SCHEMA
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+        self._batch_of = partial(token_batch, schema=schema)
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
         """Take the scores of a prompt."""

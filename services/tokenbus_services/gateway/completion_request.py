@@ -416,11 +416,6 @@ def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
     return {"token_ids": ids}
 
 
-def field_of_extras(scoring: Mapping[str, Any]) -> str:
-    """Return the first of a body's fields that ask for what is in a request's TokenScoring."""
-    return next((member for member, name in _TOKEN_SCORING.items() if name in scoring), "")
-
-
 def _token_scoring(body: Generation) -> dict[str, Any]:
     """Return what a body wants to be known of each token; raises an ApiError."""
     asked = {name: getattr(body, member) for member, name in _TOKEN_SCORING.items() if getattr(body, member)}

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import Extras, LogprobBatch, PromptScores, RowStatus, Scoring
+from tokenbus_contracts import Extra, Extras, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.schema import COLUMN
 from tokenbus_services.client import RequestEnd
 from tokenbus_services.delivery.stop_strings import RunningText, Stopping
 from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.plugins import Tokenizer, load_tokenizer
-from tokenbus_services.token_columns import lists_of
+from tokenbus_services.token_columns import BATCH_EXTRAS, ExtraColumns, extra_columns, lists_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,8 +174,9 @@ class Outputs(Sequence[Output]):
         """Return a table with a row for each token; needs the extra arrow.
 
         Its columns are `prompt_index` and `sample`, and those of a recording's table that outputs have: `position`,
-        `token_id`, `logprob` and `rank`, null where the request did not ask for logprobs, and the lists
-        `alternative_token_ids` and `alternative_logprobs`.
+        `token_id`, `logprob` and `rank`, null where the request did not ask for logprobs, the lists
+        `alternative_token_ids` and `alternative_logprobs`, and what a request may ask for beside them, from
+        `other_logprob` to `mask_token_ids`, null where it did not.
 
         Example:
             with tokenbus.LLM(engine="ngram") as llm:
@@ -184,14 +185,13 @@ class Outputs(Sequence[Output]):
         """
         import pyarrow as pa  # noqa: PLC0415 - an extra
 
-        from tokenbus_services.token_table import SCHEMA, column_of  # noqa: PLC0415 - as above
+        from tokenbus_services.token_table import EXTRAS, SCHEMA, column_of, extra_arrays  # noqa: PLC0415 - as above
 
         counts = np.diff(self.offsets)
         of_output = np.repeat(np.arange(len(self), dtype=np.int32), counts)
         top_ks = np.repeat(self.top_ks, counts)
         has = np.arange(self.alternative_token_ids.shape[1]) < top_ks[:, None]
         logprobs = np.full(self.token_ids.size, np.nan) if self.logprobs is None else self.logprobs
-        lacks = np.isnan(logprobs)
         columns: dict[str, Any] = {
             "position": np.arange(self.token_ids.size) - np.repeat(self.offsets[:-1], counts),
             "token_id": self.token_ids,
@@ -202,8 +202,23 @@ class Outputs(Sequence[Output]):
         }
         ours = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in ("prompt_index", "sample")])
         table: dict[str, Any] = {"prompt_index": of_output // self.n, "sample": of_output % self.n}
-        table |= {name: column_of(name, values, lacks) for name, values in columns.items()}
-        return pa.table(table, pa.schema([*ours, *map(SCHEMA.field, columns)]))
+        table |= {name: column_of(name, values) for name, values in columns.items()}
+        table |= zip(EXTRAS, extra_arrays(self._extra_columns(), self.token_ids.size), strict=True)
+        return pa.table(table, pa.schema([*ours, *map(SCHEMA.field, (*columns, *EXTRAS))]))
+
+    def _extra_columns(self) -> ExtraColumns | None:
+        if not self._extras:
+            return None
+        found = {place: Extras.joined(parts) for place, parts in sorted(self._extras.items())}
+        of_rows = np.zeros((3, len(self)), np.uint32)
+        for place, each in found.items():
+            kinds = Extra.OTHER_LOGPROB * bool(each.other_logprobs.size) | Extra.ENTROPY * bool(each.entropies.size)
+            of_rows[:, place] = kinds, each.given_token_ids.size, each.mask_bound
+        of_tokens = [
+            np.concatenate([getattr(each, name).ravel() for each in found.values()])
+            for name in BATCH_EXTRAS[len(of_rows) :]
+        ]
+        return extra_columns(np.diff(self.offsets), [*of_rows, *of_tokens])
 
 
 class Collector:

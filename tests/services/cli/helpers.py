@@ -3,8 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.services.cli.guarded import Guarded
@@ -12,7 +13,14 @@ from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import (
+    Admitted,
+    Generate,
+    RequestEvent,
+    SamplingParameters,
+    TokenPrompt,
+    TokenScoring,
+)
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -36,10 +44,10 @@ def memory_settings(**overrides: object) -> Settings:
     return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 
 
-def generate(max_tokens: int, key: int = 11) -> Generate:
+def generate(max_tokens: int, key: int = 11, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
     """Return a request for so many tokens, with logprobs and two alternatives."""
     sampling = SamplingParameters(max_tokens=max_tokens)
-    return Generate(request_key=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2)
+    return Generate(request_key=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields)
 
 
 def hello(worker_id: str = WORKER) -> Hello:
@@ -62,14 +70,23 @@ def admitted(key: int, sequence: int) -> bytes:
     return write_frame(RequestEvent(sequence=sequence, admitted=taken))
 
 
-def payloads(
-    requests: int = 3, tokens: int = 9, *, first: int = 1, drafts: bool = False, parts: int = 1
+def payloads(  # noqa: PLR0913 - a test names what it needs
+    requests: int = 3,
+    tokens: int = 9,
+    *,
+    first: int = 1,
+    drafts: bool = False,
+    parts: int = 1,
+    scoring: Mapping[int, TokenScoring] = MappingProxyType({}),
 ) -> Iterator[tuple[int, PayloadKind, bytes]]:
-    """Yield the items of a worker that answers some requests, from a sequence on, ten milliseconds a step."""
+    """Yield the items of a worker that answers some requests, from a sequence on, ten milliseconds a step.
+
+    `scoring` has what some of the requests, by key, ask for beside logprobs.
+    """
     sequence = first
     engine = SyntheticEngine(drafts=drafts, parts=parts)
     for key in range(1, requests + 1):
-        engine.admit(generate(tokens, key))
+        engine.admit(generate(tokens, key, token_scoring=scoring.get(key)))
         yield sequence, EVENT, admitted(key, sequence)
         sequence += 1
     assembler = StepAssembler(Limits.default())

@@ -28,11 +28,12 @@ from tokenbus_engines.ngram import NgramEngine, NgramOptions
 from tokenbus_engines.synthetic import true_prompt_scores
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client, ControlError, RequestFailedError, RequestParameters, Token
+from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.delivery.weight_spans import WeightSpan
 from tokenbus_services.offline import LLM, Outputs
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
-from tokenbus_services.token_table import SCHEMA
+from tokenbus_services.token_table import EXTRAS, SCHEMA
 from tokenbus_services.worker.run import serve_engine
 
 PROMPTS: list[Any] = ["In the evening the old man said", [5, 6, 7], np.array([9, 8]), "At sea"]
@@ -170,6 +171,34 @@ def test_table_has_what_the_arrays_have(llm: LLM) -> None:
     assert table.schema == llm.generate(PROMPTS, max_tokens=1).to_arrow().schema
     for name in set(table.column_names) - {"prompt_index", "sample"}:
         assert table.schema.field(name) == SCHEMA.field(name)
+
+
+def test_table_has_the_extras_that_were_asked_for() -> None:
+    wanted: list[RequestParameters] = [
+        {"entropies": True, "other_logprobs": True, "top_logprobs": 1},
+        {},
+        {"logprob_token_ids": [9, 7], "mask_bound": 4, "entropies": True},
+        {"top_logprobs": 0},
+    ]
+    with LLM(engine="synthetic") as llm:
+        outputs = llm.generate([[1, 2]] * 4, wanted, n=2, max_tokens=5)
+    rows = outputs.to_arrow().to_pylist()
+    for output in outputs:
+        mine = [row for row in rows if (row["prompt_index"], row["sample"]) == (output.prompt_index, output.sample)]
+        for row, extras in zip(mine, extras_by_token(output.extras, 5), strict=True):
+            given = (
+                None if extras is None or not extras.given_logprobs else list(zip(*extras.given_logprobs, strict=True))
+            )
+            assert [row[name] for name in EXTRAS] == [
+                extras and extras.other_logprob,
+                extras and extras.entropy,
+                given and list(given[0]),
+                given and list(given[1]),
+                extras and extras.mask_size,
+                None if extras is None or extras.mask is None else list(extras.mask),
+            ]
+    assert {row["prompt_index"] for row in rows if row["entropy"] is not None} == {0, 2}
+    assert {row["mask_token_ids"] is None for row in rows if row["mask_size"] is not None} == {True, False}
 
 
 def test_texts_end_where_their_stops_begin(llm: LLM) -> None:
