@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import ContractError
+from tokenbus_contracts import ContractError, ValueKind
 from tokenbus_services.items import RecordingError, read_recording
-from tokenbus_services.token_columns import TokenBuffer, TokenKind
+from tokenbus_services.token_columns import TokenBuffer, TokenColumns, TokenKind
 
 Array = npt.NDArray[Any]
 _AT_ONCE = 1 << 20
 _MOST_TOKENS = 1 << 26
-_MOST_LOG_RATIO = 80.0
+MOST_LOG_RATIO = 80.0
 """Beyond it a ratio is no number that a mean of many could hold."""
 _PARQUET = b"PAR1"
 _NEEDED = ("request_id", "position", "token_id", "logprob")
+_FLOATS = ("logprob", "entropy", "other_logprob")
+_RATIO_FIGURES = ("kl_estimate", "importance_ratio_mean", "importance_ratio_max")
+_MEMBERS = {
+    "kind": {each.name: each.value for each in TokenKind},
+    "value_kind": {each.name: each.value for each in ValueKind},
+}
 
 
 class Tokens(NamedTuple):
@@ -30,6 +36,10 @@ class Tokens(NamedTuple):
     token_id: Array
     logprob: Array
     """NaN where it is not known."""
+    entropy: Array
+    """As the logprob."""
+    log_ratio: Array
+    """Its logprob by the model less that in what it was sampled from; NaN where one of them is not known."""
 
     def chosen(self, which: Array) -> "Tokens":
         """Return some of them."""
@@ -86,8 +96,7 @@ def _of_recording(path: Path, request_id: int | None) -> tuple[Tokens, str]:
     buffer, found, fault, count = TokenBuffer(), list[Tokens](), "", 0
 
     def take() -> int:
-        taken = buffer.take()
-        tokens = Tokens(*(getattr(taken, name) for name in Tokens._fields))
+        tokens = _tokens_of(buffer.take())
         found.append(tokens if request_id is None else tokens.chosen(tokens.request_id == request_id))
         return found[-1].token_id.size
 
@@ -105,6 +114,21 @@ def _of_recording(path: Path, request_id: int | None) -> tuple[Tokens, str]:
     return Tokens(*map(np.concatenate, zip(*found, strict=True))), fault
 
 
+def _tokens_of(taken: TokenColumns) -> Tokens:
+    entropy = other = np.full(taken.token_id.size, np.nan, np.float32)
+    if taken.extras is not None:
+        entropy, other = taken.extras.entropy, taken.extras.other_logprob
+    of_all = (taken.kind, taken.request_id, taken.position, taken.step, taken.token_id, taken.logprob)
+    return Tokens(*of_all, entropy, _log_ratio(taken.logprob, other, taken.value_kind))
+
+
+def _log_ratio(logprob: Array, other: Array, value_kind: Array) -> Array:
+    """Return the logarithm of each token's importance ratio; `other` is its logprob in the other distribution."""
+    is_raw, is_processed = value_kind == ValueKind.RAW_LOGPROBS, value_kind == ValueKind.PROCESSED_LOGPROBS
+    sign = np.where(is_raw, np.float32(1), np.where(is_processed, np.float32(-1), np.float32(np.nan)))
+    return (logprob - other) * sign
+
+
 def _of_parquet(path: Path) -> Tokens:
     """Return what Parquet files have, ours or another program's: the latter may lack kinds and steps."""
     import pyarrow.dataset as ds  # noqa: PLC0415 - an extra
@@ -115,32 +139,50 @@ def _of_parquet(path: Path) -> Tokens:
         raise ValueError(f"{path}: needs the columns {', '.join(_NEEDED)}, lacks {', '.join(lacking)}")
     if (count := files.count_rows()) > _MOST_TOKENS:
         raise ValueError(f"{path}: at most {_MOST_TOKENS} tokens, got {count}")
-    table = files.to_table(columns=[name for name in Tokens._fields if name in names])
-    columns: dict[str, Any] = {name: np.zeros(count, np.uint64) for name in Tokens._fields}
+    wanted = ("kind", "request_id", "position", "step", "token_id", *_FLOATS, "value_kind")
+    table = files.to_table(columns=[name for name in wanted if name in names])
+    columns: dict[str, Any] = {name: np.zeros(count, np.uint64) for name in ("step", "value_kind")}
+    columns |= {name: np.full(count, np.nan, np.float32) for name in _FLOATS}
+    columns["kind"] = np.full(count, TokenKind.TARGET, np.uint8)
     for name in table.column_names:
         columns[name] = _numbers(path, name, table[name])
-    columns["logprob"] = np.where(np.isfinite(columns["logprob"]), columns["logprob"], np.nan)
-    if "kind" in names:
-        kinds = {each.name: each.value for each in TokenKind}
-        found, which = np.unique(columns["kind"].astype(str), return_inverse=True)
-        columns["kind"] = np.array([kinds.get(each, 0) for each in found], np.uint8)[which]
-    else:
-        columns["kind"] = np.full(count, TokenKind.TARGET, np.uint8)
+    columns["log_ratio"] = _log_ratio(columns["logprob"], columns["other_logprob"], columns["value_kind"])
     return Tokens(*(columns[name] for name in Tokens._fields))
 
 
 def _numbers(path: Path, name: str, column: Any) -> Array:  # noqa: ANN401 - pyarrow's
-    """Return a column's values: whole numbers without a sign, but for kinds and logprobs."""
+    """Return a column's values as those of a recording have them."""
     values: Array = column.to_numpy()
-    if name in ("kind", "logprob"):
+    if name in _MEMBERS:
+        found, which = np.unique(values.astype(str), return_inverse=True)
+        return np.array([_MEMBERS[name].get(each, 0) for each in found], np.uint8)[which]
+    if name in _FLOATS:
         try:
-            return values if name == "kind" else values.astype(np.float32)
+            floats = values.astype(np.float32)
         except (TypeError, ValueError):
             raise ValueError(f"{path}: {name}: a column of numbers, got {column.type}") from None
+        return np.where(np.isfinite(floats), floats, np.float32(np.nan))
     if values.dtype.kind not in "iu" or (values.size and int(values.min()) < 0):
-        found = f"{column.type} with nulls" if column.null_count else f"{column.type} with other values"
-        raise ValueError(f"{path}: {name}: whole numbers from 0, got {found}")
+        found_type = f"{column.type} with nulls" if column.null_count else f"{column.type} with other values"
+        raise ValueError(f"{path}: {name}: whole numbers from 0, got {found_type}")
     return values.astype(np.uint64)
+
+
+def ratio_figures(log_ratio: Array) -> dict[str, float]:
+    """Return what importance ratios are, of the logarithms of some; empty where none is known."""
+    known = np.minimum(log_ratio[~np.isnan(log_ratio)].astype(np.float64), MOST_LOG_RATIO)
+    if not known.size:
+        return {}
+    ratio = np.exp(known)
+    # Of tokens drawn from the first: the estimate is never negative, and varies less than the mean of -log_ratio.
+    figures = float((ratio - 1 - known).mean()), float(ratio.mean()), float(ratio.max())
+    return dict(zip(_RATIO_FIGURES, figures, strict=True))
+
+
+def mean_of_known(name: str, values: Array) -> dict[str, float]:
+    """Return the mean of those values that are known, by a name; empty where none is."""
+    known = values[~np.isnan(values)]
+    return {name: float(known.mean(dtype=np.float64))} if known.size else {}
 
 
 class Request(NamedTuple):
@@ -184,28 +226,28 @@ class Comparison:
         np.minimum.at(self._parts_at, self._which[differs], self.ours.position[differs])
         self.difference = self.theirs.logprob.astype(np.float64) - self.ours.logprob
         """Their logprob less ours; NaN where it is not compared."""
+        self.entropy_difference = self.theirs.entropy - self.ours.entropy
+        """Their entropy less ours; NaN where it is not compared, or not known."""
         beyond = differs if same_step else self.ours.position >= self._parts_at[self._which]
         self.difference[beyond] = np.nan
+        self.entropy_difference[beyond] = np.nan
         self.is_compared = ~np.isnan(self.difference)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, as plain values; None where nothing was compared."""
-        log_ratio = self.difference[self.is_compared]
-        ratio = np.exp(np.minimum(log_ratio, _MOST_LOG_RATIO))
-        has_some = bool(log_ratio.size)
-        absolute = np.abs(log_ratio)
+        differences = self.difference[self.is_compared]
+        has_some = bool(differences.size)
+        absolute = np.abs(differences)
         return {
             "requests": self._ids.size,
-            "tokens_compared": int(log_ratio.size),
+            "tokens_compared": int(differences.size),
             "tokens_only_in_first": self.only_ours,
             "tokens_only_in_second": self.only_theirs,
             "tokens_that_differ": self.other_tokens,
             "mean_difference": float(absolute.mean()) if has_some else None,
             "max_difference": float(absolute.max()) if has_some else None,
-            # Of tokens drawn from the first: never negative, and with less variance than the mean of -log_ratio.
-            "kl_estimate": float((ratio - 1 - np.minimum(log_ratio, _MOST_LOG_RATIO)).mean()) if has_some else None,
-            "importance_ratio_mean": float(ratio.mean()) if has_some else None,
-            "importance_ratio_max": float(ratio.max()) if has_some else None,
+            **(ratio_figures(differences) or dict.fromkeys(_RATIO_FIGURES)),
+            **mean_of_known("mean_entropy_difference", self.entropy_difference),
         }
 
     def worst(self, count: int) -> list[Request]:

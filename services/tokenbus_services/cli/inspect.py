@@ -3,17 +3,18 @@
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import lacking
 from tokenbus_services.cli.tap import token_text
-from tokenbus_services.comparison import Comparison, Tokens, load
+from tokenbus_services.comparison import MOST_LOG_RATIO, Comparison, Tokens, load, mean_of_known, ratio_figures
 from tokenbus_services.offline.outputs import tokenizer_named
 from tokenbus_services.plugins import PluginError
 from tokenbus_services.printable import printable
@@ -26,7 +27,9 @@ second file show how the two differ, as rollout and trainer do: tokens are match
 by how far their logprobs are apart, green up to 0.01, red above 0.1. Requests that differ most come first. Where a
 request's tokens part, those behind are not compared. The summary has how many tokens were compared, the mean and
 largest difference, an estimate of the KL divergence of the first from the second, and the importance ratio,
-exp(second - first). --drafts compares a recording's output with what its draft model proposed in the same steps.
+exp(second - first). Of one file that has both logprobs of its tokens, these are of what it was sampled from and of the
+model. Where entropies are known, they stand behind the tokens in brackets, and the summary has their mean, or the mean
+of second - first. --drafts compares a recording's output with what its draft model proposed in the same steps.
 
 A file is a recording, or Parquet as `tokenbus export` writes it; one that another program writes needs the columns
 request_id, position, token_id and logprob. Parquet needs the extra arrow.
@@ -136,6 +139,8 @@ def _summary(tokens: Tokens) -> Values:
         "requests": tokens.request_ids().size,
         "tokens": tokens.token_id.size,
         "mean_logprob": float(scored.mean(dtype=np.float64)) if scored.size else None,
+        **mean_of_known("mean_entropy", tokens.entropy),
+        **ratio_figures(tokens.log_ratio),
     }
 
 
@@ -143,14 +148,15 @@ def _shown(tokens: Tokens, count: int, text: Texts) -> list[Values]:
     found = []
     for request in tokens.request_ids()[:count]:
         mine = tokens.chosen(tokens.request_id == request)
-        values = zip(mine.position.tolist(), mine.token_id.tolist(), mine.logprob.tolist(), strict=True)
+        known = {"entropy": mine.entropy, "importance_ratio": np.exp(np.minimum(mine.log_ratio, MOST_LOG_RATIO))}
+        values = zip(mine.position.tolist(), mine.token_id.tolist(), mine.logprob.tolist(), _known(known), strict=True)
         found.append(
             {
                 "request_id": str(request),
                 **{name: value for name, value in _summary(mine).items() if name != "requests"},
                 "values": [
-                    {"position": position, "token_id": token, "text": text(token), "logprob": _number(logprob)}
-                    for position, token, logprob in values
+                    {"position": position, "token_id": token, "text": text(token), "logprob": _number(logprob)} | more
+                    for position, token, logprob, more in values
                 ],
             }
         )
@@ -163,7 +169,9 @@ def _compared(comparison: Comparison, count: int, text: Texts) -> list[Values]:
         mine = np.flatnonzero(comparison.ours.request_id == request.request_id)
         ours, theirs = comparison.ours.chosen(mine), comparison.theirs.chosen(mine)
         columns = [ours.position, ours.token_id, theirs.token_id, ours.logprob, theirs.logprob]
-        values = zip(*(each.tolist() for each in (*columns, comparison.difference[mine])), strict=True)
+        known = {"entropy": ours.entropy, "other_entropy": theirs.entropy}
+        lists = [each.tolist() for each in (*columns, comparison.difference[mine])]
+        values = zip(*lists, _known(known), strict=True)
         found.append(
             request._asdict()
             | {"request_id": str(request.request_id)}
@@ -178,12 +186,22 @@ def _compared(comparison: Comparison, count: int, text: Texts) -> list[Values]:
                         "logprob": _number(logprob),
                         "other_logprob": _number(other_logprob),
                         "difference": _number(difference),
+                        **more,
                     }
-                    for position, token, other, logprob, other_logprob, difference in values
+                    for position, token, other, logprob, other_logprob, difference, more in values
                 ]
             }
         )
     return found
+
+
+def _known(columns: Mapping[str, npt.NDArray[np.float32]]) -> list[dict[str, float]]:
+    """Return for each token those of its values that are known."""
+    lists = {name: values.tolist() for name, values in columns.items()}
+    return [
+        {name: value for name, value in zip(lists, values, strict=True) if not math.isnan(value)}
+        for values in zip(*lists.values(), strict=True)
+    ]
 
 
 def _number(value: float) -> float | None:
@@ -207,7 +225,8 @@ def _line(request: Values) -> str:
 def _token(value: Values) -> str:
     text = printable(value["text"])
     if "other_token_id" not in value:
-        return token_text(text, value["logprob"])
+        entropy = f"[{value['entropy']:.2f}]" if "entropy" in value else ""
+        return token_text(text, value["logprob"]) + entropy
     if value["token_id"] != value["other_token_id"]:
         return styled(f"{text}|{printable(value['other_text'])}", "red")
     if value["difference"] is None:

@@ -17,11 +17,13 @@ import pytest
 from tests.contracts.valid_messages import seeded
 from tests.services.cli.helpers import EPOCH, hello, payloads, recording
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import BatchKind, LogprobBatch, Scoring, encode
+from tokenbus_contracts import BatchKind, LogprobBatch, Row, Scoring, encode
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services import terminal
 from tokenbus_services.cli import main
-from tokenbus_services.items import Recorder, StreamItem
+from tokenbus_services.items import Recorder, StreamItem, read_recording
+from tokenbus_services.parquet import TokenFile
 
 Values = dict[str, Any]
 Inspect = Callable[..., tuple[int, Values]]
@@ -140,7 +142,62 @@ def test_torn_recording_is_shown_up_to_its_fault(
     assert capsys.readouterr().out.splitlines()[-1] == f"BROKEN {fault}"
 
 
+def with_extras(path: Path, key: int = 2) -> tuple[Path, list[Row]]:
+    """Write a recording of three requests, one of which has extras; return that one's rows, too."""
+    scoring = {key: TokenScoring(entropies=True, other_logprobs=True)}
+    path.write_bytes(recording(payloads(scoring=scoring)))
+    batches = [item.batch for item in read_recording(path) if item.batch is not None]
+    return path, [row for each in batches for row in each.rows() if row.key == key]
+
+
+def extras_in(rows: Sequence[Row], name: str) -> list[float]:
+    return [float(value) for row in rows for value in getattr(row.extras, name)]
+
+
+def test_entropies_and_importance_ratios(tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
+    """The values are the model's own, so a ratio is the exponential of the logprob less the other one."""
+    path, rows = with_extras(tmp_path / "a")
+    entropies, others = extras_in(rows, "entropies"), extras_in(rows, "other_logprobs")
+    logprobs = [float(value) for row in rows for value in row.logprobs]
+    ratios = [math.exp(own - other) for own, other in zip(logprobs, others, strict=True)]
+    assert main(["export", str(path), "--to", str(tmp_path / "b.parquet")]) == 0
+    capsys.readouterr()
+    for file in (path, tmp_path / "b.parquet"):
+        _, found = inspect(file)
+        (request,) = (each for each in found["requests"] if each["request_id"] == "2")
+        assert [each["entropy"] for each in request["values"]] == pytest.approx(entropies)
+        assert [each["importance_ratio"] for each in request["values"]] == pytest.approx(ratios, rel=1e-4)
+        for summary in (found["summary"], request):  # the only request that has any
+            assert summary["mean_entropy"] == pytest.approx(mean(entropies))
+            assert summary["importance_ratio_mean"] == pytest.approx(mean(ratios), rel=1e-4)
+            assert summary["importance_ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
+        others_values = [value for each in found["requests"] if each is not request for value in each["values"]]
+        assert not any({"entropy", "importance_ratio"} & value.keys() for value in others_values)
+    main(["inspect", str(path), "--request", "2"])
+    shown = capsys.readouterr().out.splitlines()[1].split()
+    assert [each.partition("[")[2] for each in shown] == [f"{entropy:.2f}]" for entropy in entropies]
+
+
 # Two of them.
+
+
+def test_entropies_of_two_are_compared(tmp_path: Path, inspect: Inspect) -> None:
+    """Where one of them has no entropy there is no difference."""
+    path, rows = with_extras(tmp_path / "a")
+    file = TokenFile(tmp_path / "exported.parquet")
+    for item in read_recording(path):
+        file.add(item)
+    file.close()
+    table = pq.read_table(tmp_path / "exported.parquet").to_pylist()
+    for row in table:
+        row["entropy"] = None if row["entropy"] is None or row["position"] == 0 else row["entropy"] + 0.5
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "other.parquet")
+    _, found = inspect(path, tmp_path / "other.parquet", "--request", "2")
+    assert found["summary"]["mean_entropy_difference"] == pytest.approx(0.5)
+    (request,) = found["requests"]
+    assert [each["entropy"] for each in request["values"]] == pytest.approx(extras_in(rows, "entropies"))
+    assert "other_entropy" not in request["values"][0]
+    assert "mean_entropy_difference" not in inspect(path, path, "--request", "1")[1]["summary"]
 
 
 @pytest.mark.parametrize("seed", range(5))
