@@ -77,7 +77,7 @@ def load(path: Path, request_id: int | None = None) -> Loaded:
     Raises OSError, and ValueError for what is no recording, for more tokens than there may be, and where a Parquet
     file lacks a column.
     """
-    if path.is_dir() or _begins_parquet(path):
+    if is_parquet(path):
         tokens, fault = _of_parquet(path), ""
         tokens = tokens if request_id is None else tokens.chosen(tokens.request_id == request_id)
     else:
@@ -87,7 +87,10 @@ def load(path: Path, request_id: int | None = None) -> Loaded:
     return Loaded(tokens, fault)
 
 
-def _begins_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Return whether a path is a Parquet file, or a folder, which can only be of such files."""
+    if path.is_dir():
+        return True
     with path.open("rb") as file:
         return file.read(len(_PARQUET)) == _PARQUET
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import lacking
+from tokenbus_services.cli.inspect_page import MOST_REQUESTS, write_page
 from tokenbus_services.cli.tap import token_text
-from tokenbus_services.comparison import MOST_LOG_RATIO, Comparison, Tokens, load, mean_of_known, ratio_figures
+from tokenbus_services.comparison import MOST_LOG_RATIO, Comparison, Loaded, Tokens, load, mean_of_known, ratio_figures
 from tokenbus_services.offline.outputs import tokenizer_named
 from tokenbus_services.plugins import PluginError
 from tokenbus_services.printable import printable
@@ -31,6 +32,9 @@ exp(second - first). Of one file that has both logprobs of its tokens, these are
 model. Where entropies are known, they stand behind the tokens in brackets, and the summary has their mean, or the mean
 of second - first. --drafts compares a recording's output with what its draft model proposed in the same steps.
 
+--html writes one page that loads nothing: the tokens in colour, by difference, probability or entropy, and the
+alternatives of the one that is pointed at; of at most 100 requests and 20,000 tokens, which it says.
+
 A file is a recording, or Parquet as `tokenbus export` writes it; one that another program writes needs the columns
 request_id, position, token_id and logprob. Parquet needs the extra arrow.
 
@@ -40,6 +44,7 @@ examples:
   tokenbus inspect a.tokenbus b.tokenbus --tolerance 0.01      for CI: status 1 if a token differs by more
   tokenbus inspect old.tokenbus new.tokenbus --by-order        two runs of the same prompts, whose ids differ
   tokenbus inspect steps.tokenbus --drafts --json | jq .summary
+  tokenbus inspect rollout.tokenbus trainer.parquet --html compared.html
 
 The status is 1 if a recording is broken, if nothing could be compared, or, with --tolerance, if a token is another one,
 is in one file alone, or differs by more.
@@ -61,6 +66,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=whole(0), default=10, metavar="N", help="show so many requests (10)")
     parser.add_argument("--tokenizer", metavar="NAME", help="show texts: an engine's tokenizer, or a model's folder")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--html", metavar="FILE", help="write a page of the requests for a browser")
 
 
 def _tolerance(text: str) -> float:
@@ -75,35 +81,49 @@ def _tolerance(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Show one file, or compare two; return the status."""
+    is_comparison = options.drafts or len(options.files) > 1
+    _check(options, is_comparison=is_comparison)
+    text = _texts(options.tokenizer)
+    count = options.count if options.html is None else min(options.count, MOST_REQUESTS)
+    files = _loaded(options)
+    if is_comparison:
+        comparison = _comparison(options, *(each.tokens for each in files))
+        summary, requests, tokens = comparison.summary(), _compared(comparison, count, text), comparison.ours
+    else:
+        tokens = files[0].tokens.of_kind(TokenKind.TARGET)
+        summary, requests = _summary(tokens), _shown(tokens, count, text)
+    faults = [each.fault for each in files if each.fault]
+    document = {"files": options.files, "summary": summary, "requests": requests, "faults": faults}
+    lines = map(_line, requests)
+    if options.html is not None:
+        told = write_page(Path(options.html), document, tokens.token_id.size, Path(options.files[0]), text)
+        lines = map(printable, [f"{options.html}: {told}"])
+    if options.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        total = ", ".join(f"{name.replace('_', ' ')} {_shortly(value)}" for name, value in summary.items())
+        print(*lines, total, sep="\n")
+        for fault in faults:
+            print(f"{styled('BROKEN', 'red')} {printable(fault)}")
+    return 1 if faults or (is_comparison and not _holds(summary, options.tolerance)) else 0
+
+
+def _check(options: argparse.Namespace, *, is_comparison: bool) -> None:
     if len(options.files) > (1 if options.drafts else 2):
         raise CommandError("one FILE with --drafts, otherwise one or two", WRONG_USE)
-    is_comparison = options.drafts or len(options.files) > 1
     if options.tolerance is not None and not is_comparison:
         raise CommandError("--tolerance: with something to compare", WRONG_USE)
-    text = _texts(options.tokenizer)
+    if options.html is not None and Path(options.html).exists():
+        raise CommandError(f"{options.html}: exists already, and is not written over", WRONG_USE)
+
+
+def _loaded(options: argparse.Namespace) -> list[Loaded]:
     try:
-        files = [load(Path(name), options.request) for name in options.files]
+        return [load(Path(name), options.request) for name in options.files]
     except ImportError as error:
         raise lacking(error) from None
     except ValueError as error:
         raise CommandError(printable(str(error))) from None
-    if is_comparison:
-        comparison = _comparison(options, *(each.tokens for each in files))
-        summary, requests = comparison.summary(), _compared(comparison, options.count, text)
-    else:
-        tokens = files[0].tokens.of_kind(TokenKind.TARGET)
-        summary, requests = _summary(tokens), _shown(tokens, options.count, text)
-    faults = [each.fault for each in files if each.fault]
-    if options.json:
-        document = {"files": options.files, "summary": summary, "requests": requests, "faults": faults}
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        for request in requests:
-            print(_line(request))
-        print(", ".join(f"{name.replace('_', ' ')} {_shortly(value)}" for name, value in summary.items()))
-        for fault in faults:
-            print(f"{styled('BROKEN', 'red')} {printable(fault)}")
-    return 1 if faults or (is_comparison and not _holds(summary, options.tolerance)) else 0
 
 
 def _texts(name: str | None) -> Texts:
