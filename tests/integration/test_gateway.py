@@ -160,6 +160,17 @@ async def test_inspection_tells_where_each_token_came_from(text: Served) -> None
         assert sum(accepted) >= min(len(accepted), len(row["tokens"]) - 1)
     assert any(row["draft"] for row in rows)
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+    assert not any("entropy" in token for token in tokens)
+
+
+async def test_inspection_with_entropies(numbers: Served) -> None:
+    async with plainly(numbers.url) as client:
+        answer = await client.post("/inspect", json={"prompt": "a", "max_tokens": 5, "return_entropies": True})
+    events = [event.partition("\ndata: ") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+    key = int(json.loads(events[0][2])["request"], 16)
+    tokens = [token for name, _, data in events if name == "event: row" for token in json.loads(data)["tokens"]]
+    true = true_extras(key, 0, 5, TokenScoring(entropies=True))
+    assert [token["entropy"] for token in tokens] == true.entropies.tolist()
 
 
 async def test_models_health_and_documents(text: Served) -> None:

@@ -339,6 +339,7 @@ class Inspection(Sampling, kw_only=True):
     max_tokens: Annotated[int | None, says("The most tokens.")] = 128
     top_logprobs: Annotated[int | None, says("How many alternatives each token has.")] = 10
     drafts: Annotated[bool | None, says("Whether rows have what the draft model proposed.")] = True
+    return_entropies: Annotated[bool | None, says("Whether each token has its entropy; an engine may refuse.")] = False
 
 
 class Tokenization(Body, kw_only=True):

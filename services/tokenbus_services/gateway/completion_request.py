@@ -316,6 +316,7 @@ class Reader:
             prompts=[self.encoder.prompt(body.prompt, "prompt")],
             sampling=_sampling(body),
             top_logprobs=body.top_logprobs,
+            token_scoring={"entropies": True} if body.return_entropies else {},
             wants_drafts=bool(body.drafts),
             is_streamed=True,
         )

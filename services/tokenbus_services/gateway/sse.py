@@ -171,6 +171,7 @@ class InspectedAnswer(Answer):
         row = view.batch.row(place)
         pieces = view.vocabulary.pieces
         logprobs, ranks = row.logprobs.tolist(), row.ranks.tolist()
+        entropies = [] if row.extras is None else row.extras.entropies.tolist()
         others = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
         for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
             text, name = self._decoder.decode(pieces[token_id]), _name(view, token_id)
@@ -182,6 +183,7 @@ class InspectedAnswer(Answer):
                 **named,
                 "logprob": logprobs[number] if logprobs else None,
                 "rank": ranks[number] if ranks else None,
+                **({"entropy": entropies[number]} if entropies else {}),
                 "alternatives": [
                     [other, _name(view, other), logprob]
                     for other, logprob in zip(other_ids, other_logprobs, strict=True)

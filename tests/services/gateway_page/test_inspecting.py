@@ -35,6 +35,15 @@ def test_hovering_shows_the_token(page: Page, gateway: ScriptedGateway) -> None:
     ended(page, stream)
 
 
+def test_entropy_is_shown_where_it_is_known(page: Page, gateway: ScriptedGateway) -> None:
+    stream = ask(page, gateway)
+    tell(stream, [row(1, 0, [token("a", 0.5) | {"entropy": 1.25}, token("b", 0.5)])])
+    token_at(page, 0).click()
+    assert fact(page, "Entropy") == "1.2500"
+    token_at(page, 1).click()
+    expect(panel(page).get_by_text("Entropy")).to_have_count(0)
+
+
 def test_alternatives_are_bars(page: Page, gateway: ScriptedGateway) -> None:
     """Each alternative has a bar as long as its probability, the chosen one is marked, and the rest is one bar."""
     stream = told_story(page, gateway)

@@ -138,14 +138,14 @@ def test_page_is_light_on_the_wire(open_page: Open, gateway: ScriptedGateway) ->
 def test_keyboard_reaches_everything_in_order(page: Page) -> None:
     """Tab goes from the skip link through the form to the button that sends it."""
     found = []
-    for _ in range(9):
+    for _ in range(10):
         page.keyboard.press("Tab")
         found.append(
             page.evaluate(
                 "document.activeElement.name || document.activeElement.textContent.trim() || document.activeElement.id"
             )
         )
-    fields = ["prompt", "max_tokens", "temperature", "top_logprobs", "top_p", "seed", "key"]
+    fields = ["prompt", "max_tokens", "temperature", "top_logprobs", "top_p", "seed", "return_entropies", "key"]
     assert found == ["Skip to the tokens", *fields, "Generate"]
 
 

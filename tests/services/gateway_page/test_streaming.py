@@ -25,10 +25,12 @@ def test_request_is_what_was_typed(page: Page, gateway: ScriptedGateway) -> None
         page.get_by_label(label).fill(value)
     stream = ask(page, gateway, "Grüße,\n世界")
     sampling = {"max_tokens": 64, "temperature": 0.7, "top_p": 0.9, "top_logprobs": 5, "seed": None}
-    assert stream.body == {"prompt": "Grüße,\n世界", **sampling, "stop": [], "drafts": True}
+    assert stream.body == {"prompt": "Grüße,\n世界", **sampling, "stop": [], "drafts": True, "return_entropies": False}
     ended(page, stream)
     page.get_by_label("Seed").fill("41")
-    assert ask(page, gateway).body["seed"] == 41
+    page.get_by_label("Entropy").check()
+    body = ask(page, gateway).body
+    assert (body["seed"], body["return_entropies"]) == (41, True)
 
 
 def test_tokens_appear_while_the_stream_is_open(page: Page, gateway: ScriptedGateway) -> None:

@@ -62,6 +62,7 @@ function request() {
     seed: seed === "" ? null : Number(seed),
     stop: [],
     drafts: true,
+    return_entropies: fields.has("return_entropies"),
   };
 }
 
