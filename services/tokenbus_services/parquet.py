@@ -75,6 +75,8 @@ class TokenFile:
 
     rows = "tokens"
     schema = SCHEMA
+    _depth = 0
+    """Of how many lists a token's value is an element."""
     _told_apart: Sequence[str] = _ORDERED
     """The columns by which readers may skip row groups: others have any value in each of them."""
 
@@ -82,7 +84,7 @@ class TokenFile:
         leaves = _leaves(self.schema)
         # Most of the values are in lists. With each of their bytes in a stream of its own, the quickest compression
         # makes them smaller than zstd does otherwise; and pages of this size stay in the processor's cache.
-        lists = [path for path in leaves if path not in self.schema.names]
+        lists = [path for path in leaves if path.count(".list") > self._depth]
         self._writer = pq.ParquetWriter(
             path,
             self.schema,
@@ -164,6 +166,7 @@ class RequestFile(TokenFile):
 
     rows = "requests"
     schema = REQUEST_SCHEMA
+    _depth = 1
     _told_apart = ("request_id", "prompt_tokens", "status", "error")
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
