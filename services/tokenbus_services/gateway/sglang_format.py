@@ -35,21 +35,23 @@ class _Sent:
         """The last token's id."""
         self.tokens = 0
         """How many tokens the last chunk had."""
+        self.size = 0
+        """How many bytes it has."""
 
-    def add(self, text: str, ids: bytes, lists: Sequence[bytes]) -> int:
-        """Add a row; return by how many bytes it grew."""
+    def add(self, text: str, ids: bytes, lists: Sequence[bytes]) -> None:
+        """Add a row."""
         said = orjson.dumps(text)[1:-1]
         self.text += said
         self.last = ids.rpartition(b",")[2] or self.last
-        grown = len(said)
+        self.size += len(said)
         for all_, new in zip((self.ids, *self.lists), (ids, *lists), strict=True):
             if new:
                 all_.extend(b"," + new if all_ else new)
-                grown += len(new) + 1
-        return grown
+                self.size += len(new) + 1
 
     def clear(self) -> None:
         """Begin anew."""
+        self.size = 0
         for each in (self.text, self.ids, *self.lists):
             each.clear()
 
@@ -95,9 +97,11 @@ class SglangFormat:
         """Return a row's chunk; none before `stream_interval` tokens have come."""
         request, sent, end = self._request, self._sent[choice.index], choice.ending
         ids, *rest = pieces
-        grown = sent.add(text, ids, rest[0] if rest else ())  # type: ignore[arg-type]  # as its parts have them
-        self.kept += 0 if request.is_incremental else grown
-        if end is None and sent.tokens and choice.tokens - sent.tokens < request.stream_interval:
+        sent.add(text, ids, rest[0] if rest else ())  # type: ignore[arg-type]  # as its parts have them
+        waits = end is None and sent.tokens and choice.tokens - sent.tokens < request.stream_interval
+        if waits or not request.is_incremental:
+            self.kept = max(self.kept, sum([each.size for each in self._sent]))
+        if waits:
             return b""
         sent.tokens = choice.tokens
         lists: list[bytes | bytearray] = []

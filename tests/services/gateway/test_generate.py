@@ -119,14 +119,14 @@ async def test_texts_are_in_sglangs_logprobs_where_they_are_asked_for() -> None:
     assert (meta["input_token_logprobs"], meta["input_top_logprobs"]) == ([], [])
 
 
-def with_extras(made: LogprobBatch, kind: ValueKind) -> LogprobBatch:
-    """Return a batch of one row of two tokens, whose masks have two tokens, and more than are listed."""
+def with_masks(made: LogprobBatch, sizes: list[int], kind: ValueKind = ValueKind.RAW_LOGPROBS) -> LogprobBatch:
+    """Return a batch of one row, of whose tokens the first has a mask of two tokens; 4 are listed at most."""
     extras = {
         "extras": np.array([1], np.uint8),
         "mask_bounds": np.array([4], np.uint32),
-        "mask_sizes": np.array([2, 5], np.uint32),
+        "mask_sizes": np.array(sizes, np.uint32),
         "mask_token_ids": np.array([3, 7], np.uint32),
-        "other_logprobs": np.array([-0.1, -0.2], np.float32),
+        "other_logprobs": np.array([-0.1, -0.2], np.float32)[: len(sizes)],
     }
     return LogprobBatch.of_views(
         made.header._replace(value_kind=kind), {column.name: column.empty for column in COLUMNS} | made.columns | extras
@@ -142,7 +142,7 @@ async def test_masks_that_are_too_large_are_null() -> None:
         (ValueKind.RAW_LOGPROBS, [-0.1, -0.2]),
         (ValueKind.PROCESSED_LOGPROBS, np.float64(plain.logprobs).tolist()),
     ):
-        steps: Steps = [(with_extras(plain, kind), None)]
+        steps: Steps = [(with_masks(plain, [2, 5], kind), None)]
         meta = (await sglangs(asked, steps))["meta_info"]
         assert meta["output_token_sampling_mask"] == [[3, 7], None]
         assert meta["output_token_sampling_logprobs"] == pytest.approx(sampled)
@@ -213,6 +213,19 @@ async def test_chunks_have_what_is_new_where_the_settings_say_so(interval: int) 
     answer.begin(lambda: None)
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled(OUTPUT, steps)), 0)
     assert answer.error is None
+
+
+async def test_what_waits_for_an_interval_is_bounded() -> None:
+    asked, steps = replace(of_sglang(), is_streamed=True, is_incremental=True, stream_interval=100), steps_to()
+    answer = StreamedAnswer(
+        asked, SglangFormat(asked, 1), settings({"gateway.answer_bytes": 400}).gateway, Buffers(2**30)
+    )
+    answer.begin(lambda: None)
+    for each, _ in steps[:2]:
+        assert answer.error is None
+        answer.listeners[0].take(RenderedStep(each, spelled("hello" * 500, steps)), 0)
+    assert answer.error is not None
+    assert answer.error.code == "answer_too_large"
 
 
 async def test_sglangs_stream_that_breaks_ends_with_its_error() -> None:
