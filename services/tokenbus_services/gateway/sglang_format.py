@@ -157,7 +157,8 @@ class SglangFormat:
             return before, place
         prompt = self._lists.of_prompt(self._of_prompts.get(index, ()))
         lengths = b"".join(b',"%b_length":%d' % (name, count) for name in self._lists.counted)
-        top_p = top_p_members(lists) if request.wants_top_p and end is not None else b""
+        has_top_p = request.wants_top_p and (end is not None or request.is_incremental)
+        top_p = top_p_members(lists) if has_top_p else b""
         return chain((before, b",", prompt, b","), lists, (lengths, top_p, place))
 
     def _prompt(self, index: int) -> Sequence[int]:

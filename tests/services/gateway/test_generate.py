@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.services.builders import settings
-from tests.services.gateway.rendering import Steps, chunks, joined, said, spelled
+from tests.services.gateway.rendering import Steps, array, chunks, joined, said, spelled
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.batch import STOP_TOKEN
@@ -226,6 +226,21 @@ async def test_what_waits_for_an_interval_is_bounded() -> None:
         answer.listeners[0].take(RenderedStep(each, spelled("hello" * 500, steps)), 0)
     assert answer.error is not None
     assert answer.error.code == "answer_too_large"
+
+
+async def test_slimes_arrays_are_of_what_is_new_in_each_chunk() -> None:
+    """Their offsets would else be of other tokens than the chunk has."""
+    custom = {"custom_params": {"return_top_p_token_ids": True}}
+    asked = replace(of_sglang(sampling_params=custom), is_streamed=True, is_incremental=True)
+    rows = [RowShape(3, 0, 1, top_k=K), RowShape(3, 1, 1, RowStatus.FINISHED_LENGTH, top_k=K)]
+    steps: Steps = [(with_masks(batch([row], step=step), [2]), None) for step, row in enumerate(rows, 1)]
+    found = list(chunks(await said(asked, steps, spelled(OUTPUT, steps), SglangFormat)))
+    assert len(found) == len(rows)
+    for chunk in found:
+        meta = chunk["meta_info"]
+        assert meta["output_token_sampling_mask"] == [[3, 7]]
+        assert array(meta["top_p_token_ids"], "<i4").tolist() == [3, 7]
+        assert array(meta["top_p_token_offsets"], "<i4").tolist() == [0, 2]
 
 
 async def test_sglangs_stream_that_breaks_ends_with_its_error() -> None:
