@@ -104,7 +104,8 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
     """On a terminal a line says how the system does; when the terminal dies nothing lives on."""
     ours, theirs = os.openpty()
     program = python(
-        "import os, sys; os.setsid()\n"
+        "import os, signal, sys; os.setsid()\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup
         "terminal = os.open(sys.argv[1], os.O_RDWR)\n"  # the first that a session opens is its own
         "[os.dup2(terminal, number) for number in range(3)]\n"
         "os.execv(sys.argv[2], sys.argv[2:])"

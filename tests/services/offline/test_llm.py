@@ -473,7 +473,7 @@ def test_dropped_llm_ends() -> None:
 ENDS_WITH_THE_PROCESS = """
 import tokenbus
 llm = tokenbus.LLM(engine="ngram")
-print(llm.generate("At sea", max_tokens=3, top_logprobs=0)[0].logprobs.size)
+print(llm.generate("At sea", max_tokens=3, temperature=0, top_logprobs=0)[0].logprobs.size)
 """
 
 
