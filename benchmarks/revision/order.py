@@ -1,4 +1,4 @@
-"""A revision's process, and what it is told to do."""
+"""A revision's process, and the orders that it takes."""
 
 import json
 import os

@@ -96,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
     document = {"files": options.files, "summary": summary, "requests": requests, "faults": faults}
     lines = map(_line, requests)
     if options.html is not None:
-        told = write_page(Path(options.html), document, tokens.token_id.size, Path(options.files[0]), text)
-        lines = map(printable, [f"{options.html}: {told}"])
+        written = write_page(Path(options.html), document, tokens.token_id.size, Path(options.files[0]), text)
+        lines = map(printable, [f"{options.html}: {written}"])
     if options.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:

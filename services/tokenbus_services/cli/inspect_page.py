@@ -39,7 +39,7 @@ def write_page(path: Path, document: Values, tokens: int, source: Path, text: Ca
     requests = list(_bounded(document["requests"]))
     shown = sum(len(each["values"]) for each in requests)
     _add_alternatives(requests, source, text)
-    told = {
+    counts = {
         "requests": len(requests),
         "of_requests": document["summary"]["requests"],
         "tokens": shown,
@@ -47,10 +47,10 @@ def write_page(path: Path, document: Values, tokens: int, source: Path, text: Ca
         "most_requests": MOST_REQUESTS,
         "most_tokens": _MOST_TOKENS,
     }
-    page = _page(document | {"requests": requests, "shown": told, "has_texts": text is not str})
+    page = _page(document | {"requests": requests, "shown": counts, "has_texts": text is not str})
     with path.open("x", encoding="utf-8") as file:
         file.write(page)
-    return f"{len(requests)} requests of {told['of_requests']}, {shown} tokens of {tokens}"
+    return f"{len(requests)} requests of {counts['of_requests']}, {shown} tokens of {tokens}"
 
 
 def _bounded(requests: Iterable[Values]) -> Iterator[Values]:
@@ -110,7 +110,7 @@ def _tokens(source: Path, request_ids: "np.ndarray[Any, np.dtype[np.uint64]]") -
         for item in read_recording(source):
             try:
                 buffer.add(item)
-            except ContractError:  # it was told when the file was loaded
+            except ContractError:  # loading the file has reported it
                 continue
             if buffer.tokens >= _AT_ONCE:
                 yield from taken()
