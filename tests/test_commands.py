@@ -49,7 +49,7 @@ NOT_RUN = {
         *(f"tokenbus {name} --bus" for name in ("processor", "worker --id worker-1", "gateway")),
     ),
     "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
-        *("tokenbus up --engine vllm", "tokenbus up --engine transformers", "tokenbus worker --engine vllm"),
+        *("tokenbus up --engine vllm", "tokenbus worker --engine vllm"),
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
         "lm_eval run",
     ),

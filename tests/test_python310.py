@@ -40,7 +40,7 @@ NEED_NEWER = (
         f"tokenbus_services.{name}"
         for name in ("client", "durable_log", "gateway", "model_files", "offline", "processor")
     ),
-    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "transformers", "vllm")),
+    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "vllm")),
 )
 
 

@@ -6,7 +6,7 @@ A wrong value is a ValueError of one line with the field, the limit and the valu
 import math
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -68,11 +68,8 @@ def _check_neutral(field: FieldDescriptor, value: Any) -> None:  # noqa: ANN401 
     raise ValueError(f"sampling.{field.name}: {limit}")
 
 
-R = TypeVar("R", bound=Request)
-
-
-def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, context: int, max_top_logprobs: int) -> R:
-    """Return a request as an object of the given kind, or raise a ValueError for what is wrong with it."""
+def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:
+    """Return the checked request, or raise a ValueError for the first wrong parameter."""
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
@@ -93,7 +90,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, kind: type[R], *, conte
     stops = _stops(sampling, tokenizer)
     prompt = prompt_of(generate, tokenizer, context - 1)
     room = context - len(prompt)
-    return kind(
+    return Request(
         key=generate.request_key,
         prompt=prompt,
         most=1 if is_alone else min(sampling.max_tokens, room) if has_most else room,

@@ -226,7 +226,7 @@ class BatchEngine(ABC, Generic[B]):
         if self._requests.slot(generate.request_key) is not None:
             raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
         request = request_of(
-            generate, self._tokenizer, Request, context=options.context, max_top_logprobs=options.max_top_logprobs
+            generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
         if options.role == "decode" and state is None:
             raise ValueError("state: a decode engine goes on from a prefill engine's, got none")

@@ -11,19 +11,14 @@ from tokenbus_services.worker import Engine, EngineKind
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
 """As APIs of this kind have it."""
-_FOLDER = (
-    "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another way."
-)
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "speculate": (int, "N", "how many tokens are drafted in a step; 0: none"),
     "max_running": (int, "N", "the most requests in a step"),
     "context": (int, "N", "the most tokens of a prompt and its output"),
     "prefill_chunk": (int, "N", "the most tokens of prompts in a step"),
-    "cache_tokens": (int, "N", "how many tokens the cache holds, of all requests"),
     "slice_steps": (int, "N", "after how many steps a request gives its slot to one that waits; 0: never"),
     "weights": (Path, "FILE", "a safetensors file"),
-    "device": (str, None, "as paddle or torch names it: cpu, gpu:1, cuda:1"),
-    "dtype": (str, None, "auto, float32, bfloat16 or float16; auto: as the weights were saved"),
+    "device": (str, None, "as paddle names it: cpu, gpu:1"),
 }
 """The options of engines here: type, placeholder and meaning."""
 _NGRAM = {"speculate": 3, "max_running": 256, "context": 2048, "prefill_chunk": 512}
@@ -36,22 +31,12 @@ _PADDLE = {
     "weights": "the one in the package",
     "device": "cpu",
 }
-_TRANSFORMERS = {
-    "max_running": 64,
-    "context": "as the model has",
-    "prefill_chunk": 512,
-    "cache_tokens": 65536,
-    "device": "cpu",
-    "dtype": "auto",
-}
 """The options that each engine has, and their defaults, which the engine itself sets."""
 
 
-def _declaring(
-    engine: str, defaults: Mapping[str, object], description: str | None = None
-) -> Callable[[argparse.ArgumentParser], None]:
+def _declaring(engine: str, defaults: Mapping[str, object]) -> Callable[[argparse.ArgumentParser], None]:
     def declare(parser: argparse.ArgumentParser) -> None:
-        group = parser.add_argument_group(f"engine {engine}", description)
+        group = parser.add_argument_group(f"engine {engine}")
         for name, default in defaults.items():
             kind, metavar, meaning = _OPTIONS[name]
             option = "--" + name.replace("_", "-")
@@ -64,10 +49,9 @@ def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]
     """Return the engine's options: those that were given, and what follows from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
-    speculate = getattr(options, "speculate", None)
-    if speculate is not None and not 0 <= speculate <= most:
+    if options.speculate is not None and not 0 <= options.speculate <= most:
         bound = f"(limits.max_tokens_per_row is {limits.max_tokens_per_row})"
-        raise ValueError(f"--speculate: 0 to {most} {bound}, got {speculate}")
+        raise ValueError(f"--speculate: 0 to {most} {bound}, got {options.speculate}")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return {"role": settings.worker.role, "max_top_logprobs": min(_MOST_TOP_LOGPROBS, limits.max_top_k), **given}
 
@@ -109,12 +93,12 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
     )
 
 
-def _make_transformers(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus_engines.transformers import TransformersEngine, TransformersOptions  # noqa: PLC0415 - as above
-
-    if options.model is None:
-        raise ValueError("--model: the folder of the model, got none")
-    return TransformersEngine(TransformersOptions(model=options.model, **_given(options, settings, _TRANSFORMERS)))
+def _declare_vllm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument_group(
+        "engine vllm",
+        "--model is the model's folder. Clients ask for it by the folder's name, unless worker.model is set.\n"
+        "Arguments after -- are vLLM's own, as `vllm serve` takes them.",
+    )
 
 
 def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
@@ -152,15 +136,9 @@ SYNTHETIC = EngineKind(
     _declare_synthetic,
     _make_synthetic,
 )
-TRANSFORMERS = EngineKind(
-    "any causal language model of transformers, from a folder; needs the extra transformers",
-    _declaring("transformers", _TRANSFORMERS, _FOLDER),
-    _make_transformers,
-    reads_model=True,
-)
 VLLM = EngineKind(
     "any model that vLLM runs, from a folder; needs the extra vllm",
-    _declaring("vllm", {}, f"{_FOLDER}\nWhat follows -- is vLLM's own, as `vllm serve` takes it."),
+    _declare_vllm,
     _make_vllm,
     reads_model=True,
     publishes_apart=True,

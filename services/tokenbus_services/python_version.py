@@ -7,7 +7,7 @@ _NEED_3_11 = {
         f"tokenbus_services.{name}"
         for name in ("client", "durable_log", "gateway", "model_files", "offline", "processor")
     ),
-    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "transformers", "vllm")),
+    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "vllm")),
 }
 _LIBRARY = sys.stdlib_module_names | {"tomllib"}
 

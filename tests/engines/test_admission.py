@@ -27,7 +27,7 @@ CONTEXT = 1024
 
 def of_bytes(generate: Generate, context: int = CONTEXT) -> Request:
     """Return a request for tokens that are bytes."""
-    return request_of(generate, ByteTokenizer(), Request, context=context, max_top_logprobs=20)
+    return request_of(generate, ByteTokenizer(), context=context, max_top_logprobs=20)
 
 
 FIELDS = cast("Descriptor", SamplingParameters.DESCRIPTOR).fields_by_name

@@ -6,7 +6,7 @@ from tests.engines.runs import asked
 from tokenbus_engines.admission import request_of
 from tokenbus_engines.engine import batch_order
 from tokenbus_engines.paddle import ByteTokenizer
-from tokenbus_engines.requests import Request, Requests
+from tokenbus_engines.requests import Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
 
@@ -20,7 +20,7 @@ class Scheduled:
         usual = {"max_running": 256, "prefill_chunk": 100, "slice_steps": 0}
         self.scheduler = Scheduler(self.requests, **usual | options)
         for key in keys:
-            made = request_of(asked(key, prompt), ByteTokenizer(), Request, context=2048, max_top_logprobs=20)
+            made = request_of(asked(key, prompt), ByteTokenizer(), context=2048, max_top_logprobs=20)
             self.scheduler.add(self.requests.add(made))
 
     def slots(self, *keys: int) -> Ids:

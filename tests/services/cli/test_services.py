@@ -180,7 +180,7 @@ class Closing(SyntheticEngine):
         (["--steps-per-second", "nan"], "argument --steps-per-second: a number of at least 0, got 'nan'"),
         (
             ["--engine", "steam"],
-            "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'transformers', 'vllm')",
+            "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')",
         ),
     ],
 )

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from tests.engines.vllm.tiny_model import CONTEXT
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
@@ -194,16 +192,3 @@ def check(case: Case, mine: Answer, theirs: Answer) -> None:
         if mine.tokens[place] not in ours:  # else vLLM's API says its place among the alternatives
             assert rank == theirs.ranks[place]
         assert sum(each > value for each in ours.values()) < rank
-
-
-def check_abort(engine: Engine, endless: Case) -> None:
-    """Assert that a request's id is its own until it is aborted, and that its last row has no token."""
-    engine.admit(endless.generate(1))
-    with pytest.raises(ValueError, match="request_key: one that is not in use, got 1"):
-        engine.admit(endless.generate(1))
-    engine.step()
-    engine.abort(1)
-    engine.abort(2)
-    (made,) = engine.step()
-    (row,) = StepAssembler(Limits.default()).assemble(made)[0].rows()
-    assert (row.status, row.token_ids.size, row.position) == (RowStatus.ABORTED, 0, 1)

@@ -15,15 +15,15 @@ from tests.engines.vllm.real.runs import (
     answers_apart,
     arguments,
     check,
-    check_abort,
     reference,
 )
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_engines.vllm import VllmEngine, compatibility
 from tokenbus_engines.vllm import engine as engine_module
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker import StepAssembler
 
 GREEDY = {"temperature": 0.0, "ignore_end_token": True}
 SEEDED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 42, "ignore_end_token": True}
@@ -129,7 +129,15 @@ def survives(engine: VllmEngine) -> None:
     assert not engine.has_work
 
     endless = Case(SHORT[1], {**GREEDY, "max_tokens": 200})
-    check_abort(engine, endless)
+    engine.admit(endless.generate(1))
+    with pytest.raises(ValueError, match="request_key: one that is not in use, got 1"):
+        engine.admit(endless.generate(1))
+    engine.step()
+    engine.abort(1)
+    engine.abort(2)
+    (made,) = engine.step()
+    (row,) = StepAssembler(Limits.default()).assemble(made)[0].rows()
+    assert (row.status, row.token_ids.size, row.position) == (RowStatus.ABORTED, 0, 1)
 
     executor = engine._core.model_executor
     engine.admit(endless.generate(1))
