@@ -13,14 +13,13 @@ from benchmarks.report import Report, Row
 from tokenbus_contracts import PromptScores
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
 from tokenbus_engines.synthetic import true_prompt_scores
-from tokenbus_services.gateway.prompt_writers import echoed_lists, prompt_logprobs, prompt_triples
+from tokenbus_services.gateway.prompt_writers import echoed_lists, prompt_logprobs
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 
 _POSITIONS = 8192
 _FORMS: dict[str, Callable[[PromptScores, list[int], Vocabulary], Iterator[object]]] = {
     "prompt_logprobs": lambda scores, _, vocabulary: prompt_logprobs(scores, vocabulary),
     "echo": lambda scores, prompt, vocabulary: echoed_lists(prompt, scores, vocabulary, vocabulary.tables),
-    "SGLang's": lambda scores, prompt, _: prompt_triples(scores, prompt, None),
 }
 
 

@@ -169,16 +169,9 @@ def test_vllm_rows(run: Run) -> None:
     assert [row["tokens"] > 256 for row in rows if "drafts" in row["a step of 256 rows"]] == [True]
 
 
-def test_sglang_streams(run: Run) -> None:
-    rows = run("sglang_streams")["figures"]
-    assert [row["logprobs"] for row in rows] == ["none", "k = 0", "k = 20"]
-    assert all(row["us a token"] > 0 for row in rows)
-    assert rows[0]["MB"] < rows[1]["MB"] < rows[2]["MB"]
-
-
 def test_prompt_scores(run: Run) -> None:
     rows = run("prompt_scores")["figures"]
-    assert [row["parts"] for row in rows if row["k"] == 20] == [5, 5, 5]  # a first one, and four of 170 positions
+    assert [row["parts"] for row in rows if row["k"] == 20] == [5, 5]  # a first one, and four of 170 positions
     assert all(0 < row["the longest, ms"] <= row["all of them, ms"] for row in rows)
 
 

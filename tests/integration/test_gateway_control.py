@@ -1,4 +1,4 @@
-"""The engines' control by vLLM's routes and SGLang's, as trainers use them: two gateway processes and two workers."""
+"""The engines' control by vLLM's routes, as trainers use them: two gateway processes and two workers."""
 
 import asyncio
 import json
@@ -147,33 +147,6 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
     assert await _said(client, "/reset_prefix_cache") == {"success": True}
 
 
-TO_SGLANG: dict[str, Any] = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 1_000_000}}
-SHORT: dict[str, Any] = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}
-
-
-async def test_weights_are_updated_as_slime_does_it(client: httpx.AsyncClient, weights: str) -> None:
-    running = asyncio.create_task(_said(client, "/generate", **TO_SGLANG))
-    await until(lambda: _has_open(client, 1))
-    assert (await _said(client, "/pause_generation"))["status"] == "ok"
-    answer = await running
-    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
-    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"])
-    assert (await client.get("/flush_cache")).status_code == 200
-    updated = await _said(client, "/update_weights_from_disk", model_path=weights, weight_version="61")
-    assert (updated["success"], updated["workers"]) == (True, {"worker-0": 61, "worker-1": 61})
-    assert (await client.get("/get_weight_version")).json() == {"weight_version": "61"}
-    assert (await client.get("/is_paused")).json() == {"is_paused": True}
-    assert (await _said(client, "/continue_generation"))["status"] == "ok"
-    meta = (await _said(client, "/generate", **SHORT))["meta_info"]
-    assert (meta["weight_version"], meta["weight_versions"]) == ("61", [{"version": "61", "start": 0, "end": 2}])
-    body = {"token_ids": [5], "sampling_params": {"max_tokens": 2}}
-    (choice,) = (await _said(client, "/inference/v1/generate", **body))["choices"]
-    assert choice["weight_versions"] == [{"version": "61", "start": 0, "end": 2}]
-    info = {"weight_version": "61", "tp_size": 2, "pp_size": 1, "enable_memory_saver": False}
-    found = (await client.get("/server_info")).json()
-    assert {name: found[name] for name in info} == info
-
-
 async def test_configuration_is_what_trl_reads(client: httpx.AsyncClient) -> None:
     config = (await client.get("/server_info?config_format=json")).json()["vllm_config"]
     assert config == {
@@ -214,25 +187,6 @@ def test_configuration_where_engines_differ_or_do_not_say() -> None:
     assert config["model_config"] == {"dtype": "unknown", "logprobs_mode": "unknown"}
 
 
-async def test_all_is_aborted_as_slime_does_it(client: httpx.AsyncClient, weights: str) -> None:
-    running = [asyncio.create_task(_said(client, "/generate", **TO_SGLANG)) for _ in range(2)]
-    await until(lambda: _has_open(client, 2))
-    await _said(client, "/abort_request", abort_all=True)
-    for each in running:
-        assert (await each)["meta_info"]["finish_reason"] == {"type": "abort", "message": "Aborted"}
-    await until(lambda: _has_open(client, 0))
-    last = asyncio.create_task(_said(client, "/generate", **TO_SGLANG))
-    await until(lambda: _has_open(client, 1))
-    await _said(client, "/update_weights_from_disk", model_path=weights, abort_all_requests=True)
-    assert (await last)["meta_info"]["finish_reason"]["type"] == "abort"
-    assert (await client.get("/is_paused")).json() == {"is_paused": False}
-
-
-async def _has_open(client: httpx.AsyncClient, count: int) -> bool:
-    (load,) = (await client.get("/v1/loads?include=core")).json()["loads"]
-    return bool(load["num_total_reqs"] == count)
-
-
 @pytest.mark.parametrize(
     ("path", "body", "line"),
     [
@@ -261,14 +215,6 @@ async def _has_open(client: httpx.AsyncClient, count: int) -> bool:
             "/abort_requests",
             {"request_ids": ["a"]},
             "request_ids: none, which ends all requests: a client ends its own by leaving, got some",
-        ),
-        ("/pause_generation", {"mode": "keep"}, "mode: one of abort, retract, in_place, got 'keep'"),
-        ("/abort_request", {"rid": "a"}, "abort_all: true, as a client ends its own request by leaving, got false"),
-        ("/update_weights_from_disk", {}, "model_path: a text, got none"),
-        (
-            "/update_weights_from_disk",
-            {"model_path": "a", "load_format": "dummy"},
-            "load_format: one of auto, safetensors, got 'dummy'",
         ),
     ],
 )

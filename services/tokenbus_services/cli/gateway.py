@@ -10,10 +10,10 @@ from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
 Serve OpenAI's API (/v1/completions, /v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages), and
-for token ids vLLM's (/inference/v1/generate) and SGLang's (/generate) in front of a processor, and at / a page with
-tokens coloured by probability. The processor need not be there yet; /readyz tells when requests find a worker. Once it
-listens it logs "listening". After SIGTERM or SIGINT it takes no new request, lets the open ones end for
-gateway.drain_timeout_ms, and leaves with status 0; a second signal ends it at once.
+for token ids vLLM's (/inference/v1/generate) in front of a processor, and at / a page with tokens coloured by
+probability. The processor need not be there yet; /readyz tells when requests find a worker. Once it listens it logs
+"listening". After SIGTERM or SIGINT it takes no new request, lets the open ones end for gateway.drain_timeout_ms, and
+leaves with status 0; a second signal ends it at once.
 
 examples:
   tokenbus gateway                                                       at http://127.0.0.1:8000

@@ -23,9 +23,9 @@ TOKEN_ROUTES = frozenset({
     *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
     *("/inference/v1/generate", "/generate", "/inspect"),
 })  # fmt: skip
-_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/health_generate", "/ping", "/version"})
+_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
-_INSIDE = frozenset({"/bus", "/inspect", "/load", "/v1/loads", "/metrics", "/openapi.json"})
+_INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 """Paths that need a key or a peer on this machine, even where the gateway has no keys."""
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})

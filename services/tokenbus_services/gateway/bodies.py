@@ -24,15 +24,8 @@ ONLY: dict[str, Any] = {
     "reasoning_ended": True,
     "routed_experts_prompt_start": 0,
     "skip_reading_prefix_cache": False,
-    "return_hidden_states": False,
-    "return_routed_experts": False,
-    "sampling_logprobs_mode": "selected",
-    "return_entropy": False,
-    "return_indexer_topk": False,
-    "return_flat_raw_top_logprobs": False,
-    "return_prompt_token_ids": False,
 }
-"""Fields of OpenAI's API, vLLM's and SGLang's that are not implemented, each with the one value that is accepted."""
+"""Fields of OpenAI's API and vLLM's that are not implemented, each with the one value that is accepted."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
@@ -65,7 +58,6 @@ TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(gt=0, le=100)]
-Interval = Annotated[int, Meta(ge=1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 _FormType = Literal["text", "json_object", "json_schema", "structural_tag"]

@@ -11,7 +11,7 @@ from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.stop_strings import Stopping
 from tokenbus_services.delivery.weight_spans import WeightSpan
-from tokenbus_services.gateway import generate_body, messages_body, responses_body, sglang_body
+from tokenbus_services.gateway import generate_body, messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus_services.gateway.output_form import (
@@ -98,18 +98,8 @@ class CompletionRequest:
     name: str = ""
     """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
     is_chat: bool = False
-    is_batch: bool = False
-    """Whether the answer is a list, in an API where that of one prompt is none."""
     wants_text: bool = True
     """Whether the answer has its text, too, in an API that is about token ids."""
-    names_texts: bool = False
-    """Whether logprobs have tokens' texts there."""
-    wants_top_p: bool = False
-    """Whether there are slime's arrays of the tokens that could have been chosen, too."""
-    is_incremental: bool = False
-    """Whether a chunk has only what is new, in an API where it may have all that came before it, too."""
-    stream_interval: int = 1
-    """After how many tokens a stream has a chunk there."""
     forced: ForcedCall | None = None
     """What a chat has to call."""
     auto: AutoCalls | None = None
@@ -240,30 +230,6 @@ class Reader:
         request = self._translated(completion, generate_body.FIELDS, self._completion)
         echoed = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
         return replace(request, wants_text=body.output_mode == "text", echoed=echoed)
-
-    def sglang_generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /generate."""
-        body = self.types.read(self.types.sglang_generate, value)
-        names = sglang_body.FIELDS if body.text is None else {**sglang_body.FIELDS, "prompt": "text"}
-        request = self._translated(sglang_body.completion_of(body), names, self._completion)
-        scoring, shortest = request.prompt_scoring, min(map(len, request.prompts))
-        if scoring is not None:
-            start = body.logprob_start_len or 0
-            if start >= shortest:
-                raise invalid("logprob_start_len", f"below {shortest}, the tokens of the shortest prompt, got {start}")
-            scoring = {**scoring, "first_position": start + 1}
-        is_list = isinstance(body.text, list) or isinstance((value.get("input_ids") or [0])[0], list)
-        return replace(
-            request,
-            prompt_scoring=scoring,
-            is_batch=is_list or request.n > 1,
-            name=body.rid if isinstance(body.rid, str) else "",
-            echoed={"rids": sglang_body.ids_of(body, request.prompts)},
-            names_texts=bool(body.return_text_in_logprobs),
-            wants_top_p=sglang_body.wants_top_p(body),
-            is_incremental=self._settings.incremental_streaming_output,
-            stream_interval=(body.sampling_params and body.sampling_params.stream_interval) or 1,
-        )
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
         """Read the chat or the completion that another body is; errors name that body's fields."""

@@ -1,4 +1,4 @@
-"""ControlRoutes: the engines' control under vLLM's paths and SGLang's, for those whose key may."""
+"""ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,9 +26,6 @@ _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**64 - 1
 _SECONDS = 1800.0
 """How long an engine may take for one command: as long as trainers wait."""
-_SGLANG_MODES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
-"""By SGLang's name of a way to pause the operator's."""
-_LOAD_FORMATS = ("auto", "safetensors")
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -60,21 +57,13 @@ class ControlRoutes:
             "/v1/load_lora_adapter": _load_adapter,
             "/unload_lora_adapter": _unload_adapter,
             "/v1/unload_lora_adapter": _unload_adapter,
-            "/pause_generation": _pause_generation,
-            "/continue_generation": _continue_generation,
-            "/abort_request": _abort_request,
-            "/flush_cache": _flush_cache,
-            "/update_weights_from_disk": _update_weights_from_disk,
         }
         gets: dict[str, _Do] = {
             "/is_paused": _is_paused,
             "/is_sleeping": _is_sleeping,
             "/get_world_size": _world_size,
             "/weight_info": _weight_info,
-            "/flush_cache": _flush_cache,
-            "/get_weight_version": _weight_version,
             "/server_info": _server_info,
-            "/get_server_info": _server_info,
         }
         return [
             *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
@@ -105,7 +94,7 @@ class ControlRoutes:
         return handle
 
     async def _done(self, do: _Do, operator: Operator, arguments: _Arguments) -> object:
-        if do not in (_update_weights, _update_weights_from_disk, _abort_requests):
+        if do not in (_update_weights, _abort_requests):
             return await do(operator, arguments)
         async with self._one_at_a_time:
             return await do(operator, arguments)
@@ -138,8 +127,8 @@ def _failed(error: ControlError) -> ApiError:
     return ApiError(409 if error.states else 503, str(error), code="not_done_by_all")
 
 
-def _text(arguments: _Arguments, name: str, default: str | None = None) -> str:
-    value = arguments.get(name, default)
+def _text(arguments: _Arguments, name: str) -> str:
+    value = arguments.get(name)
     if value is None:
         raise invalid(name, "a text, got none")
     if not isinstance(value, str) or not value:
@@ -289,60 +278,13 @@ async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
     return f"Success: LoRA adapter '{name}' removed successfully."
 
 
-# SGLang's.
-
-
-async def _pause_generation(operator: Operator, arguments: _Arguments) -> object:
-    mode = arguments.get("mode", "abort")
-    if not isinstance(mode, str) or mode not in _SGLANG_MODES:
-        raise invalid("mode", f"one of {', '.join(_SGLANG_MODES)}, got {shown(mode)}")
-    await operator.pause(_SGLANG_MODES[mode])
-    return {"message": "Generation paused successfully.", "status": "ok"}
-
-
-async def _continue_generation(operator: Operator, _: _Arguments) -> object:
-    await operator.resume()
-    return {"message": "Generation continued successfully.", "status": "ok"}
-
-
-async def _abort_request(operator: Operator, arguments: _Arguments) -> object:
-    if not _flag(arguments, "abort_all"):
-        raise invalid("abort_all", "true, as a client ends its own request by leaving, got false")
-    return await _abort_requests(operator, {})
-
-
-async def _flush_cache(operator: Operator, _: _Arguments) -> object:
-    await operator.reset_prefix_cache()
-    return {"success": True, "message": "Cache flushed."}
-
-
-async def _update_weights_from_disk(operator: Operator, arguments: _Arguments) -> object:
-    folder, version = _text(arguments, "model_path"), _version(arguments, "weight_version")
-    if _text(arguments, "load_format", "auto") not in _LOAD_FORMATS:
-        raise invalid("load_format", f"one of {', '.join(_LOAD_FORMATS)}, got {shown(arguments['load_format'])}")
-    if _flag(arguments, "abort_all_requests"):
-        await _abort_requests(operator, {})
-    states = await operator.update_weights(folder, version)
-    return {"success": True, "message": "Weights updated", "num_paused_requests": 0, **_weights(states)}
-
-
-async def _weight_version(operator: Operator, _: _Arguments) -> object:
-    return {"weight_version": _weights(await operator.describe())["weight_version"]}
-
-
 async def _server_info(operator: Operator, arguments: _Arguments) -> object:
-    """Say what slime asks of servers that it did not start, and TRL of vLLM's; all processes count as one engine's."""
+    """Return what TRL reads of vLLM's configuration; all processes count as one engine's."""
     if arguments.get("config_format", "json") not in ("json", "text"):
         raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
     states = await operator.describe()
     processes = sum(max(1, state.world_size) for state in states.values())
-    return {
-        "weight_version": _weights(states)["weight_version"],
-        "tp_size": processes,
-        "pp_size": 1,
-        "enable_memory_saver": False,
-        "vllm_config": vllm_config(list(states.values()), processes),
-    }
+    return {"vllm_config": vllm_config(list(states.values()), processes)}
 
 
 def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:

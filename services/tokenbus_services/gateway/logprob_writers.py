@@ -2,7 +2,7 @@
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -28,16 +28,6 @@ def size_of(piece: Piece) -> int:
     if piece is None:
         return 0
     return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
-
-
-class ScoredToken(NamedTuple):
-    """A token as it is known."""
-
-    token_id: int
-    logprob: bytes
-    rank: bytes
-    others: list[tuple[int, bytes]]
-    """Its alternatives' ids and logprobs."""
 
 
 class Part(Protocol):
@@ -109,10 +99,8 @@ class Drafted:
 class TokenIds:
     """`token_ids`: a list."""
 
+    name = b'"token_ids":'
     is_empty = False
-
-    def __init__(self, name: bytes = b'"token_ids":') -> None:
-        self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the ids with commas between."""
@@ -254,12 +242,22 @@ class IdEntries(Entries):
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
-        entries = []
-        for token_id, logprob, rank, others in scored_tokens(view, place, count):
-            own = _ID_ENTRY % (token_id, logprob, rank)
-            ranked = enumerate(others, 1)
-            tops = [own, *(_ID_ENTRY % (*pair, b"%d" % number) for number, pair in ranked if pair[0] != token_id)]
-            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: len(others) or 1])))
+        top_k, begin, scored = view.top_ks[place], view.begins[place], view.scored_begins[place]
+        ranks = (
+            [b"%d" % rank for rank in view.ranks[scored : scored + count]] if view.scored[place] else [_NULL] * count
+        )
+        written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
+        others = list(zip(map(int, written[0::2]), written[1::2], strict=True))
+        entries: list[bytes] = []
+        for token_id, logprob, rank in zip(
+            view.ids[begin : begin + count], _logprobs(view, place, count), ranks, strict=True
+        ):
+            own, at = _ID_ENTRY % (token_id, logprob, rank), top_k * len(entries)
+            tops = [own]
+            for number, (other, value) in enumerate(others[at : at + top_k], 1):
+                if other != token_id:
+                    tops.append(_ID_ENTRY % (other, value, b"%d" % number))
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: top_k or 1])))
         return b",".join(entries)
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
@@ -347,16 +345,6 @@ class Columns:
         for name, array in zip(_COLUMNS, arrays, strict=True):
             members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
         return b"{" + b",".join(members) + b"}"
-
-
-def scored_tokens(view: RenderedStep, place: int, count: int) -> list[ScoredToken]:
-    """Return what is known of a row's first tokens."""
-    top_k, begin, first = view.top_ks[place], view.begins[place], view.scored_begins[place]
-    ranks = [b"%d" % rank for rank in view.ranks[first : first + count]] if view.scored[place] else [_NULL] * count
-    written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
-    pairs = list(zip(map(int, written[0::2]), written[1::2], strict=True))
-    others = [pairs[top_k * number : top_k * (number + 1)] for number in range(count)]
-    return list(map(ScoredToken, view.ids[begin : begin + count], _logprobs(view, place, count), ranks, others))
 
 
 def listed(pieces: Iterable[bytes]) -> bytes:

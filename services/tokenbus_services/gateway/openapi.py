@@ -202,28 +202,6 @@ class GenerateAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: list[_Object | None] | UnsetType = UNSET
 
 
-class SglangMeta(Struct):
-    """What SGLang's answers have beside the tokens."""
-
-    id: str
-    finish_reason: _Object
-    prompt_tokens: _Count
-    completion_tokens: _Count
-    cached_tokens: _Count
-    weight_version: str
-    e2e_latency: float
-    input_token_logprobs: list[list[Any]] | UnsetType = UNSET
-    output_token_logprobs: list[list[Any]] | UnsetType = UNSET
-
-
-class SglangAnswer(Struct, forbid_unknown_fields=True):
-    """An answer of /generate that is not streamed; several are a list."""
-
-    text: str
-    output_ids: list[_Count]
-    meta_info: SglangMeta
-
-
 class TokenizationAnswer(Struct):
     """An answer of /tokenize."""
 
@@ -243,11 +221,11 @@ def document(types: RequestTypes) -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
     answers = (
         *(Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer),
-        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer, GenerateAnswer, SglangAnswer),
+        *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer, GenerateAnswer),
     )
     bodies = (
         *(types.completion, types.chat, types.messages, types.token_count, types.responses),
-        *(types.generate, types.sglang_generate, types.inspection, types.tokenization, types.detokenization),
+        *(types.generate, types.inspection, types.tokenization, types.detokenization),
     )
     _, schemas = msgspec.json.schema_components(
         (*bodies, *answers),
@@ -258,7 +236,6 @@ def document(types: RequestTypes) -> dict[str, Any]:
         for name, kind in (("prompt", "string"), ("messages", "array"))
     ]
     schemas["InputMessage"]["required"].remove("type")
-    one = {"$ref": f"{_SCHEMAS}SglangAnswer"}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -277,9 +254,6 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/inference/v1/generate": _post(
                 "Continue token ids.", "Generate", "GenerateAnswer", others=(PROTOBUF, ARROW)
             ),
-            "/generate": _post(
-                "Continue token ids or texts.", "SglangGenerate", {"anyOf": [one, {"type": "array", "items": one}]}
-            ),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
@@ -291,8 +265,6 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/ping": _get("Do the same.", None, 503),
             "/version": _get("Name the gateway's version.", {"type": "object"}),
             "/load": _get("Count the open requests.", {"type": "object"}),
-            "/v1/loads": _get("Do the same as SGLang does.", {"type": "object"}),
-            "/health_generate": _get("Report by the status alone whether a worker would take requests.", None, 503),
         },
         "components": {"schemas": schemas},
     }
@@ -301,7 +273,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
 def _post(  # noqa: PLR0913 - each has a name and a default
     summary: str,
     body: str,
-    answer: str | _Object | None,
+    answer: str | None,
     *,
     is_streamed: bool = True,
     error: str = "Error",
@@ -310,7 +282,7 @@ def _post(  # noqa: PLR0913 - each has a name and a default
     content: dict[str, Any] = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in others}
     content |= {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
-        content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer} if isinstance(answer, str) else answer}
+        content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer}}
     responses = {"200": {"description": "The answer.", "content": content}}
     errors = {"application/json": {"schema": {"$ref": _SCHEMAS + error}}}
     for status, meaning in _ERRORS.items():

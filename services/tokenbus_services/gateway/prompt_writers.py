@@ -1,6 +1,6 @@
 """Writers of what an answer has of its prompt: the echo's part of the logprobs, and `prompt_logprobs`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -10,7 +10,6 @@ import orjson
 from tokenbus_contracts import PromptScores
 from tokenbus_services.gateway.vocabulary import Tables, Vocabulary
 
-Texts = Mapping[int, bytes] | None
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _MOST_VALUES = 4096
 """That are written at once: other tasks of the event loop run between."""
@@ -31,9 +30,9 @@ def echoed_lists(
     offset = characters[prompt[0]]
     for part in _parts(scores):
         ids = scores.token_ids[part].tolist()
-        names, logprobs = [texts[token_id] for token_id in ids], numbers_of(scores.logprobs[part])
+        names, logprobs = [texts[token_id] for token_id in ids], _numbers_of(scores.logprobs[part])
         lines = zip(
-            scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part]), strict=True
+            scores.alternative_token_ids[part].tolist(), _lines_of(scores.alternative_logprobs[part]), strict=True
         )
         tops = [
             _object(dict(zip(map(texts.__getitem__, others), values, strict=True)) | {name: own})
@@ -55,9 +54,9 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[by
     """
     yield b",".join([b"null"] * scores.position)
     for part in _parts(scores):
-        others, values = scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part])
+        others, values = scores.alternative_token_ids[part].tolist(), _lines_of(scores.alternative_logprobs[part])
         tokens = zip(
-            scores.token_ids[part].tolist(), numbers_of(scores.logprobs[part]), scores.ranks[part].tolist(),
+            scores.token_ids[part].tolist(), _numbers_of(scores.logprobs[part]), scores.ranks[part].tolist(),
             others, values, strict=True,
         )  # fmt: skip
         yield b",".join([_ranked(vocabulary, *token, are_named=scores.are_named) for token in tokens])
@@ -84,19 +83,6 @@ def _ranked(  # noqa: PLR0913, PLR0917 - what is known of one position
     ])  # fmt: skip
 
 
-def prompt_triples(scores: PromptScores, prompt: Sequence[int], texts: Texts) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the elements of SGLang's lists of a prompt's tokens and their alternatives, part after part.
-
-    They begin with the token before the first that is scored.
-    """
-    yield triples([(prompt[scores.position - 1], b"null")], texts)[1:-1], b"null"
-    for part in _parts(scores):
-        own = zip(scores.token_ids[part].tolist(), numbers_of(scores.logprobs[part]), strict=True)
-        others, values = scores.alternative_token_ids[part].tolist(), lines_of(scores.alternative_logprobs[part])
-        lines = [triples(zip(*line, strict=True), texts) for line in zip(others, values, strict=True)]
-        yield triples(own, texts)[1:-1], b",".join(lines)
-
-
 def _parts(scores: PromptScores) -> Iterator[slice]:
     """Yield slices of the positions of which some milliseconds' worth is written."""
     at_once = max(1, _MOST_VALUES // (_OF_POSITION + scores.alternative_logprobs.shape[1]))
@@ -104,27 +90,18 @@ def _parts(scores: PromptScores) -> Iterator[slice]:
         yield slice(begin, begin + at_once)
 
 
-def triples(tokens: Iterable[tuple[int, bytes]], texts: Texts) -> bytes:
-    """Return SGLang's list of tokens with their logprobs: logprob, id and text, which is null without texts."""
-    listed = [
-        b"[%b,%d,%b]" % (logprob, token_id, b"null" if texts is None else texts[token_id])
-        for token_id, logprob in tokens
-    ]
-    return b"[%b]" % b",".join(listed)
-
-
 def _object(members: dict[bytes, bytes]) -> bytes:
     return b"{%b}" % b",".join(b"%b:%b" % member for member in members.items())
 
 
-def numbers_of(values: npt.NDArray[np.float32]) -> list[bytes]:
+def _numbers_of(values: npt.NDArray[np.float32]) -> list[bytes]:
     """Return numbers as JSON: the shortest decimals that are the same float32."""
     return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",") if values.size else []
 
 
-def lines_of(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
+def _lines_of(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
     """Return those of each line of an array."""
-    written = numbers_of(values.ravel())
+    written = _numbers_of(values.ravel())
     width = values.shape[1]
     return (
         [written[begin:end] for begin, end in pairwise(range(0, len(written) + 1, width))]

@@ -23,7 +23,6 @@ from tokenbus_services.gateway.bodies import (
     EngineSampling,
     FullSampling,
     Inspection,
-    Label,
     Sampling,
     Text,
     Tokenization,
@@ -34,7 +33,6 @@ from tokenbus_services.gateway.fairness import HeldBody
 from tokenbus_services.gateway.generate_body import Generate, SamplingParams
 from tokenbus_services.gateway.messages_body import Messages, TokenCount
 from tokenbus_services.gateway.responses_body import Responses
-from tokenbus_services.gateway.sglang_body import SglangGenerate, SglangSampling
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown
@@ -99,7 +97,6 @@ class RequestTypes:
         # msgspec has no unions of lists: `read` checks the prompt by the type of its first element.
         prompts = [msgspec.json.schema(kind) for kind in (Text, self._texts, self._ids, self._id_lists)]
         tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
-        null = {"type": "null"}
         bounds = {
             "n": _integer(1, gateway.max_choices),
             "max_tokens": tokens,
@@ -115,7 +112,7 @@ class RequestTypes:
             "return_logprobs_of": _array(token_id, 1, MOST_NAMED),
             "return_mask": _integer(0, MOST_MASKED),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
-            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), null])],
+            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
         }
         of_completions = {
             "max_tokens": _integer(0, gateway.max_tokens),
@@ -129,18 +126,6 @@ class RequestTypes:
         self.responses = _bounded(Responses, bounds)
         params = _bounded(SamplingParams, bounds | of_completions)
         self.generate = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
-        of_sglang = {
-            "max_new_tokens": of_completions["max_tokens"],
-            "min_new_tokens": bounds["min_tokens"],
-            "rid": Label | _array(Label, 1, gateway.max_choices),
-            "text": Text | self._texts,
-            "input_ids": Annotated[Any, says("", anyOf=[*map(msgspec.json.schema, (self._ids, self._id_lists)), null])],
-            "logprob_start_len": _integer(-1, gateway.max_prompt_tokens),
-            "top_logprobs_num": alternatives,
-            "token_ids_logprob": bounds["prompt_logprob_token_ids"],
-        }
-        of_sglang["sampling_params"] = _bounded(SglangSampling, bounds | of_sglang)
-        self.sglang_generate = _bounded(SglangGenerate, of_sglang)
         self.inspection = _bounded(Inspection, bounds)
         self.tokenization = _bounded(Tokenization, bounds)
         self.detokenization = _bounded(Detokenization, bounds)
@@ -162,9 +147,7 @@ class RequestTypes:
         self._check(body)
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
-        if isinstance(body, SglangGenerate) and body.input_ids is not None:
-            body.input_ids = self._id_prompts(body.input_ids, "input_ids")
-        if isinstance(body, Generate | SglangGenerate) and body.sampling_params is not None:
+        if isinstance(body, Generate):
             try:
                 self._check(body.sampling_params)
             except ApiError as error:
@@ -180,7 +163,7 @@ class RequestTypes:
                 raise invalid(name, f"only {accepted!r}, got {shown(given)}")
         if isinstance(body, Sampling):
             check_texts(body)
-        if isinstance(body, EngineSampling | SglangSampling) and body.logit_bias is not None:
+        if isinstance(body, EngineSampling) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
 
     def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
@@ -203,20 +186,16 @@ class RequestTypes:
         if given and isinstance(given[0], str):
             texts: list[Any] = converted(given, self._texts, "prompt")
             return texts
-        return self._id_prompts(given, "prompt")
-
-    def _id_prompts(self, given: Any, where: str) -> list[Any]:  # noqa: ANN401 - JSON
-        """Return a list of prompts, each of token ids, of which one may be given by itself."""
-        if isinstance(given, list) and given and isinstance(given[0], list):
-            prompts: list[Any] = converted(given, self._id_lists, where)
+        if given and isinstance(given[0], list):
+            prompts: list[Any] = converted(given, self._id_lists, "prompt")
             return prompts
-        return [converted(given, self._ids, where)]
+        return [converted(given, self._ids, "prompt")]
 
 
 @cache
 def _restricted(kind: type[Body]) -> tuple[str, ...]:
-    """Return the fields of a type of which one value is accepted; SGLang's sampling parameters have none."""
-    return () if issubclass(kind, SglangSampling) else tuple(name for name in kind.__struct_fields__ if name in ONLY)
+    """Return the fields of a type of which one value is accepted."""
+    return tuple(name for name in kind.__struct_fields__ if name in ONLY)
 
 
 def check_texts(body: Sampling) -> None:

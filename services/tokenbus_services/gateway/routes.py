@@ -38,7 +38,6 @@ from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.responses_format import ResponsesFormat
-from tokenbus_services.gateway.sglang_format import SglangFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
@@ -63,7 +62,6 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/messages": ("messages", MessagesFormat),
     "/v1/responses": ("responses", ResponsesFormat),
     "/inference/v1/generate": ("generation", GenerateFormat),
-    "/generate": ("sglang_generation", SglangFormat),
 }
 """By the route the reader's method for its bodies, and the form of its answers."""
 _UNWATCHED_SECONDS = 0.05
@@ -107,11 +105,9 @@ class Routes:
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/health", self._ping),
-            Route("/health_generate", self._ping),
             Route("/ping", self._ping, methods=["GET", "POST"]),
             Route("/version", self._version),
             Route("/load", self._load),
-            Route("/v1/loads", self._loads),
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
             Route("/", self._index),
@@ -295,10 +291,6 @@ class Routes:
 
     async def _load(self, _request: Request) -> Response:
         return _json({"server_load": (await self._health()).facts["open_requests"]})
-
-    async def _loads(self, _request: Request) -> Response:
-        count = (await self._health()).facts["open_requests"]
-        return _json({"loads": [{"dp_rank": 0, "num_total_reqs": count}]})
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._why_not_ready()

@@ -294,11 +294,6 @@ class GatewaySettings(Section):
         "for in its texts",
         default="",
     )
-    incremental_streaming_output: bool = choice(
-        "whether a chunk of SGLang's /generate has only what is new, as by SGLang's option of that name; else all that "
-        "came before it, too",
-        default=False,
-    )
     max_requests: int = count(1024, "requests", "the most open, each choice of an answer one; others get status 429")
     max_connections: int = count(4096, "connections", "the most at once; others get status 503")
     request_timeout_ms: int = milliseconds(

@@ -31,7 +31,6 @@ VALID: dict[str, tuple[Any, dict[str, Any]]] = {
     "token_count": (TYPES.token_count, CHAT),
     "responses": (TYPES.responses, {"input": "a"}),
     "generation": (TYPES.generate, {"token_ids": [1], "sampling_params": {}}),
-    "sglang_generation": (TYPES.sglang_generate, {"input_ids": [1]}),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
     "tokenization": (TYPES.tokenization, {"prompt": "a"}),
     "detokenization": (TYPES.detokenization, {"tokens": [1]}),

@@ -700,40 +700,6 @@ def test_same_prompt_logprobs_of_token_ids(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {**seeded(5), "stop_token_ids": [71, 92]},
-        {**seeded(5), "ignore_eos": True},
-        {**GREEDY, "stop": ["e", "zz"]},
-        {**seeded(5)},
-    ],
-)
-def test_sglangs_answer_is_that_of_vllms_server(servers: Servers, given: dict[str, Any]) -> None:
-    """SGLang itself is not here to compare with; its tokens, texts and scores are the same engine's."""
-    prompt, k = [80, 81, 300, 2], 3
-    params = {**given, "max_tokens": 40, "logprobs": k, "prompt_logprobs": 0}
-    body = {"token_ids": prompt, "sampling_params": params, "output_mode": "text"}
-    theirs = servers.theirs.plain.post("/inference/v1/generate", json=body).json()
-    params = {**given, "max_new_tokens": 40, "sampling_seed": given.get("seed")}
-    params.pop("seed", None)
-    asked = {"input_ids": prompt, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
-    ours = servers.ours.plain.post("/generate", json=asked | {"top_logprobs_num": k}).json()
-    (choice,), meta = theirs["choices"], ours["meta_info"]
-    assert (ours["text"], ours["output_ids"]) == (choice["text"], choice["token_ids"])
-    assert meta["finish_reason"]["type"] == choice["finish_reason"]
-    if choice["finish_reason"] == "stop":
-        assert meta["finish_reason"]["matched"] == (choice["stop_reason"] or choice["token_ids"][-1])
-    own = [single(logprob) for logprob, _, _ in meta["output_token_logprobs"]]
-    assert own == [single(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-    assert {len(top) for top in meta["output_top_logprobs"]} == {k}
-    _, *scored = meta["input_token_logprobs"]
-    assert [single(logprob) for logprob, _, _ in scored] == [
-        single(each[str(token)]["logprob"])
-        for token, each in zip(prompt[1:], theirs["prompt_logprobs"][1:], strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"token_ids": []}, "token_ids"),
