@@ -99,3 +99,30 @@ async def test_revoked_worker_is_lost_and_another_goes_on(deployment: Deployment
             await all_exact(staying, 600)
         await until(lambda: "first" not in processor.workers.by_id)
         assert processor.refused_connections
+
+
+async def test_revoked_client_is_cut_off_and_another_goes_on(deployment: Deployment, tmp_path: Path) -> None:
+    """Requests of a client whose key is revoked end with an error there and at their worker; others notice nothing."""
+    keyring = Keyring(tmp_path)
+    for name in ("worker-0", "leaver", "stayer"):
+        keyring.make(name)
+    entries = [keyring.entry(name) for name in ("worker-0", "stayer")]
+    keyring.allow(*entries, keyring.entry("leaver"))
+    waits = {**TIMEOUT, "client__resume_timeout_ms": 1000, "clients__detached_timeout_ms": 1000}
+    async with processing(deployment, **listening(keyring), **waits) as (processor, found):
+        addresses: dict[str, Any] = dict(found)
+
+        def client(name: str) -> Client:
+            chosen = {**addresses, **keys_of(keyring, name), **waits, "client__name": name}
+            return Client(deployment.settings(**chosen, client__drain_timeout_ms=0))
+
+        worker = {**addresses, **keys_of(keyring, "worker-0"), **TIMEOUT}
+        await asyncio.to_thread(deployment.start_worker, **worker)
+        async with client("leaver") as leaver, client("stayer") as stayer:
+            doomed, staying = ask(leaver, 4, None), ask(stayer, 4, 600)
+            await begun([*doomed, *staying])
+            keyring.allow(*entries)
+            await all_failed(doomed, ErrorCode.ERROR_CODE_DEADLINE)
+            await all_exact(staying, 600)
+        await until(lambda: not processor.registry.table.open_requests())
+        assert processor.refused_connections
