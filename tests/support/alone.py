@@ -33,6 +33,7 @@ PROCESS = (
     "services/test_cli.py",
     "support/test_orphans.py",
     "support/test_processes.py",
+    "system",
     "test_again.py",
     "test_commands.py",
     "test_compose.py",

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tests.support.waiting import MOST, soon
 from tokenbus_services.backports import timeout
@@ -26,7 +26,8 @@ _MORE, _LARGE = 1, 2
 _MUCH = 2**32
 
 
-def _property(name: bytes, value: bytes) -> bytes:
+def metadata(name: bytes, value: bytes) -> bytes:
+    """Return one property of a handshake."""
     return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
 
 
@@ -51,11 +52,11 @@ class RawPeer:
     def _shake_hands(self, identity: bytes) -> None:
         self.socket.sendall(_GREETING)
         self._read(64)
-        ready = b"\5READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
+        ready = b"\5READY" + metadata(b"Socket-Type", b"DEALER") + metadata(b"Identity", identity)
         self.socket.sendall(struct.pack(">BQ", 6, len(ready)) + ready)
         assert self._read(2)[0] == 4, "no short command followed the greeting"
 
-    def __enter__(self) -> "RawPeer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,79 @@
+"""Peers with a valid key whose message never ends: each is cut off in time, and costs nobody else anything."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.asking import Witness
+from tests.integration.attacks.scene import free_ports, peak_mib
+from tests.integration.bad_peers import client_hello, worker_hello
+from tests.integration.deployment import Deployment
+from tests.integration.test_keys import keys_of, listening
+from tests.services.bus.keyed import Keyring
+from tests.support.waiting import soon
+from tests.system.curve_peer import CurvePeer
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
+from tokenbus_services.client import Client
+
+_MIB = 1 << 20
+_MORE_MIB = 256
+"""What the processor may take above what it had."""
+_SENT_MIB = 1024
+HELLOS: dict[str, Callable[[], list[bytes]]] = {"workers": worker_hello, "clients": client_hello}
+
+
+def _admitted(peer: CurvePeer, at: str) -> None:
+    (hello,) = HELLOS[at]()
+    peer.part(hello)
+    frame = (ProcessorFrame if at == "workers" else ServerFrame).FromString(peer.receive())
+    assert frame.HasField("welcome"), frame
+
+
+def _attack(address: str, at: str, keyring: Keyring, kind: str) -> int:
+    """Say hello, send a message without end, and return after how many MiB of it this peer was cut off."""
+    with CurvePeer(address, keyring, "attacker") as peer:
+        _admitted(peer, at)
+        for sent in range(_SENT_MIB):
+            try:
+                if kind == "parts":
+                    peer.part(bytes(_MIB), more=True)
+                elif sent:
+                    peer.socket.sendall(bytes(_MIB))
+                else:
+                    peer.begin_part(1 << 40)
+            except ConnectionError:
+                return sent
+    raise AssertionError(f"not cut off after {_SENT_MIB} MiB")
+
+
+@pytest.mark.parametrize("kind", ["parts", "one part"])
+@pytest.mark.parametrize("at", HELLOS)
+async def test_message_without_end_of_an_admitted_peer(
+    deployment: Deployment, tmp_path: Path, at: str, kind: str
+) -> None:
+    """Parts without end, or one that is never finished, from a peer with a key that was welcomed: it is cut off.
+
+    The processor's memory stays in bounds, and a worker and a client beside it lose no token.
+    """
+    keyring = Keyring(tmp_path)
+    for name in ("worker-0", "client", "attacker"):
+        keyring.make(name)
+    keyring.allow(*(keyring.entry(name) for name in ("worker-0", "client", "attacker")))
+    addresses: dict[str, Any] = {
+        f"bus__{name}_address": f"tcp://127.0.0.1:{port}" for name, port in zip(HELLOS, free_ports(2), strict=True)
+    }
+    processor = deployment.start_processor(**addresses, **listening(keyring))
+    deployment.start_worker(**addresses, **keys_of(keyring, "worker-0"))
+    chosen = deployment.settings(**addresses, **keys_of(keyring, "client"), client__drain_timeout_ms=0)
+    async with Client(chosen) as client:
+        witness = Witness(client)
+        before = peak_mib(processor.pid)
+        await soon(asyncio.to_thread(_attack, addresses[f"bus__{at}_address"], at, keyring, kind))
+        await asyncio.to_thread(processor.wait_for, "cut off: ")
+        await witness.noticed_nothing()
+    assert peak_mib(processor.pid) - before < _MORE_MIB
+    assert processor.is_running
