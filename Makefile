@@ -144,9 +144,7 @@ $(CLIENTS_INSTALLED): $(VLLM_INSTALLED) requirements/clients.txt
 	@$(call share,clients,requirements/clients.txt requirements/vllm.txt)
 	@touch $@
 
-examples: examples/node/node_modules tests/asyncapi/node_modules ## Make what the examples in other languages need (npm; g++, protobuf and libzmq)
-	@echo "==> examples: C++"
-	@$(MAKE) --silent --jobs 2 --directory examples/cpp
+examples: examples/node/node_modules tests/asyncapi/node_modules ## Install what the examples in Node need, with npm
 
 # Its prebuilt libraries need no script of zeromq's.
 %/node_modules: %/package.json
@@ -247,6 +245,6 @@ audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENB
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
 	@rm -f $(NATIVE:.c=.so)
-	@rm -rf examples/node/node_modules tests/asyncapi/node_modules examples/cpp/build
+	@rm -rf examples/node/node_modules tests/asyncapi/node_modules
 	@rm -rf .venv .venv-vllm build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -147,7 +147,7 @@ def test_ci_runs_the_tests() -> None:
     """CI's script is what a developer runs."""
     script = (ROOT / ".ci" / "run").read_text()
     assert "NEEDS_SYSV=1 make test" in script  # where a skip of the kernel's queue is a failure
-    assert "NEEDS_LANGUAGES=1" in script  # and one of the examples' tests is, too
+    assert "NEEDS_NODE=1" in script  # and one of the examples' tests is, too
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

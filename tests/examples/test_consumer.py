@@ -1,4 +1,4 @@
-"""The consumers in other languages, each on a processor and a worker of the test's own."""
+"""The consumer in Node, on a processor and a worker of the test's own."""
 
 import asyncio
 import tempfile
@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-from tests.examples.programs import LANGUAGES, program
+from tests.examples.programs import program
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import processing, working
 from tests.support.waiting import MOST, soon, until
@@ -42,8 +40,8 @@ async def system(engine: SyntheticEngine) -> AsyncIterator[Processor]:
             yield processor
 
 
-async def start(language: str, address: str, tokens: int) -> asyncio.subprocess.Process:
-    command = [*program(language, "consumer"), address, "The old man", str(tokens)]
+async def start(address: str, tokens: int) -> asyncio.subprocess.Process:
+    command = [*program("consumer"), address, "The old man", str(tokens)]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
 
@@ -59,21 +57,19 @@ async def check_end(consumer: asyncio.subprocess.Process, tokens: int) -> None:
     assert found == list(zip(true.ids.tolist(), true.logprobs.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_consumer_prints_the_tokens_of_its_request(language: str) -> None:
+async def test_consumer_prints_the_tokens_of_its_request() -> None:
     """A consumer has every token and logprob of a request that takes more frames than its window holds."""
     tokens = 300
     async with system(SyntheticEngine()) as processor:
-        await check_end(await start(language, processor.clients_address, tokens), tokens)
+        await check_end(await start(processor.clients_address, tokens), tokens)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_consumer_is_heard_while_it_waits(language: str) -> None:
+async def test_consumer_is_heard_while_it_waits() -> None:
     """A consumer whose request has no token yet sends heartbeats, and has the tokens when they come."""
     tokens = 9
     engine = WaitingEngine()
     async with system(engine) as processor:
-        consumer = await start(language, processor.clients_address, tokens)
+        consumer = await start(processor.clients_address, tokens)
         heard: set[int] = set()
 
         def is_alive() -> bool:
@@ -85,11 +81,10 @@ async def test_consumer_is_heard_while_it_waits(language: str) -> None:
         await check_end(consumer, tokens)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-async def test_consumer_says_why_its_request_is_refused(language: str) -> None:
+async def test_consumer_says_why_its_request_is_refused() -> None:
     """A consumer whose request is refused ends with status 1, and prints the processor's reason and no token."""
     async with system(SyntheticEngine()) as processor:
-        consumer = await start(language, processor.clients_address, tokens=0)
+        consumer = await start(processor.clients_address, tokens=0)
         printed, logged = await soon(consumer.communicate())
     assert (consumer.returncode, printed) == (1, b"")
     assert "max_tokens" in logged.decode()

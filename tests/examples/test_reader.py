@@ -1,4 +1,4 @@
-"""The readers in other languages, on every golden message."""
+"""The reader in Node, on every golden message."""
 
 import hashlib
 import json
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.examples.programs import LANGUAGES, program
+from tests.examples.programs import program
 from tests.support.waiting import MOST
 from tokenbus_contracts.schema import COLUMN
 
@@ -18,10 +17,10 @@ VECTORS = Path(__file__).resolve().parents[2] / "contracts" / "vectors" / "v1"
 
 
 @cache
-def findings(language: str, kind: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return what a language's reader says of each golden message of a kind, and what the JSON beside it says."""
+def findings(kind: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what the reader says of each golden message of a kind, and what the JSON beside it says."""
     messages = sorted((VECTORS / kind).glob("*.binpb"))
-    command = [*program(language, "reader"), *map(str, messages)]
+    command = [*program("reader"), *map(str, messages)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=MOST, check=False)
     assert run.returncode == 0, run.stderr
     said = [json.loads(line) for line in run.stdout.splitlines()]
@@ -37,7 +36,7 @@ def digest(name: str, elements: list[Any]) -> dict[str, object]:
 
 
 def same(name: str, elements: list[Any], wanted: Any) -> bool:  # noqa: ANN401 - a list, or what stands for a long one
-    """Tell whether a column is what the JSON says: floats as float32, as a language may write fewer digits."""
+    """Tell whether a column is what the JSON says: floats as float32, since the reader may write fewer digits."""
     if isinstance(wanted, dict):
         return digest(name, elements) == wanted
     if COLUMN[name].dtype.kind == "f":
@@ -45,10 +44,9 @@ def same(name: str, elements: list[Any], wanted: Any) -> bool:  # noqa: ANN401 -
     return bool(elements == wanted)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_reader_finds_what_the_json_says(language: str) -> None:
-    """A reader finds in every valid message the header and the columns that its JSON has, and no others."""
-    found = findings(language, "valid")
+def test_reader_finds_what_the_json_says() -> None:
+    """The reader finds in every valid message the header and the columns that its JSON has, and no others."""
+    found = findings("valid")
     assert len(found) >= 20
     for message, (said, wanted) in found.items():
         assert said.get("header") == wanted["header"], message
@@ -57,10 +55,9 @@ def test_reader_finds_what_the_json_says(language: str) -> None:
         assert said["columns"].keys() == COLUMN.keys()
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_reader_refuses_for_the_rule_that_the_json_names(language: str) -> None:
-    """A reader refuses every invalid message for its rule, and names the field where the bytes are a message at all."""
-    found = findings(language, "invalid")
+def test_reader_refuses_for_the_rule_that_the_json_names() -> None:
+    """The reader refuses every invalid message for its rule, and names the field where the bytes are a message."""
+    found = findings("invalid")
     assert len(found) >= 40
     for message, (said, wanted) in found.items():
         assert said.get("rule") == wanted["rule"], message
