@@ -1,19 +1,15 @@
 """Measure the drop-in beside FastDeploy's own ops: `python -m benchmarks.fastdeploy`.
 
 A process saves, another gets, with the same arrays. FastDeploy's lane is its ops' loops in C over the kernel's queue,
-with arguments that are prepared beforehand; the drop-in's lane is its ops as an engine calls them. And what it costs
-the process that saves to show the same steps to a processor: the thread that does, and the whole process.
+with arguments that are prepared beforehand; the drop-in's lane is its ops as an engine calls them.
 """
 
 import gc
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
@@ -21,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bus.pair import BY_STEP, Order, Pair
-from benchmarks.bus.tokenbus import receive, settings_of
 from benchmarks.codec.fastdeploy import STRUCT_BYTES
 from benchmarks.errors import NotRunError
 from benchmarks.processes import Child
@@ -30,11 +24,7 @@ from benchmarks.report import Report, Row, progress
 from benchmarks.sysv import Queue, queue_for
 from benchmarks.workload import HEADLINE_ROWS, Array, Case, make_steps
 from tests.engines.fastdeploy.theirs import GETS, Queues, Theirs
-from tokenbus_contracts import SpeculativeMethod
 from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.message import TARGET, Kind, Lengths, Message
-from tokenbus_engines.fastdeploy.published import Published
 
 THEIRS, DROP_IN = "FastDeploy's ops", "drop-in"
 _SIZES, _TOP_KS = (64, 256, 512), (0, 5, 20)
@@ -83,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.fail(error)
     report.table(rows)
     report.table(shares, "the drop-in's, by FastDeploy's")
-    report.table([_published(slots, top_k, steps, rounds) for slots, top_k in sizes], "what showing a step costs")
     report.write()
 
 
@@ -97,66 +86,6 @@ def _measured(lane: str, slots: int, top_k: int, steps: int, queue: int) -> Figu
     p50, p99 = np.percentile(latency, (50, 99)).tolist()
     paced, flat_out = (float(np.median(each[kept])) / 1e3 for each in (cost, flat_cost))
     return Figures(p50, p99, paced, flat_out, rate)
-
-
-def _published(slots: int, top_k: int, steps: int, rounds: int) -> Row:
-    """Return the microseconds of processor time that a step on the bus costs the process that saves."""
-    progress(f"{slots} slots, k = {top_k}: published")
-    found: dict[str, list[tuple[float, float]]] = {"thread": [], "process": []}
-    for _ in range(rounds):
-        for publisher in random.sample(list(found), len(found)):
-            found[publisher].append(_shown(slots, top_k, steps, publisher))
-    (thread, all_of_it), (thread_then, all_then) = (np.median(costs, axis=0).tolist() for costs in found.values())
-    return {
-        "slots": slots,
-        "k": top_k,
-        "to a thread: of its own, us": thread,
-        "its process, us": all_of_it,
-        "to a process: of its own, us": thread_then,
-        "its process then, us": all_then,
-    }
-
-
-def _shown(slots: int, top_k: int, steps: int, publisher: str) -> tuple[float, float]:
-    """Return what a step costs the thread that publishes, and all of this process, at the rate."""
-    message, lengths = _message(slots, top_k)
-    with Pair() as pair:
-        case = Case(slots, _TOKENS_A_SLOT, top_k)
-        order = Order(case=case, address=pair.address("ipc", "w"), clients_address=pair.address("ipc", "c"))
-        pair.receiver.begin(receive, order._replace(taking=BY_STEP))
-        pair.receiver.answer()  # its address: it is there
-        changes = {"worker__publisher": publisher, "worker__outbox": 1024, "worker__max_requests": 0}
-        settings = settings_of(order, pair.folder, **changes, worker__drain_timeout_ms=10_000)
-        with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:
-            (thread,) = (each for each in threading.enumerate() if each.name == "tokenbus-fastdeploy-publish")
-            clock = time.pthread_getcpuclockid(thread.ident or 0)
-            before = 0.0, 0.0
-            for number in range(-steps // 2, steps):  # a publisher takes a while to start
-                if number == 0:
-                    before = time.clock_gettime(clock), time.process_time()
-                computed = lengths.decoder + (steps + number) * _TOKENS_A_SLOT
-                shown.offer(replace(message, lengths=lengths._replace(decoder=computed)))
-                time.sleep(1 / _RATE)
-            after = time.clock_gettime(clock), time.process_time()
-        if shown.steps.counts.dropped:
-            raise ValueError(f"{shown.steps.counts.dropped} steps were not published")
-    of_thread, of_process = ((late - early) / steps * 1e6 for early, late in zip(before, after, strict=True))
-    return of_thread, of_process
-
-
-def _message(slots: int, top_k: int) -> tuple[Message, Lengths]:
-    """Return the message of a step, and the lengths of its slots before it."""
-    given = _arguments(slots, top_k)
-    message = Message(
-        kind=Kind.SPECULATED_SCORED,
-        stop_flag=1,
-        flag=TARGET,
-        counts=given["token_num_per_batch"],
-        tokens=given["logprob_token_ids"].astype(np.int32),
-        scores=given["logprob_scores"],
-        ranks=given["logprob_ranks"].astype(np.int32),
-    )
-    return message, Lengths(given["seq_lens_decoder"].reshape(-1), given["prompt_lens"].reshape(-1))
 
 
 def turn(  # noqa: PLR0913, PLR0917 - sizes

@@ -4,11 +4,9 @@ Worker, processor, gateway and clients are processes of their own on this machin
 """
 
 import re
-import socket
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,10 +16,8 @@ from benchmarks.report import Report, Row
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 
-CONNECTIONS = 256
+_CONNECTIONS = 256
 _DEFAULT_ROWS = 512
-_SENT_BYTES = 300
-_SENDS = 50
 _COMPLETION: dict[str, Any] = {
     "model": "tokenbus",
     "prompt": PROMPT,
@@ -34,9 +30,8 @@ _CHAT = {name: value for name, value in _COMPLETION.items() if name != "prompt"}
     "messages": [{"role": "user", "content": PROMPT}],
     "logprobs": True,
 }
-BASE = "none"
-MODES: dict[str, dict[str, Any]] = {
-    BASE: _COMPLETION,
+_MODES: dict[str, dict[str, Any]] = {
+    "none": _COMPLETION,
     "k = 0": _COMPLETION | {"logprobs": 0},
     "k = 20": _COMPLETION | {"logprobs": 20},
     "chat, k = 20": _CHAT | {"top_logprobs": 20},
@@ -77,74 +72,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--seconds", type=float, default=4.0, help="how long a round is measured (4)")
     add("--rounds", type=int, default=5, metavar="N", help="how many rounds of each (5)")
     add("--paces", default="40,80,0", help="steps a second; 0: as fast as it can (40,80,0)")
-    add("--processes", default="1", help="how many the gateway has; several are compared: 1,4 (1)")
-    add("--streams", type=int, default=CONNECTIONS, metavar="N", help=f"at once ({CONNECTIONS})")
+    add("--streams", type=int, default=_CONNECTIONS, metavar="N", help=f"at once ({_CONNECTIONS})")
     add("--speculate", type=int, default=3, metavar="N", help="tokens that the engine drafts a step; 0: one a step (3)")
     add("--tokens", type=int, default=_COMPLETION["max_tokens"], metavar="N", help="of each answer (256)")
-    add("--modes", nargs="+", choices=list(MODES), default=list(MODES), metavar="MODE", help="which logprobs (all)")
+    add("--modes", nargs="+", choices=list(_MODES), default=list(_MODES), metavar="MODE", help="which logprobs (all)")
     options = report.parse(arguments)
     paces = [20] if options.quick else [int(pace) for pace in options.paces.split(",")]
     rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
     modes = options.modes[: 2 if options.quick else None]
     load = Load(modes, rounds, seconds, options.streams, options.tokens, options.speculate)
-    counts = [int(count) for count in options.processes.split(",")]
-    report.say(
-        f"{rounds} rounds of {seconds:g} s each, medians. Here a bare send of {_SENT_BYTES} bytes to each of "
-        f"{load.streams} sockets takes {sending_us(load.streams):.1f} us of processor time; each row is one at least."
+    report.say(f"{rounds} rounds of {seconds:g} s each, medians.")
+    report.table(
+        [
+            _row(pace, mode, samples, found[modes[0]])
+            for pace in paces
+            for found in [_measured(pace, load)]
+            for mode, samples in found.items()
+        ]
     )
-    rows: list[Row] = []
-    rates: dict[tuple[int, int, str], float] = {}
-    for pace in paces:
-        for count in counts:
-            for mode, samples in _measured(pace, count, load).items():
-                rows.append(_row(pace, count, mode, *samples))
-                rate = rates[pace, count, mode] = median(each.tokens_per_second for each in samples[0])
-                if (one := rates.get((pace, 1, mode))) and count > 1:
-                    rows[-1] = {**rows[-1], "of one process": rate / one}
-    report.table(rows)
     report.write()
 
 
-def _measured(pace: int, processes: int, load: Load) -> dict[str, tuple[list[Sample], list[Sample]]]:
-    """Return the rounds of each mode at a pace beside those of the first one; the modes are taken in turn."""
+def _measured(pace: int, load: Load) -> dict[str, list[Sample]]:
+    """Return the rounds of each mode at a pace; the modes are taken in turn."""
     samples: dict[str, list[Sample]] = {mode: [] for mode in load.modes}
     rows = max(_DEFAULT_ROWS, load.streams)
     with deployed(gateway__address="127.0.0.1:0", limits__max_rows=rows) as deployment, Child() as clients:
         deployment.start_processor()
         engine = ("--engine", "ngram", "--max-running", str(load.streams), "--speculate", str(load.speculate))
         deployment.start_worker("w0", *engine, "--steps-per-second", str(pace))
-        gateway, address = start_gateway(deployment, processes)
+        gateway, address = _start_gateway(deployment)
         for _ in range(load.rounds):
             for mode in load.modes:
-                path = "/v1/chat/completions" if "messages" in MODES[mode] else "/v1/completions"
-                body = MODES[mode] | {"max_tokens": load.tokens}
+                path = "/v1/chat/completions" if "messages" in _MODES[mode] else "/v1/completions"
+                body = _MODES[mode] | {"max_tokens": load.tokens}
                 clients.begin(keep_asking, address, path, body, load.streams)
                 time.sleep(min(1.0, load.seconds))  # until all have begun
                 samples[mode].append(_round(gateway.pid, address, clients, load.seconds))
                 clients.ask(False)  # noqa: FBT003 - the task's own word for the end
-    return {mode: (taken, samples[load.modes[0]]) for mode, taken in samples.items()}
+    return samples
 
 
-def sending_us(count: int) -> float:
-    """Return the processor time, in microseconds, of sending to many sockets over loopback, one after the other."""
-    with ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
-        clients = [stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(count)]
-        sockets = [stack.enter_context(server.accept()[0]) for _ in range(count)]
-        data, taken = bytes(_SENT_BYTES), []
-        for _ in range(_SENDS):
-            began = time.process_time()
-            for each in sockets:
-                each.send(data)
-            taken.append((time.process_time() - began) / count)
-            for each in clients:
-                each.recv(_SENT_BYTES)
-    return median(taken) * 1e6
-
-
-def start_gateway(deployment: Deployment, processes: int, **settings: object) -> tuple[Program, str]:
-    """Start a gateway of so many processes; return it, and HOST:PORT once its requests find a worker."""
-    gateway = deployment.start("gateway", [COMMAND, "gateway", "--processes", str(processes)], **settings)
+def _start_gateway(deployment: Deployment) -> tuple[Program, str]:
+    """Start a gateway; return it, and HOST:PORT once its requests find a worker."""
+    gateway = deployment.start("gateway", [COMMAND, "gateway"])
     found = re.search(r'"http://([^"]+)"', gateway.wait_for('"listening"'))
     if found is None:
         raise RuntimeError(f"the gateway names no address: {gateway.output}")
@@ -161,10 +132,10 @@ def start_gateway(deployment: Deployment, processes: int, **settings: object) ->
 
 def _round(gateway: int, address: str, clients: Child, seconds: float) -> Sample:
     user, system = _times(gateway)
-    before, began = metrics_of(address), clients.ask(True)  # noqa: FBT003 - asks for the bytes so far
+    before, began = _metrics(address), clients.ask(True)  # noqa: FBT003 - asks for the bytes so far
     end = time.monotonic() + PATIENCE
     time.sleep(seconds)
-    while (after := metrics_of(address))[_TOKENS] <= before[_TOKENS] and time.monotonic() < end:
+    while (after := _metrics(address))[_TOKENS] <= before[_TOKENS] and time.monotonic() < end:
         time.sleep(seconds)  # on a busy machine all may stand still for a while
     user, system = (now - then for now, then in zip(_times(gateway), (user, system), strict=True))
     ended = clients.ask(True)  # noqa: FBT003
@@ -184,7 +155,7 @@ def _times(gateway: int) -> tuple[float, float]:
     return sum(user), sum(system)
 
 
-def metrics_of(address: str) -> dict[str, float]:
+def _metrics(address: str) -> dict[str, float]:
     """Return the gateway's metrics, and when they were `at`."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
@@ -192,7 +163,7 @@ def metrics_of(address: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs} | {"at": time.time()}
 
 
-def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Row:
+def _row(pace: int, mode: str, samples: Sequence[Sample], base: Sequence[Sample]) -> Row:
     of_none = median(a.tokens_per_second / b.tokens_per_second for a, b in zip(samples, base, strict=True))
     user_us, system_us = (
         median(getattr(each, of) / each.tokens_per_second for each in samples) * 1e6 for of in ("user", "system")
@@ -200,7 +171,6 @@ def _row(pace: int, processes: int, mode: str, samples: Sequence[Sample], base: 
     waits = {bound: sum(each.waits.get(bound, 0) for each in samples) for each in samples for bound in each.waits}
     return {
         "steps/s": pace or "as fast as it can",
-        "processes": processes,
         "logprobs": mode,
         "tokens/s": median(each.tokens_per_second for each in samples),
         "of none": of_none,

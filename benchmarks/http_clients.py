@@ -24,7 +24,6 @@ _OK = b"HTTP/1.1 200 "
 _TAIL = 1000
 """In bytes; the usage, which comes last, is in there."""
 R = TypeVar("R")
-S = TypeVar("S", bound="Stream")
 
 
 class Answer(NamedTuple):
@@ -109,12 +108,12 @@ def ask_round(
 ) -> tuple[list[Answer], float]:
     """Ask for each stream's bodies, all streams at once; return what each request saw, and the processor seconds."""
     before = time.process_time()
-    requests = [[request_of(path, body) for body in own] for own in bodies]
+    requests = [[_request(path, body) for body in own] for own in bodies]
     return _run(_answered(addresses, requests)), time.process_time() - before
 
 
 async def _answered(addresses: Sequence[str], requests: Sequence[Iterable[bytes]]) -> list[Answer]:
-    streams = await connected(addresses, requests, Stream)
+    streams = await _connected(addresses, requests)
     for stream in streams:
         stream.ask()
     async with asyncio.timeout(PATIENCE):
@@ -122,11 +121,11 @@ async def _answered(addresses: Sequence[str], requests: Sequence[Iterable[bytes]
     return [answer for stream in streams for answer in stream.answers]
 
 
-async def connected(addresses: Sequence[str], requests: Sequence[Iterable[bytes]], kind: type[S]) -> list[S]:
+async def _connected(addresses: Sequence[str], requests: Sequence[Iterable[bytes]]) -> list[Stream]:
     loop, streams = asyncio.get_running_loop(), []
     for number, own in enumerate(requests):
         host, port = addresses[number % len(addresses)].rsplit(":", 1)
-        streams.append((await loop.create_connection(lambda own=own: kind(own), host, int(port)))[1])  # type: ignore[misc]
+        streams.append((await loop.create_connection(lambda own=own: Stream(own), host, int(port)))[1])  # type: ignore[misc]
     return streams
 
 
@@ -147,9 +146,9 @@ async def _kept(connection: Connection, address: str, path: str, body: dict[str,
             if not goes_on:
                 return
             tokens = math.ceil(body["max_tokens"] * (1 if turn else (number + 1) / streams))
-            yield request_of(path, {**body, "max_tokens": tokens, "seed": (number << 32) + turn})
+            yield _request(path, {**body, "max_tokens": tokens, "seed": (number << 32) + turn})
 
-    asking = await connected([address], [requests(number) for number in range(streams)], Stream)
+    asking = await _connected([address], [requests(number) for number in range(streams)])
     for stream in asking:
         stream.ask()
     while goes_on:
@@ -159,7 +158,7 @@ async def _kept(connection: Connection, address: str, path: str, body: dict[str,
     await asyncio.gather(*(stream.ended for stream in asking))
 
 
-def request_of(path: str, body: dict[str, Any]) -> bytes:
+def _request(path: str, body: dict[str, Any]) -> bytes:
     text = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
     return f"{head}\r\n\r\n".encode() + text

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -40,10 +40,10 @@ class Child:
     as its last answer.
     """
 
-    def __init__(self, core: int | None = None, *, starts_processes: bool = False) -> None:
+    def __init__(self, core: int | None = None) -> None:
         self.connection, theirs = Pipe()
         # Not forked: this process may have threads and sockets.
-        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=not starts_processes)
+        self._process = get_context("spawn").Process(target=_serve, args=(theirs, core), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -58,11 +58,7 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.connection.close()
-        started = list(below(self.pid))[1:]
         self._process.kill()
-        for pid in started:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         self._process.join()
 
     def begin(self, task: Callable[..., object], *arguments: object) -> None:

@@ -1,4 +1,7 @@
-"""vLLM's sampler of its V1 runner, as it is and with `--token-scores`: a step from logits to logprobs on the host."""
+"""Measure vLLM's sampler without and with `--token-scores`: `python -m benchmarks.vllm_sampler`.
+
+A step goes from logits to logprobs on the host, through the sampler of vLLM's V1 runner.
+"""
 
 import time
 from collections.abc import Callable, Sequence

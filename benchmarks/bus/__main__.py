@@ -11,20 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from benchmarks.bus.pair import Pair
-from benchmarks.bus.turns import (
-    IPC,
-    LANES,
-    OURS,
-    STRUCT,
-    TCP,
-    Turns,
-    Way,
-    cost,
-    measure,
-    percentiles,
-    rate,
-    taken,
-)
+from benchmarks.bus.turns import IPC, LANES, OURS, STRUCT, TCP, Turns, Way, cost, measure, percentiles, rate
 from benchmarks.codec.fastdeploy import STRUCT_BYTES
 from benchmarks.errors import NotRunError
 from benchmarks.report import Report, Row
@@ -74,13 +61,12 @@ def _row(way: Way, turns: Mapping[Way, Turns]) -> Row:
     # A peer with one transport, which Tokenbus did not go here, is compared with Tokenbus's first.
     first = next(iter(turns)).transport
     ours = turns.get(Way(OURS, transport, case)) or turns[Way(OURS, first, case)]
-    late, steps, rows = percentiles(turns[way].at_rate), rate(turns[way].flat_out), taken(turns[way].at_rate)
+    late, steps = percentiles(turns[way].at_rate), rate(turns[way].flat_out)
     return {
         "": lane.label,
         "over": transport,
         "p50 us": late[50],
         "p99 us": late[99],
-        "last row taken, p50 us": None if rows is None else rows[50],
         "p50, of ours": late[50] / percentiles(ours.at_rate)[50],
         "steps/s": steps,
         "of ours": steps / rate(ours.flat_out),

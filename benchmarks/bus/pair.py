@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from benchmarks.processes import Child, answers_of
 from benchmarks.workload import Case, Share, Step, make_steps
-from tests.support.nats import NatsServer
 
 Stamps = npt.NDArray[np.int64]
 """Nanoseconds of the monotonic clock, which all processes of a machine share, one a step."""
@@ -24,18 +22,15 @@ _STEPS = 8
 """How many different steps take turns, so that nothing that was computed for one serves the next."""
 _LEAST_STEPS = 10
 """Of a turn that is given a time: a rate needs some, however slow the peer."""
-BUFFERS, ROWS, BY_STEP = "buffers", "rows", "steps"
-"""How rows are taken: from the buffers all at once, by one task a request, or step by step."""
 
 
 class Order(NamedTuple):
-    """What is sent in a turn, how fast, for how long, and how it is taken."""
+    """What is sent in a turn, how fast, and for how long."""
 
     case: Case
     address: str = ""
     clients_address: str = ""
     seed: int = 1
-    taking: str = BUFFERS
     steps: int = 0
     """How many steps to send; 0: as many as there is time for."""
     seconds: float = 0.0
@@ -59,8 +54,6 @@ class Received(NamedTuple):
     cpu_ns: int
     first: list[Share]
     """What the first step delivered, in row order; nothing of a peer that does not deliver."""
-    taken_at: Stamps | None = None
-    """When each request's own task had each of its rows, one line a request."""
 
 
 def steps_of(order: Order) -> list[Step]:
@@ -135,7 +128,6 @@ class Pair:
         first, second = cores[-2:] if len(cores) > 1 else (None, None)
         self.sender, self.receiver = (self._stack.enter_context(Child(core)) for core in (first, second))
         self._client: Child | None = None
-        self._nats: NatsServer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -147,13 +139,6 @@ class Pair:
 
     def address(self, transport: str, name: str) -> str:
         return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self.folder}/{name}"
-
-    def nats(self) -> str:
-        """Return where a nats-server process listens, on whichever core is free."""
-        if self._nats is None:
-            self._nats = NatsServer(Path(self.folder))
-            self._stack.callback(self._nats.kill)
-        return f"nats://{self._nats.server}"
 
     def turn(self, send: Callable[..., Sent], receive: Callable[..., object], order: Order) -> tuple[Sent, Received]:
         self.receiver.begin(receive, order)

@@ -1,22 +1,18 @@
-"""Tokenbus's halves: a Publisher in one process, a Processor in another, and its consumers there or in a third one."""
+"""Tokenbus's halves: a Publisher in one process, a Processor in another, and its consumer there or in a third one."""
 
 import asyncio
 import tempfile
-import time
-from array import array
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.bus.pair import BUFFERS, BY_STEP, ROWS, Order, Received, Sent, Watch, send_all, step_at, steps_of
+from benchmarks.bus.pair import Order, Received, Sent, Watch, send_all, step_at, steps_of
 from benchmarks.codec.ours import batch_of, share_of
 from benchmarks.workload import Share
 from tests.support.settings import settings_of as of_values
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
-from tokenbus_services.delivery import RequestTokens, Step
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
@@ -31,7 +27,6 @@ _PATIENT = (
     *("processor.unclaimed_timeout_ms", "processor.handoff_timeout_ms", "processor.drain_timeout_ms"),
     *("clients.detached_timeout_ms", "client.resume_timeout_ms", "client.drain_timeout_ms"),
 )
-_DRAIN_EVERY = 8
 _LOOK_SECONDS = 0.01
 _WAIT_SECONDS = 0.1
 _MANY = {"clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
@@ -90,17 +85,25 @@ def _publish_all(order: Order, publisher: Publisher, keys: list[int] | None = No
 
 
 def receive(connection: Connection, order: Order) -> Received:
+    """Take steps as columns, whole and in batch order, in the processor's own process."""
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_receive(connection, order, settings_of(order, folder)))
 
 
 async def _receive(connection: Connection, order: Order, settings: Settings) -> Received:
+    watch, first = Watch(), list[LogprobBatch]()
     async with Processor(settings) as processor:
-        taker = _TAKERS[order.taking](order, processor)
         connection.send(processor.workers_address)
-        await taker.ended()
+        async for step in processor.steps():
+            rows = step.target  # its first reader has the step put in batch order
+            if rows.statuses[0] != RowStatus.ACTIVE:
+                break
+            watch.note()
+            if not first:
+                first.append(rows)
+        cpu_ns = watch.cpu_ns
         await _worker_left(processor)
-        return taker.received
+    return Received(watch.at, cpu_ns, _shares_of(order, first[0]))
 
 
 async def _worker_left(processor: Processor) -> None:
@@ -114,100 +117,6 @@ def _shares_of(order: Order, batch: LogprobBatch) -> list[Share]:
     rows = {index: row for row, index in enumerate(batch.batch_indices.tolist())}
     indices = steps_of(order)[0].columns["batch_indices"].tolist()
     return [share_of(batch, rows[index]) for index in indices]
-
-
-class Taker:
-    """Notes when each step is with its requests; as it is, it takes their rows from the buffers all at once."""
-
-    def __init__(self, order: Order, processor: Processor) -> None:
-        self._order = order
-        self._watch = Watch()
-        self._ended = asyncio.Event()
-        self._waiting: list[Step] = []
-        self._first: Step | None = None
-        self._cpu_ns = 0
-        self._tokens: list[RequestTokens] = []
-        self._claim(processor)
-        processor.intake.step_observers.append(self._step)
-
-    def _claim(self, processor: Processor) -> None:
-        self._tokens = [processor.request(key) for key in steps_of(self._order)[0].keys]
-
-    def _step(self, step: Step) -> None:
-        is_last = step.rows.statuses[0] != RowStatus.ACTIVE
-        if is_last:
-            self._cpu_ns = self._watch.cpu_ns
-        else:
-            self._watch.note()
-            self._first = self._first or step
-        self._take(step, is_last=is_last)
-        if is_last:
-            self._ended.set()
-
-    def _take(self, step: Step, *, is_last: bool) -> None:
-        self._waiting.append(step)
-        if len(self._waiting) < _DRAIN_EVERY and not is_last:
-            return
-        for tokens in self._tokens:
-            tokens.waiting.clear()
-        for each in self._waiting:
-            each.pending_ack.release(len(self._tokens))
-        self._waiting.clear()
-
-    async def ended(self) -> None:
-        await self._ended.wait()
-
-    @property
-    def received(self) -> Received:
-        shares = [] if self._first is None else _shares_of(self._order, self._first.rows)
-        return Received(self._watch.at, self._cpu_ns, shares, self._taken_at())
-
-    def _taken_at(self) -> "np.ndarray | None":
-        return None
-
-
-class RowTaker(Taker):
-    """A task for each request, which takes its rows as they come."""
-
-    def _claim(self, processor: Processor) -> None:
-        super()._claim(processor)
-        self._stamps = [array("q") for _ in self._tokens]
-        pairs = zip(self._tokens, self._stamps, strict=True)
-        self._tasks = [asyncio.create_task(_take_rows(*pair)) for pair in pairs]
-
-    def _take(self, step: Step, *, is_last: bool) -> None:
-        """Leave the rows to the tasks."""
-
-    async def ended(self) -> None:
-        await asyncio.gather(*self._tasks)
-        await super().ended()
-
-    def _taken_at(self) -> "np.ndarray | None":
-        return np.array([stamps[:-1] for stamps in self._stamps], np.int64)
-
-
-class StepTaker(Taker):
-    """One task that takes steps, whole and in batch order, as columns."""
-
-    def _claim(self, processor: Processor) -> None:
-        self._task = asyncio.create_task(_take_steps(processor))
-
-    def _take(self, step: Step, *, is_last: bool) -> None:
-        """Leave the step to the task."""
-
-
-_TAKERS: dict[str, Callable[[Order, Processor], Taker]] = {BUFFERS: Taker, ROWS: RowTaker, BY_STEP: StepTaker}
-
-
-async def _take_steps(processor: Processor) -> None:
-    async for step in processor.steps():
-        step.target  # noqa: B018 - its first reader has the step put in batch order
-
-
-async def _take_rows(tokens: RequestTokens, stamps: "array[int]") -> None:
-    now = time.monotonic_ns
-    async for _ in tokens.rows():
-        stamps.append(now())
 
 
 def relay(connection: Connection, order: Order) -> None:

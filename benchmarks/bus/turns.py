@@ -1,14 +1,13 @@
 """The lines of the tables, each a way from a step's arrays in one process to its requests in another, and its turns."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.bus import peers, tokenbus
-from benchmarks.bus.pair import BUFFERS, BY_STEP, ROWS, Order, Pair, Received, Sent, Stamps, steps_of
+from benchmarks.bus.pair import Order, Pair, Received, Sent, Stamps, steps_of
 from benchmarks.errors import WrongDeliveryError
 from benchmarks.report import progress
 from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, Case, truth
@@ -32,28 +31,18 @@ class Lane(NamedTuple):
     delivers: bool = True
 
 
-def _between(send: Any, receive: Any, taking: str = BUFFERS) -> Callable[[Pair, Order], Turn]:  # noqa: ANN401
-    return lambda pair, order: pair.turn(send, receive, order._replace(taking=taking))
-
-
-def _over_nats(pair: Pair, order: Order) -> Turn:
-    bus = pair.nats()
-    there = order._replace(address=f"{bus}/workers", clients_address=f"{bus}/clients")
-    return pair.turn(tokenbus.send, tokenbus.receive, there)
+def _between(send: Any, receive: Any) -> Callable[[Pair, Order], Turn]:  # noqa: ANN401
+    return lambda pair, order: pair.turn(send, receive, order)
 
 
 def _relayed(pair: Pair, order: Order) -> Turn:
     return pair.relayed(tokenbus.send_asked, tokenbus.relay, tokenbus.receive_remote, order)
 
 
-_ours = partial(_between, tokenbus.send, tokenbus.receive)
-OURS = Lane("Tokenbus", _ours())
+OURS = Lane("Tokenbus", _between(tokenbus.send, tokenbus.receive))
 STRUCT = Lane("FastDeploy SysV struct", _between(peers.send_struct, peers.receive_struct), (SYSV,))
 LANES = (
     OURS,
-    Lane("Tokenbus, a task a request", _ours(ROWS)),
-    Lane("Tokenbus, steps()", _ours(BY_STEP)),
-    Lane("Tokenbus, NATS", _over_nats, (TCP,)),
     Lane("Tokenbus, remote client", _relayed, (IPC,)),
     STRUCT,
     Lane("FastDeploy pickle + ZeroMQ", _between(peers.send_pickle, peers.receive_pickle)),
@@ -110,13 +99,8 @@ def turn(pair: Pair, lane: Lane, transport: str, order: Order) -> Turn:
 
 def percentiles(turns: Sequence[Turn]) -> dict[float, float]:
     """Return how late all turns' steps were delivered, in microseconds."""
-    return _percentiles([_late(sent.at, received.at) for sent, received in turns])
-
-
-def taken(turns: Sequence[Turn]) -> dict[float, float] | None:
-    """Return the same of each step's last row in its request's own task, or None where there are no such tasks."""
-    stamps = [(sent.at, received.taken_at) for sent, received in turns if received.taken_at is not None]
-    return _percentiles([_late(sent, at).max(axis=0) for sent, at in stamps]) if stamps else None
+    late = np.concatenate([_late(sent.at, received.at) for sent, received in turns]) / 1e3
+    return dict(zip(QUANTILES, np.percentile(late, QUANTILES).tolist(), strict=True))
 
 
 def rate(turns: Sequence[Turn]) -> float:
@@ -141,10 +125,5 @@ def cost(turns: Sequence[Turn], side: int) -> float:
 
 def _late(sent: Stamps, came: Stamps) -> Stamps:
     warm = int(sent.size * _WARM)
-    late: Stamps = came[..., warm:] - sent[warm:]
+    late: Stamps = came[warm:] - sent[warm:]
     return late
-
-
-def _percentiles(late: Sequence[Stamps]) -> dict[float, float]:
-    values = np.percentile(np.concatenate(late) / 1e3, QUANTILES)
-    return dict(zip(QUANTILES, values.tolist(), strict=True))

@@ -6,10 +6,10 @@ for every round; the first step of a turn, which finds the caches as another pee
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.codec.measure import Timing, lineup, measure, measure_rows
+from benchmarks.codec.measure import Timing, lineup, measure
 from benchmarks.codec.ours import Views
 from benchmarks.report import Cell, Report, Row, core_to_keep, on_cores, progress
-from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, TOP_KS, Case, cases
+from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, Case, cases
 
 _OTHER_SIZES_SHARE = 4
 
@@ -35,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             list(_beside({case: headline[case] for case in headline if case.top_k in {0, 20}})),
             f"{size}: times Tokenbus's, and bytes a token",
         )
-        report.table(list(_rows(turns, options.seed)), "microseconds a row, for its reader")
     if others := [_all(case, timings) for case, timings in found.items() if not case.is_headline]:
         report.table(others, "other sizes: microseconds a step")
     report.write()
@@ -54,12 +53,6 @@ def _beside(found: Mapping[Case, Mapping[str, Timing]]) -> Iterator[Row]:
         for case, timings in found.items():
             row[f"bytes, k = {case.top_k_name}"] = timings[label].message_bytes / case.tokens
         yield row
-
-
-def _rows(turns: int, seed: int) -> Iterator[Row]:
-    for case in (Case(count, HEADLINE_TOKENS, top_k) for count in (1, HEADLINE_ROWS) for top_k in TOP_KS):
-        progress(f"rows of {case}")
-        yield {"rows": case.rows, "k": case.top_k_name, **measure_rows(case, turns, seed)}
 
 
 def _all(case: Case, timings: Mapping[str, Timing]) -> Row:

@@ -1,25 +1,22 @@
-"""The timing: every peer in turn on the same step, again and again; and what a reader pays for its rows."""
+"""The timing: every peer in turn on the same step, again and again."""
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.codec.fastdeploy import Pickle, SysVStruct
-from benchmarks.codec.ours import GeneratedClasses, Lists, RawZeroMQ, ThroughZeroMQ, Views, message_of
+from benchmarks.codec.ours import GeneratedClasses, ThroughZeroMQ, Views
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.vllm import Installed, InstalledToItsEnd
+from benchmarks.codec.vllm import Installed
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.workload import Case, Step, make_steps, truth
-from tokenbus_contracts import LogprobBatch, decode
 
-PEERS: tuple[type[Peer], ...] = (
-    Views, Lists, ThroughZeroMQ, SysVStruct, Pickle, Installed, InstalledToItsEnd, GeneratedClasses, RawZeroMQ,
-)  # fmt: skip
+PEERS: tuple[type[Peer], ...] = (Views, ThroughZeroMQ, SysVStruct, Pickle, Installed, GeneratedClasses)
 _STEPS = 8
 """How many different steps take turns, so that nothing that was computed for one serves the next."""
 _STEADY = 4
@@ -69,8 +66,6 @@ def measure(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[st
 
 
 def _check(peer: Peer, step: Step) -> None:
-    if not peer.delivers:
-        return
     for row, (got, wanted) in enumerate(zip(peer.deliver(step), truth(step), strict=True)):
         if got != wanted:
             raise WrongDeliveryError(f"{peer.label}, {step.case}, row {row}: {got} is not {wanted}")
@@ -81,36 +76,9 @@ def _timed(peer: Peer, step: Step, queues: Queues) -> int:
     start = perf_counter_ns()
     peer.carry(step, queues)
     taken = perf_counter_ns() - start
-    if peer.delivers:
-        for address in peer.addresses(step):
-            queues[address].clear()
+    for address in peer.addresses(step):
+        queues[address].clear()
     return taken
-
-
-def measure_rows(case: Case, turns: int, seed: int) -> dict[str, float]:
-    """Return the median microseconds a row of reading a step in each way, by label; the ways take turns."""
-    steps = make_steps(case, _STEPS, seed)
-    # What is read is made before, untimed; what is timed reads it.
-    ways: dict[str, tuple[Callable[[Step], Any], Callable[[Any], object]]] = {
-        "decode, rows": (message_of, lambda message: _read(decode(message))),
-        "rows alone": (lambda step: decode(message_of(step)), _read),
-    }
-    random = np.random.default_rng(seed)
-    samples: dict[str, list[int]] = {label: [] for label in ways}
-    with _no_garbage_collection():
-        for turn in range(turns * _STEADY):
-            for label in random.permutation(list(ways)).tolist():
-                make, read = ways[label]
-                made = make(steps[turn % _STEPS])
-                start = perf_counter_ns()
-                read(made)
-                samples[label].append(perf_counter_ns() - start)
-    return {label: _median_us(taken) / case.rows for label, taken in samples.items()}
-
-
-def _read(batch: LogprobBatch) -> None:
-    for row in batch.rows():
-        row.key, row.position, row.status, row.token_ids, row.logprobs, row.ranks  # noqa: B018
 
 
 @contextmanager

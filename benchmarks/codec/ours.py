@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count as counting
 from itertools import repeat
@@ -79,40 +79,7 @@ class Views(Peer):
         return share_of(*delivered)
 
 
-class Lists(Peer):
-    """Tokenbus: each request is given lists of its own."""
-
-    label = "Tokenbus, as lists"
-
-    def carry(self, step: Step, queues: Queues) -> int:
-        message = message_of(step)
-        batch = decode(message)
-        self._deliver((getattr(batch, name).tolist() for name in _READ), queues)
-        return len(message)
-
-    @staticmethod
-    def _deliver(columns: Iterable[list[Any]], queues: Queues) -> None:
-        keys, counts, top_ks, ids, logprobs, ranks, other_ids, other_logprobs = columns
-        token = other = 0
-        for key, count, top_k in zip(keys, counts, top_ks, strict=True):
-            end = token + count
-            if top_k:
-                starts = range(other, other + count * top_k, top_k)
-                alternatives = [other_ids[at : at + top_k] for at in starts]
-                alternative_logprobs = [other_logprobs[at : at + top_k] for at in starts]
-                other += count * top_k
-            else:
-                alternatives, alternative_logprobs = [], []
-            own = ids[token:end], logprobs[token:end], ranks[token:end]
-            queues[key].append((*own, alternatives, alternative_logprobs))
-            token = end
-
-    def plain(self, delivered: tuple[list[Any], ...], top_k: int) -> Share:
-        ids, logprobs, ranks, *alternatives = delivered
-        return Share(ids, logprobs, ranks, *(alternatives if top_k else [[[] for _ in ids]] * 2))
-
-
-class GeneratedClasses(Lists):
+class GeneratedClasses(Peer):
     """Tokenbus's schema through the generated protobuf classes: filled from lists, read into lists, not checked."""
 
     label = "protobuf classes"
@@ -142,6 +109,27 @@ class GeneratedClasses(Lists):
         self._deliver((list(getattr(parsed, name)) for name in _READ), queues)
         return len(message)
 
+    @staticmethod
+    def _deliver(columns: Iterable[list[Any]], queues: Queues) -> None:
+        keys, counts, top_ks, ids, logprobs, ranks, other_ids, other_logprobs = columns
+        token = other = 0
+        for key, count, top_k in zip(keys, counts, top_ks, strict=True):
+            end = token + count
+            if top_k:
+                starts = range(other, other + count * top_k, top_k)
+                alternatives = [other_ids[at : at + top_k] for at in starts]
+                alternative_logprobs = [other_logprobs[at : at + top_k] for at in starts]
+                other += count * top_k
+            else:
+                alternatives, alternative_logprobs = [], []
+            own = ids[token:end], logprobs[token:end], ranks[token:end]
+            queues[key].append((*own, alternatives, alternative_logprobs))
+            token = end
+
+    def plain(self, delivered: tuple[list[Any], ...], top_k: int) -> Share:
+        ids, logprobs, ranks, *alternatives = delivered
+        return Share(ids, logprobs, ranks, *(alternatives if top_k else [[[] for _ in ids]] * 2))
+
 
 class ThroughZeroMQ(Views):
     """Tokenbus with a ZeroMQ send and recv, over ipc in this process, between encode and decode."""
@@ -166,16 +154,3 @@ class ThroughZeroMQ(Views):
     def _through(self, message: bytes) -> bytes:
         self._push.send(message)
         return self._pull.recv()
-
-
-class RawZeroMQ(ThroughZeroMQ):
-    """A ZeroMQ send and recv of our message, which is encoded beforehand; nothing is done with it."""
-
-    label = "limit: ZeroMQ send+recv"
-    delivers = False
-
-    def prepare(self, steps: Sequence[Step]) -> None:
-        self._messages = {id(step): message_of(step) for step in steps}
-
-    def carry(self, step: Step, queues: Queues) -> int:  # noqa: ARG002 - nothing is delivered
-        return len(self._through(self._messages[id(step)]))

@@ -11,13 +11,9 @@ Queues = dict[Hashable, deque[Any]]
 
 
 class Peer:
-    """One line of the tables. `carry` is all that is timed.
-
-    A peer with `delivers` False is a limit: it moves our bytes, and no request gets anything.
-    """
+    """One line of the tables. `carry` is all that is timed."""
 
     label: ClassVar[str]
-    delivers: ClassVar[bool] = True
 
     @classmethod
     @contextmanager

@@ -1,7 +1,4 @@
-"""vLLM's way out: its own structs, encoder and decoder, without and with what they go through to reach its API.
-
-Neither peer has a socket or a tokenizer.
-"""
+"""vLLM's way out: its own structs, encoder and decoder, without a socket or a tokenizer."""
 
 from collections.abc import Hashable, Sequence
 from importlib import import_module
@@ -61,56 +58,6 @@ class Installed(Peer):
             ranks.tolist(),
             ids[:, 1 : top_k + 1].tolist(),
             logprobs[:, 1 : top_k + 1].tolist(),
-        )
-
-
-class InstalledToItsEnd(Installed):
-    """vLLM's own classes up to the dicts of Logprob objects that its API reads, its default (flat_logprobs is off)."""
-
-    label = "vLLM + LogprobsProcessor"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._make = _vllm("v1.engine.logprobs").LogprobsProcessor
-        self._processors: dict[Hashable, Any] = {}
-
-    def prepare(self, steps: Sequence[Step]) -> None:
-        super().prepare(steps)
-        self._processors = {
-            request_id: self._make(
-                tokenizer=None,
-                logprobs=[],
-                prompt_logprobs=None,
-                cumulative_logprob=0.0,
-                num_logprobs=top_k,  # in a mixed step the rectangle is wider, and the rest of it is not read
-                num_prompt_logprobs=None,
-            )
-            for step in steps
-            for request_id, top_k in zip(step.request_ids, step.top_ks, strict=True)
-        }
-
-    def carry(self, step: Step, queues: Queues) -> int:
-        frames = self._encoded(step)
-        for output in self._decoder.decode(frames).outputs:
-            processor = self._processors[output.request_id]
-            processor.logprobs = []
-            processor.update_from_output(output)
-            queues[output.request_id].append((output.new_token_ids, processor.logprobs))
-        return sum(memoryview(frame).nbytes for frame in frames)
-
-    def plain(self, delivered: Any, top_k: int) -> Share:  # noqa: ANN401 - each peer delivers its own kind
-        token_ids, positions = delivered
-        alternatives = [
-            sorted(((entry.rank, token_id, entry.logprob) for token_id, entry in position.items()))[:top_k]
-            for position in positions
-        ]
-        own = [position[token_id] for token_id, position in zip(token_ids, positions, strict=True)]
-        return Share(
-            token_ids,
-            [entry.logprob for entry in own],
-            [entry.rank for entry in own],
-            [[token_id for _, token_id, _ in entries] for entries in alternatives],
-            [[logprob for _, _, logprob in entries] for entries in alternatives],
         )
 
 

@@ -2,7 +2,7 @@
 
 The other revision is installed from this repository's history, and each of the two runs in a process of its own. They
 do the same work in turn, in short rounds; times are the processor's, medians of all rounds, and so are ratios, of each
-round. With all columns of schema 1.1 a batch is compared with the other revision's batch that has none of them.
+round.
 """
 
 import subprocess
@@ -18,7 +18,6 @@ from benchmarks.errors import NotRunError
 from benchmarks.report import Report, Row, progress
 from benchmarks.revision.order import ROOT, BusOrder, CodecOrder, Revision
 from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS
-from tests.integration.releases import RELEASE
 
 _CASES = (
     CodecOrder(HEADLINE_ROWS, HEADLINE_TOKENS, None),
@@ -27,7 +26,6 @@ _CASES = (
     CodecOrder(1, HEADLINE_TOKENS, 20),
     CodecOrder(1, 1, None),
 )
-_WITH_ALL = CodecOrder(HEADLINE_ROWS, HEADLINE_TOKENS, 20, has_extras=True)
 _OPERATIONS = ("make", "encode", "decode", "decode and read", "select")
 _CALLS = {1: 1000, HEADLINE_ROWS: 100}
 """Of a round, by rows: ten milliseconds or so."""
@@ -36,7 +34,7 @@ _CALLS = {1: 1000, HEADLINE_ROWS: 100}
 def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("revision", __doc__)
     add = report.parser.add_argument
-    add("revision", nargs="?", default=RELEASE, help="of this repository (that of the release 0.1.0)")
+    add("revision", nargs="?", default="HEAD~1", help="of this repository (the parent)")
     add("--rounds", type=int, default=60, metavar="N", help="of each line of the codec (60)")
     add("--bus-rounds", type=int, default=9, metavar="N", help="of each line of the bus (9)")
     add("--steps", type=int, default=1000, metavar="N", help="of a round of the bus (1000)")
@@ -53,8 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             lines = [_codec(this, other, case, what, options.rounds) for case in _CASES for what in _OPERATIONS]
             report.table(lines, "the codec: microseconds of a call")
-            lines = [_with_all(this, other, what, options.rounds) for what in _OPERATIONS]
-            report.table(lines, f"{_CASES[2].name}, with all columns: microseconds of a call")
             orders = [BusOrder(top_k, options.steps) for top_k in (0, 20)]
             lines = [line for order in orders for line in _bus(this, other, order, options.bus_rounds)]
             report.table(lines, "the bus: microseconds of a step")
@@ -68,16 +64,6 @@ def _codec(this: Revision, other: Revision, case: CodecOrder, what: str, rounds:
     order = case._replace(operation=what, calls=_CALLS[case.rows])
     times = _in_turn([(this, order), (other, order)], rounds)
     return {"": case.name, "what": what, **_beside(*times)}
-
-
-def _with_all(this: Revision, other: Revision, what: str, rounds: int) -> Row:
-    progress(f"{_WITH_ALL.name}: {what}")
-    full, plain = (case._replace(operation=what, calls=_CALLS[case.rows]) for case in (_WITH_ALL, _CASES[2]))
-    with_all, without, others = _in_turn([(this, full), (this, plain), (other, plain)], rounds)
-    return {"what": what, "with": median(with_all), **_beside(without, others)} | {
-        "with, of without": _ratio(with_all, without),
-        "with, of the other's": _ratio(with_all, others),
-    }
 
 
 def _bus(this: Revision, other: Revision, order: BusOrder, rounds: int) -> list[Row]:

@@ -20,14 +20,13 @@ class CodecOrder(NamedTuple):
     tokens: int
     top_k: int | None
     """None: without logprobs."""
-    has_extras: bool = False
     operation: str = ""
     calls: int = 0
 
     @property
     def name(self) -> str:
         asked = "none" if self.top_k is None else self.top_k
-        return f"{self.rows} x {self.tokens}, k = {asked}" + ", all columns" * self.has_extras
+        return f"{self.rows} x {self.tokens}, k = {asked}"
 
 
 class BusOrder(NamedTuple):

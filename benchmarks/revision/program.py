@@ -14,8 +14,6 @@ from benchmarks.workload import VOCABULARY_SIZE, Case, make_steps
 from tokenbus_contracts import BatchHeader, LogprobBatch, Scoring, ValueKind, decode, encode, native
 
 _SEED = 1
-_GIVEN, _MASK_BOUND = 8, 32
-"""Of each token with all columns: how many ids its request gave, and how many ids of a mask are listed."""
 _SCORES = ("logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
 
 
@@ -78,25 +76,7 @@ def _columns(order: CodecOrder) -> dict[str, Any]:
     if order.top_k is None:
         columns = {name: values for name, values in columns.items() if name not in _SCORES}
         columns["scorings"] = np.full(order.rows, Scoring.NONE, "u1")
-    return columns | (_extras(order.rows, step.case.tokens) if order.has_extras else {})
-
-
-def _extras(rows: int, tokens: int) -> dict[str, Any]:
-    """Return every column of schema 1.1; of one mask in eight the ids are too many to be listed."""
-    random = np.random.default_rng(_SEED)
-    sizes = np.where(random.random(tokens) < 1 / 8, 1000, random.integers(1, _MASK_BOUND + 1, tokens)).astype("u4")
-    listed = [np.sort(random.choice(VOCABULARY_SIZE, size, replace=False)) for size in sizes if size <= _MASK_BOUND]
-    return {
-        "extras": np.full(rows, 3, "u1"),
-        "given_counts": np.full(rows, _GIVEN, "u4"),
-        "mask_bounds": np.full(rows, _MASK_BOUND, "u4"),
-        "other_logprobs": -random.random(tokens, "f4"),
-        "entropies": random.random(tokens, "f4"),
-        "given_token_ids": random.integers(0, VOCABULARY_SIZE, rows * _GIVEN, "u4"),
-        "given_logprobs": -random.random(tokens * _GIVEN, "f4"),
-        "mask_sizes": sizes,
-        "mask_token_ids": np.concatenate(listed).astype("u4"),
-    }
+    return columns
 
 
 if __name__ == "__main__":

@@ -2,29 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from benchmarks.errors import NotRunError, WrongDeliveryError
-from benchmarks.gateway import BASE, MODES, metrics_of, start_gateway
-from benchmarks.http_clients import keep_asking
-from benchmarks.processes import PATIENCE, Child, below, deployed, processor_seconds, until_workers
-from tests.integration.deployment import Deployment
-from tests.support.nats import NatsServer
+from benchmarks.errors import WrongDeliveryError
+from benchmarks.processes import PATIENCE, Child, deployed, processor_seconds, until_workers
 from tests.support.settings import settings_of
 from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
 from tokenbus_services.settings import Settings
 
-ZEROMQ, NATS = "zeromq", "nats"
-CLIENTS, GATEWAY = "clients", "gateway"
 ROWS = 256
 """How many requests each worker has: a step's rows."""
-TOKENS_A_ROW = 3
 _SETTLE_SECONDS = 1.0
 _MOST_TOKENS = 100_000_000
-_GATEWAY_TOKENS = 1_000_000
 _SETTINGS = {
     # A reader that is a little slower than another is not to lose its requests for that while it is measured.
     "clients__send_queue_bytes": 1 << 31,
@@ -33,32 +25,15 @@ _SETTINGS = {
     "processor__pending_bytes": 1 << 32,
     # Enough for all credit, and what clients have not acknowledged: more is filled while it is measured, for seconds.
     "worker__retention_items": 512,
-    "gateway__address": "127.0.0.1:0",
-    "gateway__max_requests": 4096,
 }
-Rows = list[tuple[float, float]]
-"""How many rows each reader had, and when."""
-
-
-class Way(NamedTuple):
-    """What the messages pass through, and who reads: clients, each a process, or the processes of one gateway."""
-
-    bus: str
-    reading: str
-    pace: int = 0
-    """Steps a second of each worker; 0: as many as it can, which clients hold back, but a gateway does not."""
 
 
 class Shape(NamedTuple):
     """How many of each there are."""
 
-    workers: int
-    processors: int
-    readers: int
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"worker": self.workers, "processor": self.processors, "reader": self.readers}
+    worker: int
+    processor: int
+    reader: int
 
 
 class Sample(NamedTuple):
@@ -72,22 +47,16 @@ class Sample(NamedTuple):
     """How much of a core the busiest process of each kind took."""
 
 
-class _System(NamedTuple):
-    pids: dict[str, list[int]]
-    """The processes of each kind."""
-    rows: Callable[[], Rows]
-
-
-def sample(way: Way, shape: Shape, top_logprobs: int | None, seconds: float) -> Sample:
+def sample(shape: Shape, top_logprobs: int | None, seconds: float) -> Sample:
     """Start a system, let it run, and measure it for so long."""
     with ExitStack() as stack:
-        system = _started(stack, way, shape, top_logprobs)
+        pids, readers = _started(stack, shape, top_logprobs)
         time.sleep(_SETTLE_SECONDS)
-        before, used, began = system.rows(), _used(system.pids), time.monotonic()
+        before, used, began = _rows(readers), _used(pids), time.monotonic()
         time.sleep(seconds)
-        while (count := _count(after := system.rows()) - _count(before)) <= 0 and time.monotonic() < began + PATIENCE:
+        while (count := _count(after := _rows(readers)) - _count(before)) <= 0 and time.monotonic() < began + PATIENCE:
             time.sleep(seconds)  # on a busy machine all may stand still for a while
-        spent, ended = _used(system.pids), time.monotonic()
+        spent, ended = _used(pids), time.monotonic()
     if not count:
         raise WrongDeliveryError(f"{shape}: nothing came for {seconds} s")
     rate = sum((late[0] - early[0]) / (late[1] - early[1]) for early, late in zip(before, after, strict=True)) / ROWS
@@ -96,62 +65,29 @@ def sample(way: Way, shape: Shape, top_logprobs: int | None, seconds: float) -> 
     return Sample(rate, costs, {kind: max(each) / (ended - began) for kind, each in taken.items()})
 
 
-def _started(stack: ExitStack, way: Way, shape: Shape, top_logprobs: int | None) -> _System:
+def _started(stack: ExitStack, shape: Shape, top_logprobs: int | None) -> tuple[dict[str, list[int]], list[Child]]:
+    """Return the processes of each kind, and the readers among them."""
     deployment = stack.enter_context(deployed(**_SETTINGS))
-    at, pids = f"ipc://{deployment.folder}/", {}
-    if way.bus == NATS:
-        server = NatsServer(deployment.folder)
-        stack.callback(server.kill)
-        at, pids["nats"] = server.address(""), [server.process.pid]
+    at = f"ipc://{deployment.folder}/"
     # Each worker at a processor of its own, in turn: by their names alone a few may all go to the same one.
     processors = [
         deployment.start_processor(bus__workers_address=f"{at}w{place}", bus__clients_address=f"{at}c{place}").pid
-        for place in range(shape.processors)
+        for place in range(shape.processor)
     ]
-    all_workers, all_clients = (",".join(f"{at}{kind}{place}" for place in range(shape.processors)) for kind in "wc")
+    all_workers, all_clients = (",".join(f"{at}{kind}{place}" for place in range(shape.processor)) for kind in "wc")
     deployment.overrides |= {"bus.workers_address": all_workers, "bus.clients_address": all_clients}
-    pids["worker"] = [
+    workers = [
         deployment.start_worker(
-            f"w{number}", "--steps-per-second", str(way.pace), bus__workers_address=f"{at}w{number % shape.processors}"
+            f"w{number}", "--steps-per-second", "0", bus__workers_address=f"{at}w{number % shape.processor}"
         ).pid
-        for number in range(shape.workers)
+        for number in range(shape.worker)
     ]
-    pids["processor"] = processors
-    if way.reading == GATEWAY:
-        return _read_by_gateway(stack, deployment, shape, top_logprobs, pids)
-    readers = [stack.enter_context(Child()) for _ in range(shape.readers)]
+    readers = [stack.enter_context(Child()) for _ in range(shape.reader)]
     for reader in readers:
-        share = ROWS * shape.workers // shape.readers
-        reader.begin(read, deployment.overrides, shape.workers, share, top_logprobs)
+        reader.begin(read, deployment.overrides, shape.worker, ROWS * shape.worker // shape.reader, top_logprobs)
     for reader in readers:
         reader.answer()
-    return _System(pids | {"reader": [each.pid for each in readers]}, lambda: [each.ask("rows") for each in readers])
-
-
-def _read_by_gateway(
-    stack: ExitStack, deployment: Deployment, shape: Shape, top_logprobs: int | None, pids: Mapping[str, list[int]]
-) -> _System:
-    """Let clients of a gateway keep a request open for each row."""
-    gateway, address = start_gateway(deployment, shape.readers)
-    request = MODES[BASE] | {"prompt": [1], "max_tokens": _GATEWAY_TOKENS}
-    request |= {} if top_logprobs is None else {"logprobs": top_logprobs}
-    loads = [stack.enter_context(Child()) for _ in range(shape.workers)]
-    for load in loads:
-        load.begin(keep_asking, address, "/v1/completions", request, ROWS)
-    wanted, end = ROWS * shape.workers, time.monotonic() + PATIENCE
-    begun = 0.0
-    while begun < wanted:  # while few have begun steps are small, and many
-        if time.monotonic() > end:
-            raise NotRunError(f"not run: {begun:,.0f} of {wanted} requests began within {PATIENCE:g} s")
-        time.sleep(0.2)
-        found = metrics_of(address)
-        begun = min(found["tokenbus_gateway_open_requests"], found["tokenbus_gateway_first_token_seconds_count"])
-
-    def rows() -> Rows:
-        found = metrics_of(address)
-        return [(found["tokenbus_gateway_tokens_total"] / TOKENS_A_ROW, found["at"])]
-
-    return _System({**pids, "reader": list(below(gateway.pid)), "load": [each.pid for each in loads]}, rows)
+    return {"worker": workers, "processor": processors, "reader": [each.pid for each in readers]}, readers
 
 
 def read(
@@ -187,7 +123,12 @@ async def _read(
             connection.send((rows, time.monotonic()))
 
 
-def _count(rows: Rows) -> float:
+def _rows(readers: list[Child]) -> list[tuple[float, float]]:
+    """Return how many rows each reader had, and when."""
+    return [each.ask("rows") for each in readers]
+
+
+def _count(rows: list[tuple[float, float]]) -> float:
     return sum(count for count, _ in rows)
 
 

@@ -5,7 +5,6 @@ All serve the same model on this machine; the same clients ask them in turn, in 
   python    vLLM's API server in Python
   rust      vLLM with its front end in Rust (VLLM_USE_RUST_FRONTEND=1 vllm serve), beside which all others are shown
   tokenbus  a worker with vLLM as its engine, a processor, and gateways
-  alone     that engine, stepped in one thread with nothing around it: the most that a server could make
   tap       rust with --scheduler-cls tokenbus_engines.vllm.scheduler, and a reader of its stream
 
 What follows -- are vLLM's own options, for all. With --kv-cache-memory-bytes among them all systems start at once.
@@ -23,10 +22,10 @@ from pathlib import Path
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.processes import Child, TaskFailedError
 from benchmarks.report import Report, Row, progress
-from benchmarks.vllm.cells import COMPLETIONS, PATHS, cells
+from benchmarks.vllm.cells import Cell
 from benchmarks.vllm.measure import INSIDE, Load, Run, Sample, median, ratio, run
 from benchmarks.vllm.model import SHAPES
-from benchmarks.vllm.systems import ALONE, MOST_ROWS, NAMES, NEED_RUST, PYTHON, RUST, TOKENBUS, Plan, has_rust
+from benchmarks.vllm.systems import MOST_ROWS, NAMES, NEED_RUST, PYTHON, RUST, Plan, has_rust
 from tokenbus_services.settings import ENTRIES
 
 _TOP_K = 20
@@ -43,15 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--seconds", type=_at_least_one, default=86_400, metavar="N", help="after which no round begins (86400)")
     add("--streams", type=_counts, default=[256, 1024], metavar="N,N", help="at once (256,1024)")
     add("--k", type=_top_ks, default=[None, 0, 20], metavar="K,K", help="top-k (none,0,20)")
-    add(
-        "--endpoints", type=_endpoints, default=[COMPLETIONS], metavar="NAME,NAME", help="completions, chat (the first)"
-    )
     add("--tokens", type=_at_least_one, default=64, metavar="N", help="of each answer (64)")
     add("--model", type=Path, metavar="FOLDER", help="a model's folder (one is made)")
     add("--shape", choices=SHAPES, default="tiny", help="of the model that is made (tiny)")
     add("--clients", type=_at_least_one, default=1, metavar="N", help="processes that ask (1)")
     add("--gateways", type=_at_least_one, default=1, metavar="N", help="of Tokenbus (1)")
-    add("--api-servers", type=_at_least_one, default=1, metavar="N", help="of vLLM's Python server (1)")
     add("--worker-option", type=_setting, action="append", default=[], metavar="KEY=VALUE", help="a worker's setting")
     options = report.parse(given[:split])
     if options.quick:
@@ -95,38 +90,29 @@ def _measured(options: argparse.Namespace, engine_options: list[str]) -> tuple[P
             options.model,
             engine_options,
             options.gateways,
-            options.api_servers,
             dict(options.worker_option),
             options.seconds,
         )
-        chosen = list(cells(options.endpoints, options.k, options.streams))
+        chosen = [Cell(top_k, count) for count in options.streams for top_k in options.k]
         return plan, run(plan, Load(chosen, options.rounds, options.tokens, options.clients, options.seconds))
 
 
 def _about(plan: Plan, found: Run) -> str:
-    same, idle = found.answers, ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
-    compared = same and (
-        f" At temperature 0, {same['asked']} answers of {same['tokens']} tokens: the same tokens in "
-        f"{same['same_tokens']}, texts in {same['same_texts']}, logprobs in {same['same_logprobs']} (apart by at most "
-        f"{same['worst']:.1g})."
-    )
+    idle = ", ".join(f"{name} {cores:.2f}" for name, cores in found.idle_cores.items())
     return (
         f"vLLM {found.vllm} on {found.card or 'a CPU'}, its options for all `{' '.join(plan.engine_options)}`; "
-        f"{plan.gateways} gateway(s), {plan.api_servers} API server(s) in Python.{compared or ''} Cores that are busy "
-        f"while idle: {idle}."
+        f"{plan.gateways} gateway(s). Cores that are busy while idle: {idle}."
     )
 
 
 def _rates(found: Run) -> Iterator[Row]:
-    """Yield the tokens a second of all, beside the first of vLLM's servers and beside the engine alone."""
+    """Yield the tokens a second of all, beside the first of vLLM's servers."""
     for cell, rounds in found.rounds.items():
         row: dict[str, str | int | float] = {"": cell.in_words, "rounds": max(map(len, rounds.values()))}
         row |= {name: median(of, attrgetter("tokens_per_second")) for name, of in rounds.items()}
         theirs = next((name for name in (RUST, PYTHON) if name in rounds), None)
         if theirs:
             row |= {f"{name} / {theirs}": ratio(of, rounds[theirs]) for name, of in rounds.items() if name != theirs}
-        if TOKENBUS in rounds and ALONE in rounds:
-            row[f"{TOKENBUS} / {ALONE}"] = ratio(rounds[TOKENBUS], rounds[ALONE])
         yield row
 
 
@@ -178,13 +164,6 @@ def _top_ks(text: str) -> list[int | None]:
         if each != "none" and not (each.isdecimal() and int(each) <= _TOP_K):
             raise argparse.ArgumentTypeError(f"none, or 0 to {_TOP_K}, got {each!r}")
         found.append(None if each == "none" else int(each))
-    return found
-
-
-def _endpoints(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := [each for each in found if each not in PATHS]:
-        raise argparse.ArgumentTypeError(f"of {', '.join(PATHS)}, got {unknown[0]!r}")
     return found
 
 

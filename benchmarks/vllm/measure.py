@@ -12,9 +12,9 @@ from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.http_clients import Answer, ask_round
 from benchmarks.processes import Child, TaskFailedError, answers_of, children, processor_seconds
 from benchmarks.report import progress
-from benchmarks.vllm.cells import PATHS, Cell, Record, bodies, compare
+from benchmarks.vllm.cells import PATH, Cell, bodies
 from benchmarks.vllm.reader import TOKENS
-from benchmarks.vllm.systems import ENGINE, PYTHON, RUST, TOKENBUS, Plan, System, running, vllm_version
+from benchmarks.vllm.systems import ENGINE, Plan, System, running, vllm_version
 
 MODEL = "model"
 """The role of the process that runs the model, where that is not the engine's own."""
@@ -82,8 +82,6 @@ class Run(NamedTuple):
     vllm: str
     """Its version."""
     card: str | None
-    answers: Record | None
-    """How our answers compare with vLLM's; None: one of both was not started."""
     idle_cores: dict[str, float]
     rounds: dict[Cell, dict[str, list[Sample]]]
 
@@ -94,7 +92,6 @@ def run(plan: Plan, load: Load) -> Run:
     with running(plan) as systems, ExitStack() as stack:
         asking = [stack.enter_context(Child()) for _ in range(load.clients)]
         progress(f"all have started after {time.monotonic() - begun:.0f} s")
-        same = _compared(systems, list(dict.fromkeys(cell.endpoint for cell in load.cells)), plan.model.name)
         idle = _idle(systems)
         found: dict[Cell, dict[str, list[Sample]]] = {cell: {name: [] for name in systems} for cell in load.cells}
         for number in range(_WARM_UP, load.rounds):
@@ -114,15 +111,7 @@ def run(plan: Plan, load: Load) -> Run:
     measured = {cell: of for cell, of in found.items() if all(of.values())}
     if not measured:
         raise NotRunError(f"no round ended within {load.seconds:g} s")
-    return Run(vllm_version(), _card(), same, idle, measured)
-
-
-def _compared(systems: dict[str, System], endpoints: list[str], model: str) -> Record | None:
-    theirs = systems.get(RUST) or systems.get(PYTHON)
-    if theirs is None or TOKENBUS not in systems:
-        return None
-    progress("whether the answers are the same")
-    return compare(theirs, systems[TOKENBUS], endpoints, model)
+    return Run(vllm_version(), _card(), idle, measured)
 
 
 def _round(
@@ -132,7 +121,7 @@ def _round(
     read = system.reader.ask(TOKENS) if system.reader else 0
     before = _seconds(system)
     try:
-        seen, client_cpu = _asked(clients, system, PATHS[cell.endpoint], wanted)
+        seen, client_cpu = _asked(clients, system, wanted)
     except TaskFailedError as error:
         raise WrongDeliveryError(f"{system.name}, {cell.in_words}: {error}") from None
     if len(seen) != sum(map(len, wanted)):
@@ -143,14 +132,12 @@ def _round(
 
 
 def _asked(
-    clients: Sequence[Child], system: System, path: str, wanted: list[list[dict[str, Any]]]
+    clients: Sequence[Child], system: System, wanted: list[list[dict[str, Any]]]
 ) -> tuple[list[Answer], list[float]]:
     """Return what a system's requests saw, and the processor seconds of each client."""
-    if system.engine is not None:
-        return system.engine.ask(wanted), [0.0]
     shares = [(client, share) for at, client in enumerate(clients) if (share := wanted[at :: len(clients)])]
     for client, share in shares:
-        client.begin(ask_round, system.addresses, path, share)
+        client.begin(ask_round, system.addresses, PATH, share)
     answers = answers_of(*(client for client, _ in shares))
     return [each for seen, _ in answers for each in seen], [seconds for _, seconds in answers]
 

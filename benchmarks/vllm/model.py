@@ -68,15 +68,6 @@ def make_half_billion(_connection: Connection, folder: Path) -> None:
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)  # as it is loaded of a qwen2 model
 
 
-def save_weights(_connection: Connection, folder: Path) -> None:
-    """Save random weights beside a model's description, unless some are there, as a task of a `Child`."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 - as above
-
-    if not list(folder.glob("*.safetensors")):
-        config = AutoConfig.from_pretrained(folder)
-        AutoModelForCausalLM.from_config(config, dtype=config.dtype).save_pretrained(folder)
-
-
 SHAPES = {
     # vLLM on a CPU cannot do seeded requests whose prompts are in chunks.
     "tiny": (

@@ -1,7 +1,6 @@
-"""The systems, each as the processes that one would start: vLLM's servers, Tokenbus with vLLM's engine, and others."""
+"""The systems, each as the processes that one would start: vLLM's servers, and Tokenbus with vLLM's engine."""
 
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -12,25 +11,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.errors import NotRunError
-from benchmarks.processes import Child, TaskFailedError, below, deployed
+from benchmarks.processes import Child, below, deployed
 from benchmarks.report import progress
-from benchmarks.vllm.alone import step_alone
 from benchmarks.vllm.reader import read_steps
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 
-PYTHON, RUST, TOKENBUS, ALONE, TAP = "vLLM, Python", "vLLM, Rust", "Tokenbus", "engine alone", "vLLM, Rust, tapped"
-NAMES = {"python": PYTHON, "rust": RUST, "tokenbus": TOKENBUS, "alone": ALONE, "tap": TAP}
+PYTHON, RUST, TOKENBUS, TAP = "vLLM, Python", "vLLM, Rust", "Tokenbus", "vLLM, Rust, tapped"
+NAMES = {"python": PYTHON, "rust": RUST, "tokenbus": TOKENBUS, "tap": TAP}
 """What a command line calls them."""
 NEED_RUST = (RUST, TAP)
 MOST_ROWS = 1024
 """How many requests a step may have, at most: the schema's bound."""
 ENGINE, FRONT_END = "engine", "front end"
 """The roles of the process that steps the engine, and of vLLM's own server in front of it."""
-_START_SECONDS = 900.0
 _VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -61,14 +58,10 @@ class Plan(NamedTuple):
     model: Path
     engine_options: Sequence[str]
     """vLLM's own, for all."""
-    gateways: int = 1
-    api_servers: int = 1
-    """Of vLLM's Python server; the Rust one is a single process with threads."""
-    worker_options: Mapping[str, str] = {}
+    gateways: int
+    worker_options: Mapping[str, str]
     """Settings of our worker, and of the scheduler in the tapped vLLM."""
-    start_seconds: float = _START_SECONDS
-    settings: Mapping[str, str] = {}
-    """Of all of Tokenbus's processes, with a double underscore for a key's dot."""
+    start_seconds: float
 
     @property
     def start_together(self) -> bool:
@@ -85,14 +78,8 @@ class System(NamedTuple):
     addresses: Sequence[str] = ()
     """Where it takes requests; clients spread over them."""
     health: str = "/health"
-    engine: Child | None = None
-    """The process of an engine that is alone, which is asked without HTTP."""
     reader: Child | None = None
     """The process that reads the stream of a tapped vLLM."""
-
-    def get(self, path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Return what it answers to a request without a stream."""
-        return json.loads(_fetched(self.addresses[0], path, body) or "null")
 
 
 def has_rust() -> bool:
@@ -117,7 +104,7 @@ def running(plan: Plan) -> Iterator[dict[str, System]]:
     variables = _VARIABLES if not has_rust() else _VARIABLES | {_USE_RUST: "1"}
     # The last is for all, though the server in Rust alone reads it: vLLM's cache of compiled code belongs to variables.
     os.environ |= {name: value for name, value in variables.items() if name not in os.environ}
-    with deployed(limits__max_rows=MOST_ROWS, **plan.settings) as deployment, ExitStack() as stack:
+    with deployed(limits__max_rows=MOST_ROWS) as deployment, ExitStack() as stack:
         systems = {}
         deadline = time.monotonic() + plan.start_seconds
         for name in plan.names:
@@ -131,8 +118,7 @@ def running(plan: Plan) -> Iterator[dict[str, System]]:
 
 
 def _python(plan: Plan, deployment: Deployment, stack: ExitStack) -> System:
-    more = ["--api-server-count", str(plan.api_servers)] if plan.api_servers > 1 else []
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model), *more]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
     return _vllm(PYTHON, plan, deployment, stack, command)
 
 
@@ -184,14 +170,8 @@ def _tokenbus(plan: Plan, deployment: Deployment, stack: ExitStack) -> System:
     return System(TOKENBUS, roots, addresses, "/readyz")
 
 
-def _alone(plan: Plan, deployment: Deployment, stack: ExitStack) -> System:
-    engine = stack.enter_context(Child(starts_processes=True))
-    engine.begin(step_alone, plan.model, list(plan.engine_options), deployment.settings())
-    return System(ALONE, {ENGINE: [engine]}, engine=engine)
-
-
 _STARTS: dict[str, Callable[[Plan, Deployment, ExitStack], System]] = {
-    PYTHON: _python, RUST: _rust, TOKENBUS: _tokenbus, ALONE: _alone, TAP: _tap
+    PYTHON: _python, RUST: _rust, TOKENBUS: _tokenbus, TAP: _tap
 }  # fmt: skip
 
 
@@ -211,17 +191,11 @@ def _end(program: Program) -> None:
 def _wait(system: System, deadline: float) -> None:
     """Wait until a system answers; a NotRunError has the end of its log if one of its processes ends before."""
     progress(f"{system.name} starts")
-    if system.engine is not None:
-        try:
-            system.engine.answer(deadline - time.monotonic())
-        except TaskFailedError as error:
-            raise NotRunError(f"{system.name} did not start: {error}") from None
-        return
     programs = [each for programs in system.roots.values() for each in programs if isinstance(each, Program)]
     while time.monotonic() < deadline and all(each.is_running for each in programs):
         with suppress(OSError):
             for address in system.addresses:
-                _fetched(address, system.health)
+                _fetch(address, system.health)
             return
         time.sleep(0.2)
     ended = [each for each in programs if not each.is_running]
@@ -229,12 +203,9 @@ def _wait(system: System, deadline: float) -> None:
     raise NotRunError(f"{system.name} did not start; its log ends with:\n{logs}")
 
 
-def _fetched(address: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{address}{path}", data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - as above
-        found: bytes = answer.read()
-    return found
+def _fetch(address: str, path: str) -> None:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+        answer.read()
 
 
 def _free_address() -> str:

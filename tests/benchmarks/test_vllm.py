@@ -1,4 +1,4 @@
-"""The benchmark beside vLLM: how the engine alone is asked, how a stream is read, and whose processor time is whose."""
+"""The benchmark beside vLLM: how a stream is read, and whose processor time is whose."""
 
 import os
 import subprocess
@@ -8,27 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.processes import Child
-from benchmarks.vllm.alone import answered
 from benchmarks.vllm.measure import roles
 from benchmarks.vllm.reader import READY, TOKENS, read_steps
 from tests.integration.deployment import Deployment
 from tests.support.waiting import wait_until
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Publisher, StepArrays, StepAssembler
-
-
-def test_engine_alone_answers_each_stream_one_request_after_the_other() -> None:
-    """Every request is answered once, with all of its tokens, and begins when the one before it on its stream ended."""
-
-    def request(key: int, tokens: int) -> Generate:
-        return Generate(request_key=key, tokens={"token_ids": [1]}, sampling={"max_tokens": tokens})
-
-    answers = answered(SyntheticEngine(), [[request(1, 3), request(2, 4)], [request(3, 9)]])
-    assert sorted(each.tokens for each in answers) == [3, 4, 9]
-    first, second = (next(each for each in answers if each.tokens == tokens) for tokens in (3, 4))
-    assert first.written <= first.first <= first.ended <= second.written <= second.ended
 
 
 def test_reader_counts_every_token_of_a_stream(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()
 _IMBALANCE = 8
 """By which part of the least busy worker's requests another may have more, if it has some of the same client.
 
-A step costs the processor by its readers, too: `python -m benchmarks.affinity` has how many fewer there are. With less
-than 8 requests load alone counts.
+A step costs the processor by its readers, too. With less than 8 requests load alone counts.
 """
 _Kind = tuple[str | int | None, ...]
 
