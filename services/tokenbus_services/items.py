@@ -157,7 +157,7 @@ def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
     """Return the first entry of a recording that starts at a sequence."""
     begun = public_hello(hello)
     begun.first_sequence = begun.next_sequence = first_sequence
-    return delimited(write_frame(WorkerFrame(epoch=epoch, hello=begun)))
+    return _delimited(write_frame(WorkerFrame(epoch=epoch, hello=begun)))
 
 
 def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
@@ -167,16 +167,16 @@ def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> 
 
 def _item_head(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
     item = Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload), payload_crc32=crc32(payload))
-    return delimited(write_frame(WorkerFrame(epoch=epoch, item=item)))
+    return _delimited(write_frame(WorkerFrame(epoch=epoch, item=item)))
 
 
 def gap_entry(epoch: int, first: int, last: int) -> bytes:
     """Return the entry that stands in place of missing items."""
     gap = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION)
-    return delimited(write_frame(WorkerFrame(epoch=epoch, gap=gap)))
+    return _delimited(write_frame(WorkerFrame(epoch=epoch, gap=gap)))
 
 
-def delimited(message: bytes) -> bytes:
+def _delimited(message: bytes) -> bytes:
     """Return a message behind its size as a varint."""
     size, head = len(message), bytearray()
     while size >= _MORE:

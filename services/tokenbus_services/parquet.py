@@ -1,4 +1,4 @@
-"""Parquet files of a worker's stream: a row for each token, or for each request; they need the extra arrow."""
+"""Parquet files of a worker's stream: a row for each token, or for each request; they need the extra parquet."""
 
 import json
 import os

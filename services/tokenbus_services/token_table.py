@@ -1,4 +1,4 @@
-"""The Arrow schema of a row for each token, and tables of it; needs the extra arrow."""
+"""The Arrow schema of a row for each token, and tables of it; needs the extra parquet."""
 
 from typing import Any
 
@@ -49,8 +49,6 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, k
 """A token's columns, each as `TokenColumns` and `ExtraColumns` say; null where its request did not ask for it."""
 EXTRAS = tuple(_EXTRAS)
 """The last of them: what requests may ask for of each token beside its logprob."""
-PLAIN_SCHEMA = pa.schema([SCHEMA.field(name) for name in _OF_ALL])
-"""Those of tokens that have no extras."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -62,12 +60,11 @@ _NAMES = {
 }
 
 
-def token_batch(tokens: TokenColumns, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    """Return tokens as a batch of one of the schemas; that without extras leaves them out."""
+def token_batch(tokens: TokenColumns) -> pa.RecordBatch:
+    """Return tokens as a batch of the schema."""
     columns = [column_of(name, getattr(tokens, name)) for name in _OF_ALL]
-    if len(schema) > len(columns):
-        columns += extra_arrays(tokens.extras, tokens.token_id.size)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns += extra_arrays(tokens.extras, tokens.token_id.size)
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def extra_arrays(extras: ExtraColumns | None, tokens: int) -> list[pa.Array]:

@@ -18,7 +18,7 @@ _DESCRIPTION = """\
 Write a recording as a Parquet file, which pyarrow, DuckDB, pandas and Hugging Face's datasets read: a row for each
 token, in the stream's order, or a row for each request, in the order in which they end, with lists of its tokens. The
 file's metadata has the schema's version, this one's, and what the recording says of itself. docs/recording.md has the
-columns. It needs the extra arrow. Files that exist are not written over.
+columns. It needs the extra parquet. Files that exist are not written over.
 
 Of a broken recording, as one whose recorder was killed, it writes the items before the fault, says in a line how many
 and where the fault is, and ends with status 1. A folder of `record --format parquet` whose recorder was killed is
@@ -63,7 +63,7 @@ def require_parquet() -> None:
 
 def lacking(error: ImportError) -> CommandError:
     """Return the error that says how to install what Parquet needs."""
-    return CommandError(f"Parquet needs {str(error.name).partition('.')[0]}: install the extra, tokenbus[arrow]")
+    return CommandError(f"Parquet needs {str(error.name).partition('.')[0]}: install the extra, tokenbus[parquet]")
 
 
 def table_file(rows: str, path: Path) -> "TokenFile":

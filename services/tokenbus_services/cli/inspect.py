@@ -36,7 +36,7 @@ of second - first. --drafts compares a recording's output with what its draft mo
 alternatives of the one that is pointed at; of at most 100 requests and 20,000 tokens, which it says.
 
 A file is a recording, or Parquet as `tokenbus export` writes it; one that another program writes needs the columns
-request_id, position, token_id and logprob. Parquet needs the extra arrow.
+request_id, position, token_id and logprob. Parquet needs the extra parquet.
 
 examples:
   tokenbus inspect steps.tokenbus --tokenizer ngram            its requests, as text

@@ -1,13 +1,11 @@
 """The OpenAPI document: routes by hand, request bodies from the types that check them."""
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tokenbus_services.gateway.columns_format import ARROW, PROTOBUF
 from tokenbus_services.gateway.request_body import RequestTypes
 
 _SCHEMAS = "#/components/schemas/"
@@ -16,7 +14,6 @@ _ERRORS = {
     401: "No API key, or an unknown one.",
     403: "A web page of another origin, or a remote client where the gateway has no keys.",
     404: "There is no such model.",
-    406: "The gateway lacks what columns in Arrow's form need.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The content type is not JSON.",
@@ -251,9 +248,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
                 "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"
             ),
             "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
-            "/inference/v1/generate": _post(
-                "Continue token ids.", "Generate", "GenerateAnswer", others=(PROTOBUF, ARROW)
-            ),
+            "/inference/v1/generate": _post("Continue token ids.", "Generate", "GenerateAnswer"),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
@@ -270,17 +265,15 @@ def document(types: RequestTypes) -> dict[str, Any]:
     }
 
 
-def _post(  # noqa: PLR0913 - each has a name and a default
+def _post(
     summary: str,
     body: str,
     answer: str | None,
     *,
     is_streamed: bool = True,
     error: str = "Error",
-    others: Sequence[str] = (),
 ) -> dict[str, Any]:
-    content: dict[str, Any] = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in others}
-    content |= {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
+    content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
         content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer}}
     responses = {"200": {"description": "The answer.", "content": content}}

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, Format, WholeAnswer
-from tokenbus_services.gateway.columns_format import StreamedColumns, WholeColumns, wanted_columns
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.control import ControlRoutes
 from tokenbus_services.gateway.encoder_process import Job
@@ -200,12 +199,7 @@ class Routes:
         # The answer's id names its requests on the bus: the first one's id, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
         beside = (settings, self._gateway.buffers)
-        columns = wanted_columns(request.headers.get("accept", "")) if form is GenerateFormat else None
-        answer: Answer
-        if columns is not None:
-            answer = (StreamedColumns if asked.is_streamed else WholeColumns)(asked, columns(asked), *beside)
-        else:
-            answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
+        answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
         return self._begin(request, asked, answer, keys)
 
     def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:

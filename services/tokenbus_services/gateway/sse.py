@@ -58,10 +58,8 @@ class StreamedAnswer(ChoicesAnswer):
         if not self._open:
             self.outbox.close()
 
-    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:  # noqa: ARG002
-        """Have a prompt's scores written at once: of streams only Arrow's columns have them, which are quick."""
-        for _ in parts:
-            pass
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+        """Do nothing: the reader refuses prompts' scores in a stream."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         """Add a prompt's chunks."""

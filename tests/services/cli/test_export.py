@@ -127,7 +127,7 @@ def test_without_pyarrow(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(command) == 1
     complaints = capsys.readouterr().err.splitlines()
-    assert complaints == ["tokenbus: Parquet needs pyarrow: install the extra, tokenbus[arrow]"]
+    assert complaints == ["tokenbus: Parquet needs pyarrow: install the extra, tokenbus[parquet]"]
 
 
 # Folders of parts.

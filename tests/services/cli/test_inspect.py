@@ -378,5 +378,5 @@ def test_without_pyarrow(tmp_path: Path, inspect: Inspect, monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "pyarrow.dataset", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, found = inspect(tmp_path / "a.parquet")
-    assert (status, found["error"]) == (1, "tokenbus: Parquet needs pyarrow: install the extra, tokenbus[arrow]\n")
+    assert (status, found["error"]) == (1, "tokenbus: Parquet needs pyarrow: install the extra, tokenbus[parquet]\n")
     assert inspect(recorded(tmp_path / "b", rollout(seeded(1))))[0] == 0
