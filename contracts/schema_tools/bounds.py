@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 
 from schema_tools.compiled import Tree, baseline
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-from tokenbus_contracts.published.compatibility import ACCEPTED
 from tokenbus_contracts.published.descriptors import messages_in
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 
@@ -85,8 +84,6 @@ def bound_faults(tree: Tree) -> Iterator[str]:
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
     """Compare both ways: a bound that is new on a released field refuses what its writers may send."""
     for bound in sorted(released.keys() | now.keys()):
-        if (name, bound) in ACCEPTED:
-            continue
         was, value = released.get(bound), now.get(bound)
         if was is None:
             yield f"{name}.{bound}: {value} is in the schema, and {name} was released without such a bound"

@@ -22,8 +22,6 @@ class Tree:
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
         """The image of the schema as last released."""
-        self.releases = root / "contracts" / "baseline"
-        """A folder for each release, with its schema and its golden stream."""
 
     @cached_property
     def compiled(self) -> list[FileDescriptorProto]:
@@ -60,10 +58,9 @@ def protoc(tree: Tree, *outputs: str) -> None:
 
 
 def baseline(tree: Tree) -> list[FileDescriptorProto]:
-    """Return the schema's files as they were last released."""
-    if not tree.baseline.exists():
-        raise SchemaError(f"{tree.baseline.relative_to(tree.root)} is missing; `make baseline` makes it")
-    return list(FileDescriptorSet.FromString(tree.baseline.read_bytes()).file)
+    """Return the schema's files as they were last released; none before the first release."""
+    image = tree.baseline.read_bytes() if tree.baseline.exists() else b""
+    return list(FileDescriptorSet.FromString(image).file)
 
 
 def write_baseline(tree: Tree) -> None:

@@ -16,7 +16,7 @@ from google.protobuf.internal import api_implementation
 from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
 
 MAJOR = 1
-MINOR = 1
+MINOR = 0
 
 # Both of protobuf's implementations have descriptors like this one; the stubs see a union of the two.
 BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)

@@ -17,7 +17,7 @@ const drawn = () => (randomBytes(8).readBigUInt64LE() | 1n).toString(); // a 64-
 
 const key = drawn();
 const window = { window_frames: 64, window_bytes: 8 * 2 ** 20 };
-const hello = { schema_major: 1, schema_minor: 1, name: 'node', session: drawn(), ...window };
+const hello = { schema_major: 1, schema_minor: 0, name: 'node', session: drawn(), ...window };
 const sampling = { max_tokens: Number(count) };
 const generate = { request_key: key, text: { text: prompt }, sampling, top_logprobs: 0 }; // 0: each token's own logprob
 

@@ -66,7 +66,7 @@ class StreamItem:
 
     @property
     def schema_version(self) -> str:
-        """The worker's version of the schema, as `1.1`."""
+        """The worker's version of the schema, as `1.0`."""
         return f"{self.hello.schema_major}.{self.hello.schema_minor}"
 
     @cached_property

@@ -81,8 +81,6 @@ class ReconnectingSession(ABC):
         """Whether the next heartbeat says something that the processor does not know: it is sent at once."""
         self.state = SessionState.GREETING
         self.processor_id = ""
-        self.schema_minor: int | None = None
-        """The processor's, once it has said it."""
         self.refusal: Refusal | None = None
         self.loss = ""
         """Why the processor was lost, until that is logged."""
@@ -261,7 +259,7 @@ class ReconnectingSession(ABC):
         self.state = SessionState.OPEN
         self.refusal = None
         self._tries, self._hellos, self._leaves_at = 0, 0, inf
-        self.processor_id, self.schema_minor = welcome.processor_id, welcome.schema_minor
+        self.processor_id = welcome.processor_id
         self.handshakes += 1
         self._interval = welcome.heartbeat_interval_ms / 1000
         self._timeout = welcome.heartbeat_timeout_ms / 1000

@@ -219,31 +219,28 @@ def test_joined_batch_has_the_header_of_its_last_part() -> None:
     assert joined.request_keys.tolist() == made.request_keys.tolist()
 
 
-def test_batch_of_the_first_minor_and_for_it() -> None:
+def test_batch_of_a_later_minor_and_for_it() -> None:
+    """A minor 1 that adds a column is read without it, and finds none in a batch of minor 0."""
     made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
-    data = encode(made)
-    old = first_minor()
-    read = old.FromString(data)
-    for field in old.DESCRIPTOR.fields[1:]:
-        assert list(getattr(read, field.name)) == getattr(made, field.name).tolist()
-    assert read.SerializeToString(deterministic=True) == data  # passed on, it is there again
-    read.DiscardUnknownFields()
-    read.header.schema_minor = 0
-    again = decode(read.SerializeToString())
-    assert [row.stop for row in again.rows()] == [0] * 6
-    assert again.headed(made.header).columns.keys() == made.columns.keys()
-    assert encode(again) == read.SerializeToString(deterministic=True)
+    message = with_new_column().FromString(encode(made))
+    assert list(message.new) == []
+    message.header.schema_minor = 1
+    message.new.extend(range(6))
+    read = decode(message.SerializeToString(deterministic=True))
+    assert read.header == made.header._replace(schema_minor=1)
+    assert encode(read.headed(made.header)) == encode(made)
 
 
-def first_minor() -> Any:  # noqa: ANN401 - a generated class
+def with_new_column() -> Any:  # noqa: ANN401 - a generated class
+    """Return LogprobBatch as a minor 1 may have it."""
     descriptor: Any = pb.LogprobBatch.DESCRIPTOR
-    file = FileDescriptorProto(name="tests/first_batch.proto", package="tests.first_batch", syntax="proto3")
+    file = FileDescriptorProto(name="tests/later_batch.proto", package="tests.later_batch", syntax="proto3")
     file.dependency.append(descriptor.file.name)
     message = file.message_type.add()
     descriptor.CopyToProto(message)
-    del message.field[16:]  # the header and 15 columns are of minor 0
     for field in message.field:
         field.ClearField("options")
+    message.field.add(name="new", number=99, type="TYPE_UINT32", label="LABEL_REPEATED")
     pool: Any = descriptor_pool.Default()
     pool.AddSerializedFile(file.SerializeToString())
-    return GetMessageClass(pool.FindMessageTypeByName("tests.first_batch.LogprobBatch"))
+    return GetMessageClass(pool.FindMessageTypeByName("tests.later_batch.LogprobBatch"))

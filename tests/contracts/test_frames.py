@@ -184,40 +184,15 @@ def test_nested_choice_is_not_ignored() -> None:
 
 
 def test_newer_fields_and_names_pass() -> None:
-    frame = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
-    frame.refusal.MergeFromString(_key(31, 2) + b"\x02hi")
-    data = frame.SerializeToString(deterministic=True)
-    assert write_frame(read_frame(ProcessorFrame, data)) == data
-
-
-def test_first_minor_reads_the_second() -> None:
-    old = _first_minor()
-    new = SamplingParameters(
-        temperature=0.5, stop=["a"], min_p=0.1, presence_penalty=-2, min_tokens=3, bad_words=["b"], priority=-1
-    )
-    new.logit_bias.add(token_id=7, bias=-100)
-    new.structured_output.choice.texts.extend(["yes", "no"])
-    read = old.FromString(new.SerializeToString())
-    assert {field.name for field, _ in read.ListFields()} == {"temperature", "stop"}
-    assert SamplingParameters.FromString(read.SerializeToString()) == new
-    plain = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["a"], "ignore_end_token": True}
-    assert old(**plain).SerializeToString() == SamplingParameters(**plain).SerializeToString()  # type: ignore[arg-type]
-
-
-def _first_minor() -> type[Message]:
-    file = FileDescriptorProto(name="tests/first_minor.proto", package="tests.first_minor", syntax="proto3")
-    message = file.message_type.add()
-    cast("Descriptor", SamplingParameters.DESCRIPTOR).CopyToProto(message)
-    kept = [field for field in message.field if field.number <= 8]  # those of minor 0
-    del message.field[:]
-    message.field.extend(kept)
-    for field in message.field:
-        field.ClearField("options")
-    used = 1 + max(field.oneof_index for field in kept if field.proto3_optional)
-    del message.oneof_decl[used:]
-    pool = cast("Any", descriptor_pool.Default())
-    pool.AddSerializedFile(file.SerializeToString())
-    return GetMessageClass(pool.FindMessageTypeByName("tests.first_minor.SamplingParameters"))
+    """What a minor 1 adds to an answer or to a request passes through a peer of minor 0."""
+    newer = _key(31, 2) + b"\x02hi"
+    answer = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
+    answer.refusal.MergeFromString(newer)
+    request = ClientFrame(generate=Generate(request_key=1, text=TextPrompt(text="a"), sampling=SamplingParameters()))
+    request.generate.sampling.MergeFromString(newer)
+    for frame in (answer, request):
+        data = frame.SerializeToString(deterministic=True)
+        assert write_frame(read_frame(type(frame), data)) == data
 
 
 def test_cut_frames() -> None:

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.deployment import Deployment, meeting
-from tests.integration.releases import release_source, released
-
-__all__ = ["bus", "deployment", "release_source", "released"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Processes are replaced one by one under load, those of 0.1 by this tree's and back: no request fails."""
+"""Processes are replaced one by one under load: no request fails."""
 
 import asyncio
 import re
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,36 +85,33 @@ class Load:
 
 
 class Fleet:
-    """A processor or two, two workers and two gateways, each of the release or of this tree."""
+    """A processor or two, two workers and two gateways."""
 
-    def __init__(self, deployment: Deployment, load: Load, released: Path | None = None) -> None:
-        """Take where they meet, who asks them, and where the release is installed."""
+    def __init__(self, deployment: Deployment, load: Load) -> None:
         # Requests are looked for that a processor takes with it, for twice the timeout: less than a client waits.
         deployment.overrides |= {"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 2500}
         self._deployment = deployment
         self._load = load
-        self._before = {True: ["env", f"PYTHONPATH={released}"], False: []}
         self.gateways: list[tuple[Program, str]] = []
         self.workers: dict[str, Program] = {}
 
-    async def processor(self, *, is_old: bool = False, **overrides: Any) -> Program:  # noqa: ANN401 - any setting's value
-        return await asyncio.to_thread(self._deployment.start_processor, before=self._before[is_old], **overrides)
+    async def processor(self, **overrides: Any) -> Program:  # noqa: ANN401 - any setting's value
+        return await asyncio.to_thread(self._deployment.start_processor, **overrides)
 
-    async def worker(self, name: str, *, is_old: bool = False, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
+    async def worker(self, name: str, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
         """Let the worker of a name end its requests and leave, if there is one; then start another life of it."""
         if name in self.workers:
             assert await asyncio.to_thread(self.workers[name].terminate) == 0
         self.workers[name] = await asyncio.to_thread(
             self._deployment.start_worker,
             name,
-            before=self._before[is_old],
             worker__drain_timeout_ms=30_000,
             **overrides,
         )
 
-    async def gateway(self, *, is_old: bool = False, replaces: bool = True, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
+    async def gateway(self, *, replaces: bool = True, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
         """Start a gateway; the oldest gets no more requests, ends those it has, and leaves."""
-        command = [*self._before[is_old], COMMAND, "gateway"]
+        command = [COMMAND, "gateway"]
         own = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 30_000}
         program = self._deployment.start("gateway", command, **own, **overrides)
         line = await asyncio.to_thread(program.wait_for, '"listening"')
@@ -128,10 +124,10 @@ class Fleet:
             await self._load.remove(at)
             assert await asyncio.to_thread(oldest.terminate) == 0
 
-    async def start(self, *, is_old: bool = False, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
+    async def start(self, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
         for name in NAMES:
-            await self.worker(name, is_old=is_old, **overrides)
-            await self.gateway(is_old=is_old, replaces=False, **overrides)
+            await self.worker(name, **overrides)
+            await self.gateway(replaces=False, **overrides)
 
 
 @pytest.fixture
@@ -139,34 +135,6 @@ async def load() -> AsyncIterator[Load]:
     """Return a load whose connections end with the test."""
     async with AsyncExitStack() as cleanup:
         yield Load(cleanup)
-
-
-async def test_upgrade_from_the_release(deployment: Deployment, load: Load, released: Path) -> None:
-    """The processor of 0.1 gives way to this tree's, then its workers, then its gateways; then back, in reverse."""
-    fleet = Fleet(deployment, load, released)
-    processor = await fleet.processor(is_old=True)
-    await fleet.start(is_old=True)
-    async with load.running():
-        await load.goes_on()
-        # It is killed, not asked to end: while it drains it refuses what is new. Workers and clients wait for the next.
-        await asyncio.to_thread(processor.kill)
-        processor = await fleet.processor(processor__drain_timeout_ms=0)
-        await load.goes_on()
-        for name in NAMES:
-            await fleet.worker(name)
-            await load.goes_on()
-        for _ in NAMES:
-            await fleet.gateway()
-            await load.goes_on()
-        for _ in NAMES:
-            await fleet.gateway(is_old=True)
-            await load.goes_on()
-        for name in NAMES:
-            await fleet.worker(name, is_old=True)
-            await load.goes_on()
-        assert await asyncio.to_thread(processor.terminate) == 0  # it has no time to drain, so it refuses nothing
-        await fleet.processor(is_old=True)
-        await load.goes_on()
 
 
 async def test_second_processor_comes_and_the_first_is_replaced(deployment: Deployment, load: Load) -> None:

@@ -15,17 +15,6 @@ _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
 _DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
 """Each with the bound that holds where it is not set."""
-_NOT_SENT = "processors, which come before clients, send a worker of minor 0 no request beyond its bound"
-ACCEPTED = {
-    ("Admitted.prompt_tokens", "min"): (
-        "minor 1 leaves it out where a client looked for its request at several processors, as none of minor 0 does"
-    ),
-    ("SamplingParameters.stop", "max_bytes"): _NOT_SENT,
-    ("SamplingParameters.stop_token_ids", "max_items"): _NOT_SENT,
-}
-"""Bounds that changed within the major and break nobody, with the reason."""
-
-
 _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ROWS,
     ColumnLength.COLUMN_LENGTH_TOKENS,
@@ -209,8 +198,6 @@ def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, 
         f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema refuse what "
         f"{sides.writers} with the {writing} one may send {'above' if is_upper else 'below'} {_shown(at)}"
     )
-    if reason := ACCEPTED.get((subject, bound)):
-        return Change(subject, breaks=False, sentence=f"{bound}: {_shown(after)} instead of {_shown(before)}: {reason}")
     return Change(subject, breaks=True, sentence=text)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus, Rule
+from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import (
@@ -21,7 +21,6 @@ from tokenbus_contracts.generated.request_pb2 import (
     PromptScoresChunk,
     RequestError,
 )
-from tokenbus_contracts.schema import MINOR
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.client.received_scores import ReceivedScores
 from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
@@ -34,7 +33,6 @@ from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.delivery.waiter import WakeUps
 from tokenbus_services.delivery.weight_spans import WeightSpans
 from tokenbus_services.link import SessionState
-from tokenbus_services.newer_fields import newer_field
 
 if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
@@ -171,8 +169,6 @@ class OpenRequests:
             raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
         frame = ClientFrame(generate=generate)
         home, sent_to = self._best(generate.model), ""
-        if home is not None and (lacks := _lacked_by(home, generate)):
-            raise lacks
         if home is None:
             write_frame(frame)
         elif home.say(frame):
@@ -546,7 +542,6 @@ class OpenRequests:
             self.lost(session)
         session.named_ended = 0
         self._name_ended(session)
-        self._end_too_new(session)
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
@@ -566,13 +561,6 @@ class OpenRequests:
                 request.search.since = None
                 request.search.is_final = request.search.is_overdue
             self._ask(session, request)
-
-    def _end_too_new(self, session: "ClientSession") -> None:
-        """End the requests with fields that a processor of an older minor would ignore."""
-        for request in [each for each in self.requests.values() if each.home is session]:
-            if lacks := _lacked_by(session, request.generate):
-                error = RequestError(code=ErrorCode.ERROR_CODE_INVALID_REQUEST, message=str(lacks))
-                self._broken(request, error)
 
     def _name_ended(self, session: "ClientSession") -> None:
         """Name to a processor the requests that have ended, if all rows are acked."""
@@ -753,12 +741,3 @@ def _next_key(key: int) -> int:
 
 def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.isin(draft.request_keys, target.request_keys))
-
-
-def _lacked_by(session: "ClientSession", generate: Generate | None) -> ContractError | None:
-    """Return the error for a request with a field that the session's processor, of an older minor, would ignore."""
-    if generate is None or session.schema_minor is None or session.schema_minor >= MINOR:
-        return None
-    name = newer_field(generate)
-    limit = f"a processor of schema minor {MINOR}"
-    return ContractError(name, limit, f"one of minor {session.schema_minor}", rule=Rule.VERSION) if name else None

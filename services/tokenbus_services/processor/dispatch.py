@@ -7,10 +7,9 @@ from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
-from tokenbus_contracts.schema import MINOR, bounds_in
+from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
-from tokenbus_services.newer_fields import newer_field
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.workers import Worker, Workers
@@ -183,7 +182,7 @@ class Dispatch:
 
         Of those that are alike, one that does all of it; then they take turns.
         """
-        able = [each for each in self._candidates(generate) if _obstacle(each, generate) is None]
+        able = [each for each in self._candidates(generate) if not _obstacle(each, generate)]
         loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
         least = min((load for load, _ in loads), default=0)
         near = [(load, each) for load, each in loads if load <= least + least // _IMBALANCE]
@@ -214,7 +213,7 @@ class Dispatch:
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
         """Return the decode worker that a prefill worker hands a request off to, if one takes it."""
         targets = self._handoff_targets(worker)
-        able = (each for each in targets if generate is None or _obstacle(each, generate) is None)
+        able = (each for each in targets if generate is None or not _obstacle(each, generate))
         return self._least_busy(able)
 
     def _takes_more(self, worker: Worker) -> bool:
@@ -282,8 +281,8 @@ class Dispatch:
     def _no_worker(self, generate: Generate) -> RequestError:
         candidates = self._candidates(generate)
         obstacles = [_obstacle(worker, generate) for worker in candidates]
-        if obstacles and obstacles[0] is not None and None not in obstacles:
-            return request_error(generate.request_key, *obstacles[0])
+        if obstacles and all(obstacles):
+            return request_error(generate.request_key, ErrorCode.ERROR_CODE_NO_WORKER, obstacles[0])
         if candidates:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
@@ -311,20 +310,13 @@ def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
     return new_ticket(hello.handoff_key, request.generate, worker.stream.worker_id, worker.identity)
 
 
-def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | None":
-    """Return why a worker that serves the model cannot be sent a request: an error's code and message."""
-    hello = worker.stream.hello
-    if hello.tokenizer_digest and generate.tokenizer_digest not in (0, hello.tokenizer_digest):
-        found = f"that of a worker ({worker.stream.worker_id} has {hello.tokenizer_digest:016x})"
-        message = f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
-        return ErrorCode.ERROR_CODE_NO_WORKER, message
-    if hello.schema_minor >= MINOR:
-        return None
-    # An older worker would ignore what its schema does not have yet.
-    if not (name := newer_field(generate)):
-        return None
-    message = f"{name}: a worker of schema minor {MINOR}, got older ones alone"
-    return ErrorCode.ERROR_CODE_INVALID_REQUEST, message
+def _obstacle(worker: Worker, generate: Generate) -> str:
+    """Return why a worker that serves the model cannot be sent a request, or an empty string."""
+    digest = worker.stream.hello.tokenizer_digest
+    if not digest or generate.tokenizer_digest in (0, digest):
+        return ""
+    found = f"that of a worker ({worker.stream.worker_id} has {digest:016x})"
+    return f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
@@ -333,7 +325,7 @@ def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
     What no worker offers is all the same: a client that makes up names makes up no kinds.
     """
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
-    return *(each if each in offered else None for each in asked), newer_field(generate)
+    return tuple(each if each in offered else None for each in asked)
 
 
 def closing_error(request_id: int) -> RequestError:

@@ -245,43 +245,6 @@ def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, An
         assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
 
 
-def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None:
-    bench = Bench()
-    older = bench.worker("a", schema_minor=0)
-    limited = SamplingParameters(bad_words=["never"])
-    error = submit(bench, generate_of(1, sampling=limited))
-    assert error is not None
-    assert (error.code, error.message) == (
-        ErrorCode.ERROR_CODE_INVALID_REQUEST,
-        "sampling.bad_words: a worker of schema minor 1, got older ones alone",
-    )
-    assert submit(bench, generate_of(2, sampling=SamplingParameters(stop=["a"], presence_penalty=0))) is None
-    newer = bench.worker("b")
-    assert submit(bench, generate_of(3, sampling=limited)) is None
-    assert (keys(older), keys(newer)) == ([2], [3])
-
-
-@pytest.mark.parametrize(
-    ("name", "within", "beyond"),
-    [
-        ("stop", SamplingParameters(stop=["x" * 256]), SamplingParameters(stop=["x" * 257])),
-        ("stop_token_ids", SamplingParameters(stop_token_ids=[1] * 64), SamplingParameters(stop_token_ids=[1] * 65)),
-    ],
-)
-def test_worker_of_an_older_minor_has_no_request_beyond_its_bound(
-    name: str, within: SamplingParameters, beyond: SamplingParameters
-) -> None:
-    bench = Bench()
-    older = bench.worker("a", schema_minor=0)
-    assert submit(bench, generate_of(1, sampling=within)) is None
-    error = submit(bench, generate_of(2, sampling=beyond))
-    assert error is not None
-    assert error.message == f"sampling.{name}: a worker of schema minor 1, got older ones alone"
-    newer = bench.worker("b")
-    assert submit(bench, generate_of(3, sampling=beyond)) is None
-    assert (keys(older), keys(newer)) == ([1], [3])
-
-
 def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     bench = Bench()
     other = bench.worker("a", tokenizer_digest=7)
