@@ -20,7 +20,6 @@ _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
-_COLUMN_TYPES = ("<u4", "<f4", "<u4", "<u4", "<f4")
 
 
 def size_of(piece: Piece) -> int:
@@ -316,22 +315,10 @@ class Columns:
         self.name = name
 
     def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
-        """Return the bytes of the five arrays, and before them how many alternatives each token has, in four bytes."""
-        batch, top_k = view.batch, view.top_ks[place]
-        begin, scored, at = view.begins[place], view.scored_begins[place], view.alternative_begins[place]
-        kept = min(count, view.scored[place])
-        arrays = (
-            batch.token_ids[begin : begin + count],
-            batch.logprobs[scored : scored + kept],
-            batch.ranks[scored : scored + kept],
-            batch.alternative_token_ids[at : at + kept * top_k],
-            batch.alternative_logprobs[at : at + kept * top_k],
-        )
-        tops = np.full(count, top_k, "<u1").tobytes()
-        return (
-            tops,
-            *(array.astype(kind, copy=False).tobytes() for array, kind in zip(arrays, _COLUMN_TYPES, strict=True)),
-        )
+        """Return how many alternatives each token has, a byte for each, and the bytes of the five arrays."""
+        row = view.batch.row(place)
+        arrays = (row.token_ids, row.logprobs, row.ranks, row.alternative_token_ids, row.alternative_logprobs)
+        return bytes([view.top_ks[place]]) * count, *(array[:count].tobytes() for array in arrays)
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return nothing: columns are of what was generated."""
