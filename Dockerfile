@@ -23,7 +23,7 @@ RUN python -m hatchling build -t wheel -d dist \
 
 FROM python:3.12.8-slim-bookworm
 COPY --from=build /opt/tokenbus /opt/tokenbus
-# A user that owns nothing but its own folder, which is where dead letters go, and those that the volumes of keys cover.
+# A user that owns nothing but its own folder and those that the volumes of keys cover.
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tokenbus \
     && install --directory --owner tokenbus --group tokenbus /var/lib/tokenbus \
     && install --directory --owner tokenbus --group tokenbus --mode 0700 /keys/processor /keys/worker /keys/gateway

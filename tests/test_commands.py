@@ -18,10 +18,8 @@ import pytest
 from tests.pages import PAGES, ROOT, blocks
 from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
-from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
+from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_services.gateway.api_keys import read_keys
-from tokenbus_services.processor.dead_letters import DeadLetters
-from tokenbus_services.settings import DeadLetterSettings
 
 NOT_RUN = {
     "it installs, over a network; tests/test_distribution.py installs the wheel": (
@@ -211,16 +209,6 @@ def test_processes_of_the_readme(folder: Path) -> None:
     commands = [line("README.md", f"tokenbus {name}").command for name in ("processor", "worker")]
     with Shell("\n".join([*commands, "wait"]), folder, on_one_bus(folder)) as shell:
         shell.until('"worker connected"')
-
-
-def test_dead_letters_of_operations(folder: Path) -> None:
-    letters = DeadLetters(DeadLetterSettings(directory=str(folder / "dead-letters")))
-    letters.keep(nan_batch(), ContractError("logprobs[1]", "a finite number", "nan", rule=Rule.FINITE), "worker-0")
-    with Shell(line("docs/operations.md", "tokenbus check").command, folder, variables(folder)) as shell:
-        status, printed = shell.end()
-    assert status == 1
-    assert "logprobs[1]: a finite number, got nan" in printed
-    assert printed.count("\n") > 1
 
 
 def test_keys_of_the_security_page(folder: Path) -> None:

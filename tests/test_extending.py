@@ -54,7 +54,7 @@ def logprobs_after(model: np.ndarray[Any, Any], word: int) -> np.ndarray[Any, An
 @asynccontextmanager
 async def running() -> AsyncIterator[Processor]:
     """Run the engine as a worker beside a processor, within this event loop."""
-    settings = Settings.load(environment={}, overrides={**ADDRESSES, "dead_letters.max_bytes": 1})
+    settings = Settings.load(environment={}, overrides={**ADDRESSES})
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         working = asyncio.create_task(serve_engine(EXAMPLE.WordEngine(), settings, stop, transport=transport))
@@ -158,7 +158,6 @@ def test_program_as_it_is_written() -> None:
             "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
             "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
             "TOKENBUS_METRICS_ADDRESS": "",
-            "TOKENBUS_DEAD_LETTERS_DIRECTORY": f"{folder}/letters",
         }
         tokenbus = str(Path(sys.executable).with_name("tokenbus"))
         started = [

@@ -371,7 +371,6 @@ class Cluster:
         mounts = {
             "/etc/tokenbus/settings": self.folder / name,
             "/etc/tokenbus/api-keys": self.folder,
-            "/var/lib/tokenbus": self.folder / name,
             "/keys/own": self.folder / "keys",
             "/keys/public": self.folder / "keys",
             "/keys/nats": self.folder / "tls",

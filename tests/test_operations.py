@@ -63,6 +63,8 @@ def logged() -> Iterator[tuple[str, bool]]:
                 yield from ((event, True) for event in _events(node.args[0], tree))
             if isinstance(node.func, ast.Attribute) and node.func.attr == "_warn_once":  # its key, its event
                 yield from ((event, True) for event in _events(node.args[1], tree))
+            if ast.unparse(node.func) == "self._refused_messages.add":
+                yield from ((event, True) for event in _events(node.args[0], tree))
             if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
                 continue
             owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
@@ -82,7 +84,7 @@ def _events(node: ast.expr, tree: ast.Module) -> Iterator[str]:
                 yield from ("worker refused", "client refused")
             else:
                 assert ast.unparse(node) == "f'item {fate}'"
-                yield from (f"item {fate}" for fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT))
+                yield from (f"item {fate}" for fate in (Fate.DAMAGED, Fate.DIVERGENT))
         case ast.Name(id=name):  # assigned just above
             values = [each.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and name in _targets(each)]
             yield from (str(value.value) for value in values if isinstance(value, ast.Constant))
@@ -102,7 +104,7 @@ def events() -> dict[str, bool]:
 
 def test_events_are_found_in_the_code() -> None:
     """The log's events are those that the code has, of each way in which it logs."""
-    for event in ("worker gone", "item damaged", "dead letters cannot be written", "step failed", "listening"):
+    for event in ("worker gone", "item damaged", "connection refused", "step failed", "listening"):
         assert event in events()
     assert len(events()) > 40
 

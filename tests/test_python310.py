@@ -184,7 +184,6 @@ async def processor() -> AsyncIterator[tokenbus.Processor]:
         overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",
-            "dead_letters.directory": f"{folder}/dead",
             "metrics.address": "",
         }
         async with tokenbus.Processor(Settings.load(environment={}, overrides=overrides)) as running:

@@ -31,7 +31,6 @@ def environment() -> Iterator[dict[str, str]]:
             "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
             "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
             "TOKENBUS_METRICS_ADDRESS": "",
-            "TOKENBUS_DEAD_LETTERS_DIRECTORY": f"{folder}/letters",
         }
 
 

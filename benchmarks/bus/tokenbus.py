@@ -1,7 +1,6 @@
 """Tokenbus's halves: a Publisher in one process, a Processor in another, and its consumer there or in a third one."""
 
 import asyncio
-import tempfile
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -33,13 +32,12 @@ _MANY = {"clients__send_queue_bytes": 1 << 29, "processor__pending_items": 512}
 """With a remote client: one that is slower than the worker makes it wait, and ends nothing."""
 
 
-def settings_of(order: Order, folder: str, **more: object) -> Settings:
+def settings_of(order: Order, **more: object) -> Settings:
     """Return the settings of all: the defaults, but that nothing is given up while a turn lasts."""
     return of_values(
         {
             "bus.workers_address": order.address,
             "bus.clients_address": order.clients_address,
-            "dead_letters.directory": folder,
             "worker.retention_items": _RETENTION_ITEMS,
             **dict.fromkeys(_PATIENT, _LONG_MS),
             **{name.replace("__", "."): value for name, value in more.items()},
@@ -48,14 +46,14 @@ def settings_of(order: Order, folder: str, **more: object) -> Settings:
 
 
 def send(_connection: Connection, order: Order) -> Sent:
-    with tempfile.TemporaryDirectory() as folder, Publisher(settings_of(order, folder)) as publisher:
+    with Publisher(settings_of(order)) as publisher:
         watch = _publish_all(order, publisher)
     return watch.sent  # what still waited to go out is part of the steps' cost
 
 
 def send_asked(_connection: Connection, order: Order) -> Sent:
     """Wait until as many requests were asked for as a step has rows, and publish the steps for them."""
-    with tempfile.TemporaryDirectory() as folder, Publisher(settings_of(order, folder, **_MANY)) as publisher:
+    with Publisher(settings_of(order, **_MANY)) as publisher:
         keys: list[int] = []
         while len(keys) < order.case.rows:
             keys += [request.request_key for request in publisher.take_requests(_WAIT_SECONDS)]
@@ -86,8 +84,7 @@ def _publish_all(order: Order, publisher: Publisher, keys: list[int] | None = No
 
 def receive(connection: Connection, order: Order) -> Received:
     """Take steps as columns, whole and in batch order, in the processor's own process."""
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_receive(connection, order, settings_of(order, folder)))
+    return asyncio.run(_receive(connection, order, settings_of(order)))
 
 
 async def _receive(connection: Connection, order: Order, settings: Settings) -> Received:
@@ -121,8 +118,7 @@ def _shares_of(order: Order, batch: LogprobBatch) -> list[Share]:
 
 def relay(connection: Connection, order: Order) -> None:
     """Run a processor until its worker and its client have left."""
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_relay(connection, settings_of(order, folder, **_MANY)))
+    asyncio.run(_relay(connection, settings_of(order, **_MANY)))
 
 
 async def _relay(connection: Connection, settings: Settings) -> None:
@@ -135,8 +131,7 @@ async def _relay(connection: Connection, settings: Settings) -> None:
 
 def receive_remote(_connection: Connection, order: Order) -> Received:
     """Ask for the requests as a client, and note when each step is with all of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_receive_remote(order, settings_of(order, folder, **_MANY)))
+    return asyncio.run(_receive_remote(order, settings_of(order, **_MANY)))
 
 
 async def _receive_remote(order: Order, settings: Settings) -> Received:

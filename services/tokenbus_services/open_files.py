@@ -9,7 +9,7 @@ from tokenbus_services.settings import Settings
 
 _log = logger("service")
 _OTHERS = 128
-"""Files beside connections: metrics, logs, dead letters, weights."""
+"""Files beside connections: metrics, logs, weights."""
 
 
 def open_files_for(settings: Settings) -> Callable[[], None]:

@@ -31,7 +31,6 @@ class Deployment:
             "bus.heartbeat_timeout_ms": 10_000,
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 100,
-            "dead_letters.directory": f"{folder}/dead",
             "metrics.address": "",
             "log.format": "json",
             **(overrides or {}),

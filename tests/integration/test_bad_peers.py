@@ -1,7 +1,6 @@
 """Unknown peers at the processor's addresses: each is refused and counted, and workers and clients notice nothing."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,6 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, RefusalReaso
 
 ADDRESSES = ("bus__workers_address", "bus__clients_address")
 QUICK: Overrides = {"bus__heartbeat_timeout_ms": 2000}
-
-
-def _dead_letters(deployment: Deployment) -> list[Path]:
-    return list((deployment.folder / "dead").glob("*.binpb"))
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -49,7 +44,7 @@ async def test_half_a_transport_handshake_is_cut_off(deployment: Deployment, add
 
 
 @pytest.mark.parametrize(
-    ("messages", "dead_letters"),
+    ("messages", "refused"),
     [
         ([[b"garbage"], [b""], [b"\xff" * 64], [b"a", b"b", b"c"]] * 5, 20),
         ([[b"\0" * 3_000_000]], 1),
@@ -62,23 +57,23 @@ async def test_frames_that_are_none_are_refused(
     deployment: Deployment,
     address: str,
     messages: list[list[bytes]],
-    dead_letters: int,
+    refused: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Frames that cannot be read are refused with a reason, kept as dead letters, and logged once for their peer."""
+    """Frames that cannot be read are refused with a reason, counted, and logged once a rule."""
     caplog.set_level(logging.WARNING)
     async with trio(deployment) as three:
         witness = Witness(three.client)
         connections = three.processor.worker_connections if address == ADDRESSES[0] else three.processor.clients
         async with Stranger(str(three.addresses[address])) as stranger:
             stranger.say(messages)
-            await until(lambda: three.processor.dead_letters.kept == dead_letters)
+            await until(lambda: three.processor.refused_messages.by_rule.total() == refused)
             answer = (ProcessorFrame if address == ADDRESSES[0] else ServerFrame).FromString(await stranger.heard())
         assert answer.refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
-        assert connections.refused >= dead_letters
+        assert connections.refused >= refused
         await witness.noticed_nothing()
-    assert len(_dead_letters(deployment)) == dead_letters
-    assert sum(record.message.startswith("frame refused reason") for record in caplog.records) == 1
+    rules = len(three.processor.refused_messages.by_rule)
+    assert sum(record.message.startswith("frame refused reason") for record in caplog.records) == rules
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -178,15 +173,14 @@ async def test_flood_of_items_without_credit_is_refused(deployment: Deployment) 
         await witness.noticed_nothing()
 
 
-async def test_payload_above_its_bound_is_refused_and_kept(deployment: Deployment) -> None:
-    """An item whose payload is larger than a batch may be is refused, and a dead letter shows it."""
+async def test_payload_above_its_bound_is_refused(deployment: Deployment) -> None:
+    """An item whose payload is larger than a batch may be is refused, and counted."""
     async with trio(deployment) as three:
         witness = Witness(three.client)
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:
             stranger.say([worker_hello()])
             assert ProcessorFrame.FromString(await stranger.heard()).HasField("welcome")
             stranger.say([item(1, b"\0" * 3_000_000)] * 2)
-            await until(lambda: three.processor.dead_letters.kept >= 1)
+            await until(lambda: three.processor.refused_messages.by_rule["bytes"] >= 1)
         assert three.processor.worker_connections.refused >= 1
         await witness.noticed_nothing()
-    assert {path.stat().st_size for path in _dead_letters(deployment)} == {3_000_000}

@@ -185,7 +185,7 @@ async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
 
 
 async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) -> None:
-    """A draft that comes when its step was given out without it is kept as a dead letter, and no request ends."""
+    """A draft that comes when its step was given out without it is refused, and no request ends."""
     async with (
         Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,
@@ -197,7 +197,7 @@ async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) ->
         worker.publish(step(1, [MadeRow(1, 0, 3)], BatchKind.DRAFT))
         worker.publish(step(4, [MadeRow(1, 9, 3, RowStatus.FINISHED_STOP)]))
         await all_exact([asked], 12)
-        assert processor.dead_letters.kept == 1
+        assert processor.refused_messages.by_rule.total() == 1
 
 
 async def test_request_may_be_asked_for_before_its_worker_is_there(deployment: Deployment) -> None:

@@ -29,7 +29,6 @@ _SETTLE_SECONDS = 150
 _CAPACITY = 64
 _MAX_REQUESTS = 4
 _OVERRIDES: dict[str, object] = {
-    "dead_letters.max_bytes": 1,
     "limits.max_message_bytes": 2048,
     "limits.max_rows": 4,
     "worker.max_requests": _MAX_REQUESTS,

@@ -50,7 +50,7 @@ class World:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.clock = ManualClock()
-        self.settings = settings_of({"dead_letters.max_bytes": 1} | shape.settings)
+        self.settings = settings_of(shape.settings)
         self.worker_network = Network(shape.capacity)
         self.client_network = Network(shape.capacity)
         self._keys = count(1)
@@ -67,9 +67,7 @@ class World:
             node.pump()
 
     def _new_processor(self) -> Core:
-        settings = settings_of(
-            {"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
-        )
+        settings = settings_of({"processor.id": f"life-{next(self._lives)}"} | self.shape.settings)
         self._soon.clear()
         core = Core(settings, self.clock, self._soon.append)
         core.listen(
@@ -79,8 +77,7 @@ class World:
         return core
 
     def _new_worker(self, place: int) -> WorkerNode:
-        overrides = {"dead_letters.max_bytes": 1, "worker.id": f"worker-{place}"} | self.shape.settings
-        settings = settings_of(overrides)
+        settings = settings_of({"worker.id": f"worker-{place}"} | self.shape.settings)
         network, shape = self.worker_network, self.shape
         return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
 

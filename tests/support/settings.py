@@ -37,7 +37,6 @@ def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Ma
         "worker.max_requests": 0,
         "worker.drain_timeout_ms": 0,
         "processor.drain_timeout_ms": 0,
-        "dead_letters.directory": f"{folder}/dead",
     }
     return settings_of({**shared, **usual, **{name.replace("__", "."): value for name, value in overrides.items()}})
 

@@ -36,7 +36,6 @@ def _own(folder: str) -> dict[str, str]:
         "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
         "TOKENBUS_METRICS_ADDRESS": "",
         "TOKENBUS_WORKER_METRICS_ADDRESS": "",
-        "TOKENBUS_DEAD_LETTERS_DIRECTORY": f"{folder}/letters",
     }
 
 

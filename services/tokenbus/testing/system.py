@@ -77,7 +77,7 @@ async def bus(
 def _settings(values: Mapping[str, object]) -> Settings:
     """Return settings from these values and the defaults, with nothing that waits or writes when it ends."""
     usual: dict[str, object] = {f"{section}.drain_timeout_ms": 0 for section in ("processor", "client", "worker")}
-    return Settings.load(environment={}, overrides=usual | {"dead_letters.max_bytes": 1} | dict(values))
+    return Settings.load(environment={}, overrides=usual | dict(values))
 
 
 class Bus:

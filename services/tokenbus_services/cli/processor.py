@@ -25,8 +25,7 @@ examples:
   tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
 
 settings that matter: bus.* (addresses, keys, heartbeats), limits.* (the most of a batch), processor.* (credit,
-timeouts), clients.* (what waits for slow clients), dead_letters.* (where refused messages are kept), metrics.address
-(empty: no metrics are served).
+timeouts), clients.* (what waits for slow clients), metrics.address (empty: no metrics are served).
 """
 
 

@@ -181,7 +181,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         (
             "tokenbus_refused_messages_total{rule}",
             "Messages that break the contract, by the rule they break.",
-            lambda of: of.dead_letters.by_rule,
+            lambda of: of.refused_messages.by_rule,
         ),
         (
             "tokenbus_refusals_total{side}",
@@ -192,11 +192,6 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
                 "client": of.clients.refused,
                 "transport": of.refused_connections,
             },
-        ),
-        (
-            "tokenbus_dead_letters_total{outcome}",
-            "Refused messages that were kept, and those that were only counted.",
-            lambda of: {"kept": of.dead_letters.kept, "dropped": of.dead_letters.dropped},
         ),
     ),
     Family(

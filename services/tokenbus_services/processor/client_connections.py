@@ -26,9 +26,9 @@ from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
-from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.open_commands import OpenCommands
+from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.resumes import Resumes, has_last_row
 from tokenbus_services.processor.send_queue import Budget, SendQueue
@@ -56,16 +56,16 @@ class ClientConnections(Connections[Session]):
         self,
         settings: Settings,
         dispatch: Dispatch,
-        dead_letters: DeadLetters,
+        refused_messages: RefusedMessages,
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take what hands new requests to workers, where refused frames go, and the time.
+        """Take what hands new requests to workers, where refused frames are counted, and the time.
 
         `call_soon` calls a function after what has come by now was taken.
         """
         self.sessions: dict[int, Session] = {}
-        super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, dead_letters)
+        super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, refused_messages)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch

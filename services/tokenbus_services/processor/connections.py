@@ -16,7 +16,7 @@ from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -142,7 +142,7 @@ class Connections(ABC, Generic[P]):
         peers: Peers[P],
         known: Mapping[Any, P],
         settings: Settings,
-        dead_letters: DeadLetters,
+        refused_messages: RefusedMessages,
     ) -> None:
         """Take the peers that are connected, and all that have completed a handshake and are not given up."""
         self._kind = kind
@@ -150,7 +150,7 @@ class Connections(ABC, Generic[P]):
         self._frames = frames
         self.peers = peers
         self._settings = settings
-        self._dead_letters = dead_letters
+        self._refused_messages = refused_messages
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
@@ -189,9 +189,10 @@ class Connections(ABC, Generic[P]):
         except ContractError as error:
             self._charge(peer, known, parts, now)
             self.refused += 1
-            name = known.name if known is not None else "unknown peer"
-            self._dead_letters.keep(parts[-1] if parts else b"", error, name)
-            self._warn_once(("frame", name), "frame refused", known, reason=str(error))
+            # A hello has its sender's proof, which the log must not show.
+            is_hello = not parts or body_of(self._frames, parts[0]) == "hello"
+            payload = b"" if is_hello else parts[-1]
+            self._refused_messages.add("frame refused", payload, error, self._names(known))
             if known is None:
                 self._send_refusal(peer, protocol_error(error))
             else:

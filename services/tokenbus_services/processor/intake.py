@@ -4,14 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.client_connections import ClientConnections
-from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import Request
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 from tokenbus_services.processor.workers import Worker
@@ -38,13 +38,13 @@ class Intake:
         settings: Settings,
         dispatch: Dispatch,
         clients: ClientConnections,
-        dead_letters: DeadLetters,
+        refused_messages: RefusedMessages,
         now: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._dispatch = dispatch
         self._clients = clients
-        self._dead_letters = dead_letters
+        self._refused_messages = refused_messages
         self._now = now
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
@@ -150,7 +150,7 @@ class Intake:
             fate, pending_ack = worker.assembler.add(batch, now)
         except ContractError as error:
             self.refused += 1
-            self._dead_letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
+            self._refuse(worker, entry.sequence, entry.payload, error)
             if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
                 reason = f"item {entry.sequence} was refused: {error}"
                 worker.assembler.lose(batch.row_count)
@@ -165,8 +165,12 @@ class Intake:
             self.divergences += 1
             worker.stream.counts.divergent_parts += 1
             differs = ContractError("payload", "what came first for the same part of the step", "something else")
-            self._dead_letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
+            self._refuse(worker, entry.sequence, entry.payload, differs)
         return pending_ack
+
+    def _refuse(self, worker: Worker, sequence: int, payload: bytes, error: ContractError) -> None:
+        names = {"stream": worker.stream.worker_id, "epoch": worker.stream.epoch}
+        self._refused_messages.add("item refused", payload, error, names, sequence)
 
     def _event(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         match event.WhichOneof("event"):
@@ -180,7 +184,7 @@ class Intake:
             case "control_answer":
                 self._clients.commands.answered(worker, event.control_answer)
             case "prompt_scores":
-                self._scored(worker, event.prompt_scores, pending_ack, now)
+                self._scored(worker, event, pending_ack, now)
             case "error":
                 request_id = event.error.request_key
                 request = self._own(worker, request_id)
@@ -197,12 +201,14 @@ class Intake:
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
-    def _scored(self, worker: Worker, chunk: PromptScoresChunk, pending_ack: PendingAck, now: float) -> None:
+    def _scored(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         """Hand a request what the model says of some of its prompt's tokens; each chunk that comes again, too."""
+        chunk = event.prompt_scores
         try:
             PromptScores.of(chunk)
         except ContractError as error:
             self.refused += 1
+            self._refuse(worker, event.sequence, event.SerializeToString(), error)
             if (request := self._own(worker, chunk.request_key)) is not None:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, f"scores of its prompt were refused: {error}")
             return
@@ -222,7 +228,7 @@ class Intake:
             worker.assembler.unpaired = None
             self.refused += 1
             draft, error = unpaired
-            self._dead_letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
+            self._refuse(worker, step.sequence, encode(draft, Limits.schema()), error)
         whole = step.rows
         self.steps += 1
         try:

@@ -25,9 +25,9 @@ from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.client_connections import ClientConnections
-from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.router import BUFFERED, UNROUTED
 from tokenbus_services.processor.worker_connections import WorkerConnections
@@ -50,13 +50,13 @@ class Core:
         self._failed_ticks = 0
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._back_at = clock.now() + self._timeout
-        self.dead_letters = DeadLetters(settings.dead_letters)
+        self.refused_messages = RefusedMessages(self._repeated_log)
         self.workers = Workers(settings.processor)
         self.registry = RequestRegistry(settings.processor, clock, self.workers)
         self.dispatch = Dispatch(settings, self.registry, self.workers)
-        self.clients = ClientConnections(settings, self.dispatch, self.dead_letters, clock.now, call_soon)
-        self.intake = Intake(settings, self.dispatch, self.clients, self.dead_letters, clock.now)
-        self.worker_connections = WorkerConnections(settings, self.workers, self.intake, self.dead_letters)
+        self.clients = ClientConnections(settings, self.dispatch, self.refused_messages, clock.now, call_soon)
+        self.intake = Intake(settings, self.dispatch, self.clients, self.refused_messages, clock.now)
+        self.worker_connections = WorkerConnections(settings, self.workers, self.intake, self.refused_messages)
         self.clients.ack_observers.append(self.worker_connections.proceed_after_ack)
 
     @property
@@ -98,6 +98,12 @@ class Core:
                 self._repeated_log.begin("defect", _log.exception, "tick failed")
         self._repeated_log.expire()
 
+    def close(self) -> None:
+        """Say goodbye to every peer."""
+        for connections in (self.clients, self.worker_connections):
+            connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "the processor is closing")
+        self._repeated_log.close()
+
 
 class Processor:
     """Takes workers at one address and clients at another, for as long as `async with` lasts.
@@ -122,7 +128,7 @@ class Processor:
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
         self._core = core = Core(self.settings, self.clock, _call_soon)
-        self.dead_letters, self.registry, self.intake = core.dead_letters, core.registry, core.intake
+        self.refused_messages, self.registry, self.intake = core.refused_messages, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self.worker_connections = core.worker_connections
         self._transport = transport
@@ -195,9 +201,7 @@ class Processor:
         return waiting or any(request.is_claimed for request in self.registry.table.open_requests())
 
     async def _close(self) -> None:
-        reason = GoodbyeReason.GOODBYE_REASON_RESTARTING
-        self.clients.close(reason, "the processor is closing")
-        self.worker_connections.close(reason, "the processor is closing")
+        self._core.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -25,8 +25,8 @@ from tokenbus_services.bus import Identity, Role
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
-from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import NO_OWNER, Source
 from tokenbus_services.processor.stream import Fate, Stream
 from tokenbus_services.processor.workers import Worker, Workers
@@ -43,8 +43,8 @@ _MOST_SEQUENCE = 2**61
 class WorkerConnections(Connections[Worker]):
     """Takes what workers send: their handshakes, items, gaps, heartbeats and goodbyes; answers with credit and acks."""
 
-    def __init__(self, settings: Settings, workers: Workers, intake: Intake, dead_letters: DeadLetters) -> None:
-        super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, dead_letters)
+    def __init__(self, settings: Settings, workers: Workers, intake: Intake, refused_messages: RefusedMessages) -> None:
+        super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, refused_messages)
         self._workers = workers
         self._intake = intake
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -102,13 +102,12 @@ class WorkerConnections(Connections[Worker]):
             items, size = stream.credit.through_sequence, stream.credit.through_bytes
             message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
             raise protocol_error(message)
-        if fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT):
-            reason = {}
-            if fate is Fate.REFUSED and stream.refusal is not None:
-                self.refused += 1
-                self._dead_letters.keep(payload, stream.refusal, worker.name, frame.item.sequence)
-                reason = {"reason": str(stream.refusal)}
-            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence, **reason)
+        if fate is Fate.REFUSED and stream.refusal is not None:
+            self.refused += 1
+            names, sequence = self._names(worker), frame.item.sequence
+            self._refused_messages.add("item refused", payload, stream.refusal, names, sequence)
+        elif fate in (Fate.DAMAGED, Fate.DIVERGENT):
+            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence)
         self._proceed(worker, now)
 
     # The handshake.

@@ -336,19 +336,6 @@ class GatewaySettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterSettings(Section):
-    """The folder of refused messages, for people to look at."""
-
-    section = "dead_letters"
-
-    directory: str = text("dead-letters", 1, 4096, "the folder they are kept in")
-    max_bytes: int = size(268_435_456, "the most of all files together, notes too; the oldest go first")
-
-    max_files: int = 1000  # messages, each with a note beside it; a person reads no more
-    per_second: int = 50  # written: enough to see a fault; others are counted
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsSettings(Section):
     """The processor's metrics."""
 

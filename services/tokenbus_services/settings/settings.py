@@ -16,7 +16,6 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     DurableLogSettings,
     GatewaySettings,
     LogSettings,
@@ -58,7 +57,6 @@ class Settings:
     clients: ClientsSettings = field(default_factory=ClientsSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    dead_letters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     durable_log: DurableLogSettings = field(default_factory=DurableLogSettings)
     log: LogSettings = field(default_factory=LogSettings)

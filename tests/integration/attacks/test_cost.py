@@ -205,7 +205,7 @@ async def test_large_messages_of_unadmitted_peers_harm_no_other(deployment: Depl
         assert at.peak - before < _MOST_MIB
 
 
-async def test_dead_letters_of_an_attack_harm_no_other(deployment: Deployment) -> None:
+async def test_refused_frames_harm_no_other(deployment: Deployment) -> None:
     """Frames that are not this protocol, from ten peers as fast as they can, keep no other client from its tokens."""
     async with scene(deployment) as at:
 

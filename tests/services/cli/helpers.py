@@ -39,7 +39,6 @@ def memory_settings(**overrides: object) -> Settings:
     values: dict[str, object] = {
         "bus.workers_address": "memory://workers",
         "bus.clients_address": "memory://clients",
-        "dead_letters.max_bytes": 1,
     }
     return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 

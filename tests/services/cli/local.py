@@ -22,7 +22,6 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}
     given = {ENTRIES[key.replace("__", ".")].variable: str(value) for key, value in settings.items()}
     own = {
-        "TOKENBUS_DEAD_LETTERS_DIRECTORY": str(folder / "dead"),
         "TOKENBUS_GATEWAY_ADDRESS": "127.0.0.1:0",
         "TOKENBUS_METRICS_ADDRESS": "127.0.0.1:0",
         "XDG_RUNTIME_DIR": str(folder),

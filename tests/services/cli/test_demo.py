@@ -184,9 +184,9 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
         await rates(Client(Settings()))
 
 
-def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
+def test_busy_machine_makes_no_demo_wrong() -> None:
     """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
-    settings = of_the_demo(Settings(), tmp_path)
+    settings = of_the_demo(Settings())
     most = checks_module.RATE_REQUESTS * checks_module.RATE_TOKENS
     assert settings.clients.send_queue_frames >= most
     assert settings.processor.pending_items >= most

@@ -35,7 +35,6 @@ _USUAL = {
     "metrics.address": "127.0.0.1:0",
     "worker.metrics_address": "127.0.0.1:0",
     "processor.drain_timeout_ms": 0,
-    "dead_letters.max_bytes": 1,  # none is written
 }
 
 

@@ -168,8 +168,6 @@ async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
     processor._transport_refused("1.2.3.4:5: cut off")
     told = watched.processor()
     assert told("refused_messages_total", rule="malformed") == 2
-    kept, dropped = told("dead_letters_total", outcome="kept"), told("dead_letters_total", outcome="dropped")
-    assert (kept, dropped) == (0, 2)
     assert told("refusals_total", side="transport") == 1
     assert told("refusals_total", side="client") == processor.clients.refused > 0
     assert told("refusals_total", side="worker") == processor.worker_connections.refused > 0

@@ -54,7 +54,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    settings = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1})
+    settings = Settings.load(environment={}, overrides={})
     with LLM(folder, engine="hears", settings=settings) as made:
         yield made
 

@@ -43,7 +43,7 @@ MODES: list[int | None] = [None, 0, 5, 20]
 
 
 def settings(**overrides: object) -> Settings:
-    values = {"worker.max_requests": WINDOW, "client.max_requests": WINDOW, "dead_letters.max_bytes": 1}
+    values = {"worker.max_requests": WINDOW, "client.max_requests": WINDOW}
     addresses = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
     return settings_of({**values, **addresses, **overrides})
 

@@ -15,7 +15,7 @@ from tokenbus_services.offline.system import EmbeddedSystem
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineBrokenError, StepArrays
 
-SETTINGS = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1})
+SETTINGS = Settings.load(environment={}, overrides={})
 
 
 class Breaking(SyntheticEngine):

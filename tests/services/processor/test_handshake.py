@@ -284,4 +284,4 @@ def test_other_major_version_is_refused_by_name() -> None:
     found = [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
     assert found[1] == PROTOCOL
     assert found[0] in {RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}
-    assert bench.core.dead_letters.dropped == 2
+    assert bench.core.worker_connections.refused == 2

@@ -172,18 +172,17 @@ def test_time_without_credit_does_not_count_against_a_step() -> None:
 
 
 def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
-    """A part that disagrees with the others is refused with its requests, and kept for people (case 28)."""
+    """A part that disagrees with the others is refused with its requests (case 28)."""
     bench, worker, client = asked(1, 2, 3)
     worker.publish(row_shapes([1]), step=1, part=(0, 2), step_rows=2)
     worker.publish(row_shapes([2]), step=1, part=(1, 3), step_rows=3, indices=[1])
     assert client.errors() == {2: GAP}
-    assert bench.core.dead_letters.dropped == 1
     assert bench.core.intake.refused == 1
 
 
 @pytest.mark.parametrize(("differs", "counted"), [(False, (1, 0)), (True, (0, 1))])
 def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001 - what differs
-    """A step that comes a second time is dropped; one that differs from the first is counted and kept (case 6)."""
+    """A step that comes a second time is dropped; one that differs from the first is counted (case 6)."""
     bench, worker, client = asked(1)
     worker.publish([RowShape(1)], step=1)
     tokens(client)
@@ -193,32 +192,29 @@ def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]
     worker.item(encode(again), 2)
     assert tokens(client) == {}
     assert (bench.core.intake.duplicates, bench.core.intake.divergences) == counted
-    assert bench.core.dead_letters.dropped == counted[1]
     counts = worker.known.stream.counts
     assert (counts.repeated_parts, counts.divergent_parts) == counted
 
 
 def test_refused_item_ends_the_requests_in_it() -> None:
     """A batch that breaks the contract ends the requests that it names, and nothing else (case 24)."""
-    bench, worker, client = asked(1, 2)
+    _, worker, client = asked(1, 2)
     data = encoded(row_shapes([1]), 1)
     nan = data.replace(batch(row_shapes([1])).logprobs.tobytes(), b"\x00\x00\xc0\x7f")
     assert nan != data
     worker.item(nan, 1, checksum=crc32(nan))
     assert client.errors() == {1: GAP}
-    assert bench.core.dead_letters.dropped == 1
     worker.publish(row_shapes([2]))
     assert tokens(client) == {2: 1}
 
 
-def test_draft_of_other_rows_is_kept_for_people_and_its_target_delivered() -> None:
+def test_draft_of_other_rows_is_refused_and_its_target_delivered() -> None:
     """A draft that is not about its target's rows is refused alone (case 4)."""
     bench, worker, client = asked(1)
     worker.publish(row_shapes([1]), step=1, draft_follows=True)
     worker.publish([RowShape(1, position=5)], step=1, kind=BatchKind.DRAFT)
     assert tokens(client) == {1: 1}
     assert bench.core.intake.refused == 1
-    assert bench.core.dead_letters.dropped == 1
 
 
 def test_worker_tells_of_its_requests() -> None:

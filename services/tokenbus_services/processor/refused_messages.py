@@ -1,0 +1,33 @@
+"""Refused messages: counted by the rule that they break, and logged with their first bytes."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tokenbus_contracts import ContractError
+from tokenbus_services.logs import DeduplicatedLog, logger
+
+_log = logger("processor")
+_SHOWN_BYTES = 64
+
+
+class RefusedMessages:
+    """Counts and logs the messages that break the contract."""
+
+    def __init__(self, repeated_log: DeduplicatedLog) -> None:
+        self.by_rule: Counter[str] = Counter()
+        self._repeated_log = repeated_log
+
+    def add(
+        self, event: str, payload: bytes, error: ContractError, sender: Mapping[str, object], sequence: int = 0
+    ) -> None:
+        """Count a refused message and log it; zero is no sequence.
+
+        Repeated messages of one sender that break the same rule are logged once, and summed up when they are over.
+        """
+        self.by_rule[str(error.rule)] += 1
+        key = (event, error.rule, *sender.values())
+        place = {**sender, "sequence": sequence} if sequence else sender
+        first = payload[:_SHOWN_BYTES].hex()
+        self._repeated_log.begin(
+            key, _log.warning, event, reason=str(error), **place, bytes=len(payload), first_bytes=first
+        )
