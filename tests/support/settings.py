@@ -37,6 +37,7 @@ def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Ma
         "worker.max_requests": 0,
         "worker.drain_timeout_ms": 0,
         "processor.drain_timeout_ms": 0,
+        "client.drain_timeout_ms": 0,
     }
     return settings_of({**shared, **usual, **{name.replace("__", "."): value for name, value in overrides.items()}})
 

@@ -37,6 +37,7 @@ from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
@@ -438,25 +439,24 @@ async def test_requests_whose_rows_find_no_room_end(folder: Path, publisher: str
 
 @pytest.mark.process
 async def test_publisher_that_dies_costs_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients: list[PublisherProcess] = []
+    publishers: list[PublisherProcess] = []
 
     def made(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - what it wraps says which
-        client = publisher_client(*given, **named)
-        assert isinstance(client, PublisherProcess)
-        clients.append(client)
-        return client
+        publisher = publisher_client(*given, **named)
+        assert isinstance(publisher, PublisherProcess)
+        publishers.append(publisher)
+        return publisher
 
     monkeypatch.setattr("tokenbus_engines.fastdeploy.published.publisher_client", made)
     settings = settings_in(folder, worker__publisher="process")
-    async with Processor(settings) as processor:
+    async with Processor(settings), Client(settings) as client:
         with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:
+            tokens = client.resume(77, 0)
             shown.assign(0, 77)
             shown.offer(message(TARGET, 1, computed=9))
-            await until(lambda: processor.registry.table.get(77))
-            tokens = processor.request(77)
             read = [await soon(anext(tokens))]
-            (client,) = clients
-            os.kill(client.pid, signal.SIGKILL)
+            (publisher,) = publishers
+            os.kill(publisher.pid, signal.SIGKILL)
             for computed in range(10, 14):
                 shown.offer(message(TARGET, 1, computed=computed))
                 read.append(await soon(anext(tokens)))
@@ -472,10 +472,9 @@ async def test_killed_process_ends_its_requests_at_once(environment: dict[str, s
     """
     settings = settings_in(folder, bus__heartbeat_timeout_ms=3_600_000)
     address = {"TOKENBUS_BUS_WORKERS_ADDRESS": settings.bus.workers_address}
-    async with Processor(settings) as processor:
+    async with Processor(settings), Client(settings) as client:
         with start(environment | address, 0, 5, "shows") as saving:
-            await until(lambda: processor.registry.table.get(77))
-            tokens = processor.request(77)
+            tokens = client.resume(77, 0)
             read = [await soon(anext(tokens)) for _ in range(15)]
             await asyncio.to_thread(wait_until_done, saving)
             saving.send_signal(signal.SIGKILL)

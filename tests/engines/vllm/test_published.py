@@ -22,7 +22,8 @@ from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.published import Published, cut, settings_for
 from tokenbus_engines.vllm.request_keys import ARGUMENT
-from tokenbus_services.delivery import Step
+from tokenbus_services.client import Client, Generation
+from tokenbus_services.delivery import Step, Token
 from tokenbus_services.processor import Processor
 
 TOP_K = 3
@@ -204,6 +205,29 @@ async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) ->
     assert [row.alternative_logprobs[0].tolist() for row in first] == scores.logprobs[:, 1 : 1 + TOP_K].tolist()
     (ended,) = (row for row in rows if row.status is RowStatus.ABORTED)
     assert (ended.key, ended.position, ended.token_ids.size) == (1, 2, 0)
+
+
+async def test_client_reads_one_request(bus: Bus) -> None:
+    """A client that knows a request's key resumes it from its first token, beside requests that nobody reads."""
+    bus.core.add("unread", extra_args={ARGUMENT: 1})
+    bus.core.add("read", extra_args={ARGUMENT: 2})
+    scores = [bus.core.step()[0] for _ in range(3)]
+    async with Processor(bus.settings), Client(bus.settings) as client:
+        generation = client.resume(2, 0)
+        tokens = [await soon(anext(generation)) for _ in range(3)]
+        scores.append(bus.core.step()[0])
+        bus.core.drop("read")
+        bus.core.step()
+        tokens += await soon(rest_of(generation))
+    assert [token.position for token in tokens] == [0, 1, 2, 3]
+    assert [token.id for token in tokens] == [given.logprob_token_ids[1, 0] for given in scores]
+    assert [token.logprob for token in tokens] == [given.logprobs[1, 0] for given in scores]
+    assert all(len(token.alternatives) == TOP_K for token in tokens)
+    assert generation.status is RowStatus.ABORTED
+
+
+async def rest_of(generation: Generation) -> list[Token]:
+    return [token async for token in generation]
 
 
 async def test_steps_overlap(bus: Bus) -> None:
