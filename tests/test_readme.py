@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -104,3 +105,17 @@ async def test_embedded_example(environment: dict[str, str], capsys: pytest.Capt
     await asyncio.gather(consumer, return_exceptions=True)
     ids = true_tokens(7, 0, 6).ids
     assert capsys.readouterr().out == f"1 {ids[:3]} None\n2 {ids[3:]} None\n"
+
+
+def test_readme_shows_the_measured_figures() -> None:
+    """The comparison in the README and in docs/contract.md has the figures of docs/benchmarks/codec.md."""
+    page = (ROOT / "docs" / "benchmarks" / "codec.md").read_text()
+    found = re.findall(r"^\| ([^|]+?) +((?:\| +[\d,.]+ +){3})\|", page.partition("times Tokenbus")[0], re.MULTILINE)
+    us = {peer: [float(cell.replace(",", "")) for cell in cells.split("|")[1:]] for peer, cells in found}
+    ours = us["Tokenbus"]
+    readme, contract = (ROOT / "README.md").read_text(), (ROOT / "docs" / "contract.md").read_text()
+    for text in (readme, contract):
+        assert f"{ours[0]:.0f} to {ours[2]:.0f} microseconds" in text
+    for peer, least, most in (("FastDeploy SysV struct", 16, 18), ("vLLM", 19, 27)):
+        assert all(least <= round(theirs / own) <= most for theirs, own in zip(us[peer], ours, strict=True))
+        assert all(f"{least} to {most} times" in text for text in (readme, contract))
