@@ -20,6 +20,7 @@ from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_services.gateway.api_keys import read_keys
+from tokenbus_services.settings import Settings
 
 NOT_RUN = {
     "it installs, over a network; tests/system/test_installed.py installs the wheel": (
@@ -55,9 +56,7 @@ NOT_RUN = {
         *("tokenbus gateway --processes", "tokenbus gateway --clients-address"),
         *("tokenbus processor --workers-address", "tokenbus worker --id worker-1 --workers-address"),
     ),
-    "no cluster here; tests/test_kubernetes.py renders the manifests, and runs the pods as they say": (
-        *("kubectl ", "cp tls.crt", "openssl "),
-    ),
+    "no cluster here; tests/test_kubernetes.py renders the manifests": ("kubectl ",),
     "no Docker here; tests/test_compose.py runs the services as the file says": ("docker compose ",),
 }
 """How the lines begin that no test runs as they are written, by the reason."""
@@ -83,7 +82,7 @@ SCENARIOS = {
     "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
-"""How the lines begin that the tests below run, by page; tests/test_kubernetes.py runs those of docs/scaling.md."""
+"""How the lines begin that the tests below run, by page."""
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
     "docs/contract.md": "tests/test_readme.py",
@@ -238,6 +237,22 @@ def test_keys_of_the_security_page(folder: Path) -> None:
             processor.until("its key was revoked")
             worker.until("handshake failed")
     assert (printed.count(" revoked 2"), printed.count(" added 2")) == (1, 2)
+
+
+def test_scaling_page(folder: Path) -> None:
+    """The page's lines make the keys, and its settings and variables are valid."""
+    page = "docs/scaling.md"
+    lines = [each.command for each in command_lines(page) if each.command.startswith(tuple(SCENARIOS[page]))]
+    with Shell("\n".join(["set -e", *lines]), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+        assert status == 0, printed
+    path = folder / "tokenbus.toml"
+    path.write_text(blocks("toml", of=page)[0].text)
+    given = dict(re.findall(r"`(TOKENBUS_\w+)=([^`]+)`", (ROOT / page).read_text()))
+    own = Settings.load(environment=given | {"TOKENBUS_SETTINGS": str(path)}).bus
+    bus = Settings.load(environment={"TOKENBUS_SETTINGS": str(path)}).bus
+    assert bus.workers_address.startswith(own.workers_address)
+    assert bus.clients_address.startswith(own.clients_address)
 
 
 def test_gateway_page(folder: Path) -> None:

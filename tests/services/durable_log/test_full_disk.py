@@ -9,9 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
-from tests.pages import ROOT
 from tests.services.durable_log.using import (
     JETSTREAM,
     full,
@@ -31,21 +29,12 @@ from tests.support.small_disk import why_no_small_disk
 from tests.support.waiting import MOST, until
 
 
-def liveness() -> str:
-    for document in YAML(typ="safe").load_all((ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()):
-        if document["kind"] == "StatefulSet":
-            (container,) = document["spec"]["template"]["spec"]["containers"]
-            return str(container["livenessProbe"]["httpGet"]["path"])
-    raise AssertionError
-
-
 @asynccontextmanager
 async def supervised(nodes: list[NatsServer]) -> AsyncIterator[None]:
-    """Start servers again that have ended or fail their liveness probe, as Kubernetes does."""
-    path = liveness()
+    """Start servers again that have ended or fail their liveness probe, as a supervisor does."""
 
     def supervise(node: NatsServer) -> None:
-        if node.process.poll() is None and _answers(node.monitor, path):
+        if node.process.poll() is None and _answers(node.monitor, "/healthz?js-enabled-only=true"):
             return
         node.kill()
         with contextlib.suppress(AssertionError):  # it does not start while its disk is full
