@@ -52,8 +52,8 @@ NOT_RUN = {
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
         "lm_eval run",
     ),
-    "tests/integration starts several processes at ports of its own: test_gateway_processes.py, test_several.py": (
-        *("tokenbus gateway --processes", "tokenbus gateway --clients-address"),
+    "tests/integration starts several processes at ports of its own: test_gateways_at_one_port.py, test_several.py": (
+        *("tokenbus gateway --set gateway.reuse_port", "tokenbus gateway --clients-address"),
         *("tokenbus processor --workers-address", "tokenbus worker --id worker-1 --workers-address"),
     ),
     "no cluster here; tests/test_kubernetes.py renders the manifests": ("kubectl ",),

@@ -64,6 +64,26 @@ async def test_nonsense_behind_a_request_is_not_put_into_its_stream(deployment: 
         await until(lambda: not len(served.gateway.feed))
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_answers_are_compressed_for_clients_that_accept_it(
+    deployment: Deployment,
+    is_streamed: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    asked = {"model": "tokenbus", "prompt": [1], "max_tokens": 20, "logprobs": 5, "stream": is_streamed}
+    async with serving(deployment, gateway__compression="gzip") as served, plainly(served.url) as client:
+        plain = await client.post("/v1/completions", json=asked, headers={"accept-encoding": "gzip;q=0"})
+        assert "content-encoding" not in plain.headers
+        found = b""
+        async with client.stream("POST", "/v1/completions", json=asked) as response:
+            assert response.headers["content-encoding"] == "gzip"
+            async for data in response.aiter_bytes():
+                if is_streamed and data:
+                    assert data.endswith(b"\n\n")
+                found += data
+            assert response.num_bytes_downloaded < len(found) / 2
+    assert len(found) == pytest.approx(len(plain.content), rel=0.1)
+
+
 async def test_empty_line_behind_a_request_disturbs_no_stream(deployment: Deployment) -> None:
     """A line's end behind a body, as some clients send it, is no request that is late."""
     async with serving(deployment, gateway__request_timeout_ms=50) as served:

@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": Tru
 @pytest.fixture(scope="module")
 def system() -> Iterator[Served]:
     """Run a system whose clients may control it."""
-    with served(gateway__control="true", gateway__tokenizer="numbers", gateway__processes=2) as made_:
+    with served(gateway__control="true", gateway__tokenizer="numbers") as made_:
         made_.start_worker("worker-0", "--steps-per-second", "50")
         made_.start_worker("worker-1", "--steps-per-second", "50")
         yield made_
@@ -123,7 +123,7 @@ async def test_answer_lives_through_updates(client: httpx.AsyncClient, weights: 
 
 async def test_adapters(system: Served, client: httpx.AsyncClient, weights: str) -> None:
     """An adapter can be named as soon as it is loaded, at other gateways too, whose settings may name the models."""
-    _, url = system.start_gateway(gateway__models="tokenbus", gateway__processes=1)
+    _, url = system.start_gateway(gateway__models="tokenbus")
     body = {"lora_name": "tuned", "lora_path": weights}
     assert await _said(client, "/v1/load_lora_adapter", **body) == "Success: LoRA adapter 'tuned' added successfully."
     again = await client.post("/v1/load_lora_adapter", json=body)
@@ -214,8 +214,9 @@ def test_configuration_where_engines_differ_or_do_not_say() -> None:
         (
             "/abort_requests",
             {"request_ids": ["a"]},
-            "request_ids: none, which ends all requests: a client ends its own by leaving, got some",
+            "request_ids: each as the header x-request-id of an answer has it, got 'a'",
         ),
+        ("/abort_requests", {"request_ids": "a"}, "request_ids: a list of texts, got 'a'"),
     ],
 )
 async def test_wrong_wishes_are_refused(

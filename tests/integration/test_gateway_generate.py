@@ -21,7 +21,7 @@ COUNT = 20
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[Served]:
-    with served(gateway__tokenizer="numbers", gateway__processes=2) as made:
+    with served(gateway__tokenizer="numbers") as made:
         made.start_worker("worker-0", "--steps-per-second", "200")
         yield made
 

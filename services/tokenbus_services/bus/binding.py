@@ -57,11 +57,17 @@ class Binding:
             self._lock.release(self._file[1] if self._file else None)
 
 
-async def bind(address: str) -> Binding:
-    """Listen at an address; raises AddressError."""
+async def bind(address: str, *, reuse_port: bool = False) -> Binding:
+    """Listen at an address; raises AddressError.
+
+    With `reuse_port` a tcp socket is bound, and the caller makes it listen: from then on the kernel gives it its share
+    of the connections to the port.
+    """
     endpoint = parse(address)
     try:
-        return await _bind_tcp(endpoint) if isinstance(endpoint, TcpEndpoint) else _bind_ipc(endpoint)
+        if isinstance(endpoint, TcpEndpoint):
+            return await _bind_tcp(endpoint, reuse_port=reuse_port)
+        return _bind_ipc(endpoint)
     except socket.gaierror as error:
         raise AddressError(address, f"no such host here: {(error.strerror or str(error)).lower()}") from None
     except OSError as error:
@@ -70,7 +76,7 @@ async def bind(address: str) -> Binding:
         raise AddressError(address, reason) from None
 
 
-async def _bind_tcp(endpoint: TcpEndpoint) -> Binding:
+async def _bind_tcp(endpoint: TcpEndpoint, *, reuse_port: bool) -> Binding:
     family = socket.AF_INET6 if endpoint.is_v6 else socket.AF_INET
     found = await asyncio.get_running_loop().getaddrinfo(
         None if endpoint.host == "*" else endpoint.host,
@@ -82,7 +88,12 @@ async def _bind_tcp(endpoint: TcpEndpoint) -> Binding:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _listen(listening, found[0][4])
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+            listening.bind(found[0][4])
+        else:
+            _listen(listening, found[0][4])
     except BaseException:
         listening.close()
         raise

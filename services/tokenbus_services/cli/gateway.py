@@ -19,6 +19,7 @@ examples:
   tokenbus gateway                                                       at http://127.0.0.1:8000
   tokenbus gateway --address 127.0.0.1:8080 --clients-address ipc:///run/tokenbus/clients.sock
   tokenbus gateway --models small,large --tokenizer bytes --set gateway.max_requests=4096
+  tokenbus gateway --set gateway.reuse_port=true --metrics-address 127.0.0.1:9101      one of several at one port
   curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
     -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
 
@@ -35,7 +36,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         parser,
         {
             "--address": "gateway.address",
-            "--processes": "gateway.processes",
             "--models": "gateway.models",
             "--tokenizer": "gateway.tokenizer",
             "--max-requests": "gateway.max_requests",
@@ -53,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
 def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
         from tokenbus_services.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
-        from tokenbus_services.gateway.supervisor import serve_processes  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
-    return serve_gateway(settings) if settings.gateway.processes == 1 else serve_processes(settings)
+    return serve_gateway(settings)

@@ -49,15 +49,16 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     mixed: int,
     prefill: int,
     decode: int,
+    gateways: int = 1,
     port: int | None = None,
     model: Path | None = None,
     ranks: Sequence[Sequence[str]] = ((),),
 ) -> Plan:
-    """Return the plan of a processor, some workers of each role, and a gateway where one can run.
+    """Return the plan of a processor, some workers of each role, and gateways where one can run.
 
-    `port` is the gateway's; `model` is the folder of an engine that reads one, whose tokenizer the gateway has too;
-    `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn. Default
-    addresses become sockets in the folder and free ports; other addresses stay as they are.
+    `port` is that of all gateways; `model` is the folder of an engine that reads one, whose tokenizer the gateways have
+    too; `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn.
+    Default addresses become sockets in the folder and free ports; other addresses stay as they are.
     """
     shared = _with_addresses(settings, folder)
 
@@ -91,11 +92,12 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         if port is not None:
             raise CommandError(f"--port: no gateway can run here, {lacking} is not installed", WRONG_USE)
     else:
-        given = {"gateway.address": f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", shared)}
+        given = _gateway_addresses(shared, port, gateways)
         if _is_default("gateway.tokenizer", shared):
             given["gateway.tokenizer"] = engine_kind(engine).tokenizer if model is None else str(model.resolve())
         drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
-        services.append(service("gateway", ["gateway"], drain_ms, _GATEWAY, 0, given))
+        names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
+        services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]
     return Plan(shared, tuple(services), settings.worker.model or _MODEL)
 
 
@@ -140,6 +142,21 @@ def _usable(key: str, settings: Settings) -> str:
         except OSError:
             return f"{host}:0"
     return address
+
+
+def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
+    """Return where gateways serve: several share a port, and each has a port for its metrics."""
+    address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
+    if count == 1:
+        return {"gateway.address": address}
+    host, _, number = address.rpartition(":")
+    if number == "0":  # else each would take another one
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        with socket.create_server((host.strip("[]"), 0), family=family) as found:
+            address = f"{host}:{found.getsockname()[1]}"
+    metrics_host = settings.gateway.metrics_address.rpartition(":")[0] or "127.0.0.1"
+    metrics_address = f"{metrics_host}:0"
+    return {"gateway.address": address, "gateway.reuse_port": True, "gateway.metrics_address": metrics_address}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\
-Start a processor, workers and a gateway on this machine, as processes of their own that meet at sockets in a private
+Start a processor, workers and gateways on this machine, as processes of their own that meet at sockets in a private
 folder, and print where to look. A service that dies is reported with its exit status, and is not started again; the
 others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
 leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
@@ -43,6 +43,7 @@ examples:
   tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096
                                                     a model in a folder, with options of vLLM's own
   tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
+  tokenbus up --gateways 4                          four at one port, each a process of its own
   tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, output, up,
                                                     ended, useless, stopping, down
 
@@ -52,6 +53,7 @@ bus.workers_address and bus.clients_address (set them to let other machines in),
 them.
 """
 _MOST_WORKERS = 1_000_000
+_MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
@@ -66,10 +68,13 @@ def declare(parser: Parser) -> None:
         what = f"{role} workers (1; 0 with an engine that reads a model's folder)"
         parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=what)
     parser.add_argument(
+        "--gateways", type=whole(1, _MOST_GATEWAYS), default=1, metavar="N", help="gateways, at one port (1)"
+    )
+    parser.add_argument(
         "--port",
         type=whole(1, _MOST_PORT),
         metavar="N",
-        help="the gateway's; unless given, its default if that is free, else any",
+        help="the gateways'; unless given, its default if that is free, else any",
     )
     parser.add_argument(
         "--start-seconds",
@@ -100,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             mixed=options.workers,
             prefill=options.prefill,
             decode=options.decode,
+            gateways=options.gateways,
             port=options.port,
             model=model,
             ranks=ranks,
@@ -178,7 +184,7 @@ class Screen:
 
     def up(self, plan: Plan, children: Sequence[Child]) -> None:
         """Print where everything is, and for people how to use it."""
-        gateway = next((child.address for child in children if child.name == "gateway"), "")
+        gateway = next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
         self.put(
             json.dumps(_described(plan, children, gateway))
             if self.as_json

@@ -283,7 +283,8 @@ class Client:
     def abort(self, request_id: int) -> None:
         """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
 
-        It is no error if the request has ended, or was never known.
+        It may be a request of another client with the same key, or without keys of the same name. It is no error if the
+        request has ended, or was never known.
 
         Example:
             async with tokenbus.connect(address) as client:

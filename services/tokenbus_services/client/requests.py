@@ -216,9 +216,16 @@ class OpenRequests:
         request.closed_at = None
 
     def abort(self, request_id: int) -> None:
-        """End a request at its worker; tokens on their way still come, and then its last row."""
+        """End a request at its worker; tokens on their way still come, and then its last row.
+
+        A request that is not open here may be another client's of the same owner.
+        """
         request = self.requests.get(request_id)
-        if request is None or request.is_aborted:
+        if request is None:
+            for session in self.sessions:
+                session.say(ClientFrame(abort=Abort(request_key=request_id)))
+            return
+        if request.is_aborted:
             return
         request.is_aborted = True
         if request.was_never_sent:

@@ -1,31 +1,22 @@
-"""Acceptor: takes connections from the listening socket, which several processes may share, and begins them."""
+"""Acceptor: takes connections from the listening socket, and bounds those whose TLS handshake is not over."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.logs import logger
 
 _log = logger("gateway")
-_AT_ONCE = 4
-"""Connections that one process takes before it looks again how many the others have."""
-_TURN_SECONDS = 0.001
-_FULL_SECONDS = 0.1
-"""How long a process that has more connections than the others, or no room, leaves the next one to them."""
+_AT_ONCE = 16
+"""Connections that are taken before those taken begin: one that is refused gives its file back then."""
 _RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
 
 class Acceptor:
-    """Accepts connections, and bounds those whose TLS handshake is not over.
-
-    Processes that share the socket share the connections evenly: one that has more than the mean of the others lets
-    them go first. One that stands still takes none, and delays the others by a millisecond at most.
-    """
+    """Accepts connections, and bounds those whose TLS handshake is not over."""
 
     def __init__(
         self,
@@ -33,19 +24,14 @@ class Acceptor:
         make: Callable[[], asyncio.Protocol],
         connections: Collection[object],
         gateway: Gateway,
-        tally: Tally,
     ) -> None:
-        """Accept from `listening`, which must not block; `make` makes a protocol, which joins `connections`.
-
-        `tally` counts the connections of all processes.
-        """
+        """Accept from `listening`, which must not block; `make` makes a protocol, which joins `connections`."""
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make = make
         self._connections = connections
         self._settings = gateway.settings.gateway
         self._counts = gateway.counts
-        self._tally = tally
         self._context = None if gateway.certificate is None else gateway.certificate.context
         self._is_accepting = False
         self._repeated_log = gateway.repeated_log
@@ -60,20 +46,21 @@ class Acceptor:
         """Begin to accept."""
         self._listening.listen(BACKLOG)
         self._is_accepting = True
-        self._loop.add_reader(self._listening, self._take_turn)
+        self._loop.add_reader(self._listening, self._accept)
 
-    def stop(self) -> None:
-        """Accept nothing more, and close the connections whose handshake is not over."""
+    def stop_listening(self) -> None:
+        """Accept the connections that wait, and close the listening socket: the kernel refuses the next ones."""
         if self._is_accepting:
+            self._accept(BACKLOG)
             self._is_accepting = False
             self._loop.remove_reader(self._listening)
             self._listening.close()
+
+    def stop(self) -> None:
+        """Accept nothing more, and close the connections whose handshake is not over."""
+        self.stop_listening()
         for task in tuple(self._beginning):
             self._cut_off(task)
-
-    def tick(self) -> None:
-        """Tell the other processes how many connections this one has; call it periodically."""
-        self._tally.publish(len(self))
 
     def begin(self, connection: socket.socket) -> None:
         """Serve a connection; with TLS and without room, close the oldest whose handshake is not over, or this one.
@@ -91,39 +78,22 @@ class Acceptor:
         self._beginning[task] = connection
         task.add_done_callback(lambda ended: self._beginning.pop(ended, None))
 
-    def _take_turn(self) -> None:
-        own, others = len(self), self._tally.others
-        if own * (self._settings.processes - 1) <= others:
-            self._accept()
-        else:
-            self._pause(_TURN_SECONDS if own < self._settings.max_connections else _FULL_SECONDS)
-
-    def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+    def _accept(self, most: int = _AT_ONCE) -> None:
+        for _ in range(most):
             try:
                 connection, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                break
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # the supervisor has closed it for all processes
-                    self._loop.remove_reader(self._listening)
-                    break
-                # Too many open files, or no memory.
+                return
+            except OSError as error:  # too many open files, or no memory
                 self._repeated_log.begin("accept", _log.error, "connections cannot be accepted", reason=str(error))
-                self._pause(_RETRY_SECONDS)
-                break
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_RETRY_SECONDS, self._go_on)
+                return
             self.begin(connection)
-        self._tally.publish(len(self))
-
-    def _pause(self, seconds: float) -> None:
-        """Accept nothing for a moment, then what the other processes have left."""
-        self._loop.remove_reader(self._listening)
-        self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         if self._is_accepting:
-            self._loop.add_reader(self._listening, self._take_turn)
-            self._accept()
+            self._loop.add_reader(self._listening, self._accept)
 
     def _cut_off(self, task: "asyncio.Task[None]") -> None:
         """End a handshake; one that has not begun gives its file back at once, so that another can be accepted."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
@@ -157,17 +156,17 @@ def _text(value: object) -> str:
 class Caller:
     """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
 
-    def __init__(
-        self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float], tally: Tally | None = None
-    ) -> None:
-        """Take the key, if there is one, the default limits, the clock in seconds, and the tally of all processes."""
+    def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
+        """Take the key, if there is one, the default limits, and the clock in seconds."""
         self._settings = settings
         self._has_others = bool(settings.keys_file)
         """Whether there are other callers; else only the gateway's own limit applies."""
         self._retry_after_ms = settings.retry_after_ms
         self._open: set[int] = set()
         self._now = now
-        self._tally = tally or Tally()
+        self._left: float | None = None
+        """How many requests the bucket still admitted at `_left_at`; None: it was never used."""
+        self._left_at = 0.0
         self.update(key)
 
     def update(self, key: ApiKey | None) -> None:
@@ -187,20 +186,18 @@ class Caller:
         """Charge one request to the rate limit; raises an ApiError with the time to wait."""
         if not self.per_minute:
             return
-        with self._tally as tally:
-            left = self._refilled(tally)
-            if left < 1:
-                wait_ms = math.ceil((1 - left) * _MINUTE * 1000 / self.per_minute)
-                message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
-                raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
-            tally.left = left - 1
+        left = self._refilled()
+        if left < 1:
+            wait_ms = math.ceil((1 - left) * _MINUTE * 1000 / self.per_minute)
+            message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
+        self._left = left - 1
 
     def limits(self) -> Mapping[str, str]:
         """Return OpenAI's rate limit headers."""
         if not self.per_minute:
             return {}
-        with self._tally as tally:
-            left = self._refilled(tally)
+        left = self._refilled()
         full_ms = math.ceil((self.per_minute - left) * _MINUTE * 1000 / self.per_minute)
         return {
             "x-ratelimit-limit-requests": str(self.per_minute),
@@ -210,26 +207,18 @@ class Caller:
 
     def check_room(self, count: int) -> None:
         """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
-        if not self._has_others:
-            return
-        self._check_room(count, len(self._open) + self._tally.others)
-
-    def open(self, request_ids: Sequence[int]) -> None:
-        """Count requests until the bus has ended them; an ApiError says that they are too many, and none is counted."""
-        with self._tally as tally:
-            if self._has_others:
-                self._check_room(len(request_ids), len(self._open) + tally.others)
-            self._open.update(request_ids)
-            tally.publish(len(self._open))
-
-    def _check_room(self, count: int, opened: int) -> None:
-        if opened + count <= self._most:
+        opened = len(self._open)
+        if not self._has_others or opened + count <= self._most:
             return
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
         message = f"open requests of {self._name}: at most {self._most}, got {opened} and {count} more"
         raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
+
+    def open(self, request_ids: Sequence[int]) -> None:
+        """Count requests until the bus has ended them."""
+        self._open.update(request_ids)
 
     @property
     def open_requests(self) -> int:
@@ -239,18 +228,17 @@ class Caller:
     def closed(self, request_id: int) -> None:
         """Count a request no more: the bus has ended it, which for one that was aborted is some time later."""
         self._open.discard(request_id)
-        self._tally.publish(len(self._open))
 
     @property
     def _name(self) -> str:
         return f"the key {self.name}" if self.name else "clients without a key"
 
-    def _refilled(self, tally: Tally) -> float:
+    def _refilled(self) -> float:
         """Refill the bucket, and return how many requests it admits."""
         now, most = self._now(), float(self.per_minute)
-        tally.left = most if tally.left is None else tally.left + (now - tally.left_at) * most / _MINUTE
-        tally.left, tally.left_at = min(most, tally.left), now
-        return tally.left
+        left = most if self._left is None else min(most, self._left + (now - self._left_at) * most / _MINUTE)
+        self._left, self._left_at = left, now
+        return left
 
 
 class Callers:
@@ -260,21 +248,19 @@ class Callers:
         self,
         settings: GatewaySettings,
         now: Callable[[], float] = time.monotonic,
-        tally_of: Callable[[bytes], Tally] = lambda _: Tally(),
         repeated_log: DeduplicatedLog | None = None,
     ) -> None:
-        """Take the limits, the clock and the tallies by name, and read the file of keys.
+        """Take the limits and the clock, and read the file of keys.
 
         Raises a SettingsError if the file cannot be used.
         """
         self._settings = settings
-        self._tally_of = tally_of
         self._now = now
         self._by_hash: dict[str, Caller] = {}
         self._repeated_log = repeated_log or DeduplicatedLog()
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
-        self.anonymous = Caller(None, settings, now, tally_of(b""))
+        self.anonymous = Caller(None, settings, now)
         self.on_revoked: Callable[[Caller], None] = lambda _: None
         """Called with the caller of a revoked key."""
         try:
@@ -320,7 +306,7 @@ class Callers:
         for key in keys:
             caller = before.pop(key.sha256, None)
             if caller is None:
-                caller = Caller(key, self._settings, self._now, self._tally_of(key.sha256.encode()))
+                caller = Caller(key, self._settings, self._now)
             else:  # the same one: its open requests are found by it
                 caller.update(key)
             self._by_hash[key.sha256] = caller

@@ -1,6 +1,7 @@
 """ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -26,6 +27,7 @@ _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**64 - 1
 _SECONDS = 1800.0
 """How long an engine may take for one command: as long as trainers wait."""
+_REQUEST_ID = re.compile(r"(?:[a-z]+[-_])?(?!0{16})([0-9a-f]{16})")
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -43,7 +45,7 @@ class ControlRoutes:
         posts: dict[str, _Do] = {
             "/pause": _pause,
             "/resume": _resume,
-            "/abort_requests": _abort_requests,
+            "/abort_requests": self._abort_requests,
             "/sleep": _sleep,
             "/wake_up": _wake_up,
             "/reset_prefix_cache": _reset_prefix_cache,
@@ -94,10 +96,21 @@ class ControlRoutes:
         return handle
 
     async def _done(self, do: _Do, operator: Operator, arguments: _Arguments) -> object:
-        if do not in (_update_weights, _abort_requests):
+        if do not in (_update_weights, _abort_all):
             return await do(operator, arguments)
         async with self._one_at_a_time:
             return await do(operator, arguments)
+
+    async def _abort_requests(self, operator: Operator, arguments: _Arguments) -> object:
+        """End some requests, which may be another gateway's, or all."""
+        if "request_ids" not in arguments:
+            return await self._done(_abort_all, operator, {})
+        client = self._gateway.client
+        if not client.is_connected:
+            raise TimeoutError
+        for request_id in _request_ids(arguments["request_ids"]):
+            client.abort(request_id)
+        return {"status": "aborted"}
 
     def _check_may(self, request: Request) -> None:
         settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
@@ -172,9 +185,18 @@ async def _resume(operator: Operator, _: _Arguments) -> object:
     return {"status": "resumed"}
 
 
-async def _abort_requests(operator: Operator, arguments: _Arguments) -> object:
-    if arguments.get("request_ids"):
-        raise invalid("request_ids", "none, which ends all requests: a client ends its own by leaving, got some")
+def _request_ids(names: object) -> list[int]:
+    """Return the requests that answers' ids, or their headers x-request-id, name."""
+    if not isinstance(names, list):
+        raise invalid("request_ids", f"a list of texts, got {shown(names)}")
+    found = [_REQUEST_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
+    if None in found:
+        wrong = names[found.index(None)]
+        raise invalid("request_ids", f"each as the header x-request-id of an answer has it, got {shown(wrong)}")
+    return [int(each[1], 16) for each in found if each]
+
+
+async def _abort_all(operator: Operator, _: _Arguments) -> object:
     before = await operator.describe()
     await operator.pause("abort")
     if not any(state.is_paused for state in before.values()):

@@ -17,7 +17,6 @@ from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.event_writer import EventWriter, Left
 from tokenbus_services.gateway.rendered_step import RenderedStep
-from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.families import Histogram
@@ -61,20 +60,17 @@ class Dispatcher:
         vocabulary: Vocabulary,
         settings: GatewaySettings,
         buffers: Buffers,
-        total: Tally | None = None,
         repeated_log: DeduplicatedLog | None = None,
         to_socket: Histogram | None = None,
     ) -> None:
         """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients.
 
-        `total` counts the open requests of all processes of the gateway, `to_socket` the seconds from a row's
-        publication until it is sent.
+        `to_socket` counts the seconds from a row's publication until it is sent.
         """
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
         self._buffers = buffers
-        self._total = total or Tally()
         self._to_socket = to_socket or Histogram()
         self._weights = WeightSpans()
         self._writer = EventWriter(vocabulary, settings.max_requests)
@@ -96,11 +92,6 @@ class Dispatcher:
         self.refused = 0
         self.aborted = 0
         """How many requests were aborted because their HTTP client left or wanted no more."""
-
-    @property
-    def open_everywhere(self) -> int:
-        """How many requests are open in all processes of the gateway."""
-        return len(self) + self._total.others
 
     def __len__(self) -> int:
         """Return how many requests are open, those included that the bus has not ended yet."""
@@ -129,7 +120,6 @@ class Dispatcher:
             caller = self._callers.pop(output.request_id, None)
             if caller is not None:
                 caller.closed(output.request_id)
-                self._total.publish(len(self))
             if output.error is None:  # its last row says so, or this gateway aborted it
                 return
         self.backlog.append(output)
@@ -149,7 +139,6 @@ class Dispatcher:
             steps = self._steps()
             if steps:
                 await self._hand_steps(steps)
-            self._total.publish(len(self))  # requests count until their last rows have been handed out
 
     async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
         """Hand out the rows of some steps, those of one request together, so that they are one write."""
@@ -233,13 +222,11 @@ class Dispatcher:
         if len(generates) > most:  # to wait would not help
             message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
             raise ApiError(400, message, param="n", code="invalid_value")
-        with self._total as total:
-            opened = len(self) + total.others
-            if opened + len(generates) > most:
-                message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
-                raise self._refusal(429, message, "overloaded")
-            caller.open([generate.request_key for generate in generates])
-            total.publish(len(self) + len(generates))
+        opened = len(self)
+        if opened + len(generates) > most:
+            message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
+            raise self._refusal(429, message, "overloaded")
+        caller.open([generate.request_key for generate in generates])
         self.peak = max(self.peak, opened + len(generates))
         keys: list[int] = []
         try:
@@ -249,7 +236,6 @@ class Dispatcher:
             self.close(keys)
             for generate in generates[len(keys) :]:
                 caller.closed(generate.request_key)
-            self._total.publish(len(self))
             if isinstance(error, RequestFailedError):
                 raise of_request(error, self._settings.retry_after_ms) from None
             raise ApiError(400, str(error), code="invalid_value") from None

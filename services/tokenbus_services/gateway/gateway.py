@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
@@ -18,7 +18,6 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.model_counts import ModelCounts
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
-from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.logs import DeduplicatedLog
@@ -64,9 +63,7 @@ class Gateway:
         client: Client,
         encoders: EncoderPool,
         repeated_log: DeduplicatedLog,
-        tallies: SharedTallies | None = None,
     ) -> None:
-        tally_of: Callable[[bytes], Tally] = (lambda _: Tally()) if tallies is None else tallies.of
         self.settings = settings
         self.client = client
         self.counts = Counts()
@@ -81,11 +78,10 @@ class Gateway:
             vocabulary,
             settings.gateway,
             self.buffers,
-            tally_of(TOTAL),
             repeated_log,
             self.counts.to_socket,
         )
-        self.callers = Callers(settings.gateway, tally_of=tally_of, repeated_log=repeated_log)
+        self.callers = Callers(settings.gateway, repeated_log=repeated_log)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
@@ -181,11 +177,11 @@ def _connection(client: Client) -> str:
 
 
 @asynccontextmanager
-async def gateway_of(settings: Settings, tallies: SharedTallies | None = None) -> AsyncIterator[Gateway]:
+async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
     """Connect to the bus and hand out rows for as long as `async with` lasts."""
     with contextlib.closing(DeduplicatedLog()) as repeated_log:
         async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
-            gateway = Gateway(settings, client, encoders, repeated_log, tallies)
+            gateway = Gateway(settings, client, encoders, repeated_log)
             gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
             try:
                 # The dispatcher opens the client's steps before anything can be submitted.

@@ -17,7 +17,7 @@ T = TypeVar("T", float, Histogram)
 def _fill(view: Gateway) -> Samples:
     settings = view.settings.gateway
     return {
-        "requests": view.feed.open_everywhere / settings.max_requests,
+        "requests": len(view.feed) / settings.max_requests,
         "connections": view.connections / settings.max_connections,
         "buffers": view.buffers.size / settings.buffer_bytes,
         "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
@@ -35,13 +35,7 @@ def _peaks(view: Gateway) -> Samples:
     }
 
 
-LOST_PROCESSES = "tokenbus_gateway_lost_processes"
-
 GATEWAY: tuple[Family[Gateway], ...] = (
-    Family("tokenbus_gateway_processes", "Processes of the gateway that serve.", lambda _: 1),
-    Family(
-        f"{LOST_PROCESSES}_total", "Processes of the gateway that ended unasked; each is started again.", lambda _: 0
-    ),
     Family(
         "tokenbus_gateway_connected_processors",
         "Processors that the gateway is connected to.",

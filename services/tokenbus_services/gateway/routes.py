@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -40,10 +40,6 @@ from tokenbus_services.gateway.responses_format import ResponsesFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.logs import logger
-from tokenbus_services.metrics.health import Health
-
-if TYPE_CHECKING:
-    from tokenbus_services.gateway.member import Member
 
 T = TypeVar("T")
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -77,10 +73,8 @@ _ADMITTED_AT_ONCE = 4
 class Routes:
     """Handles HTTP requests for one gateway."""
 
-    def __init__(self, gateway: Gateway, member: "Member | None") -> None:
-        """Serve a gateway; `member`, if it has several processes, answers for all of them."""
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._member = member
         self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
@@ -262,40 +256,31 @@ class Routes:
         except TimeoutError as error:
             return _json({"error": str(error)}, 503)
 
-    async def _health(self) -> Health:
-        return await self._member.health() if self._member else self._gateway.health()
-
     async def _healthz(self, request: Request) -> Response:
-        health = await self._health()
+        health = self._gateway.health()
         status = 503 if health.problems else 200
         if not visitor_of(request.scope).is_known:
             return _json({"status": "failing" if health.problems else "ok"}, status)
         return Response(health.body, status, _NO_STORE, JSON)
 
-    async def _why_not_ready(self) -> list[str]:
-        connection = (await self._health()).facts["connection"]
-        without = [f"one of its processes has no processor: {connection}"] if connection != "open" else []
-        return await self._gateway.why_not_ready() or without
-
     async def _ping(self, _request: Request) -> Response:
-        return Response(status_code=503 if await self._why_not_ready() else 200, headers=_NO_STORE)
+        return Response(status_code=503 if await self._gateway.why_not_ready() else 200, headers=_NO_STORE)
 
     async def _version(self, _request: Request) -> Response:
         return _json({"version": version("tokenbus")})
 
     async def _load(self, _request: Request) -> Response:
-        return _json({"server_load": (await self._health()).facts["open_requests"]})
+        return _json({"server_load": len(self._gateway.feed)})
 
     async def _readyz(self, request: Request) -> Response:
-        problems = await self._why_not_ready()
+        problems = await self._gateway.why_not_ready()
         status: dict[str, object] = {"status": "not ready" if problems else "ready"}
         if visitor_of(request.scope).is_known:
             status["problems"] = problems
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        page = await self._member.metrics() if self._member else metrics_page(self._gateway)
-        return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
+        return Response(metrics_page(self._gateway), headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:
         return Response(self._document, media_type=JSON)

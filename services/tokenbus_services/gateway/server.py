@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import uvicorn
 
@@ -17,31 +17,25 @@ from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.gateway import Gateway, gateway_of
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
-from tokenbus_services.gateway.tallies import CONNECTIONS, Tally
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.server import MetricsServer, listen
 from tokenbus_services.open_files import room_for
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
-if TYPE_CHECKING:
-    from tokenbus_services.gateway.member import Member
-
 _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of an answer's buffer; the kernel doubles the number."""
-_REPORT_TICKS = 10
-LAST_SECONDS = 5
+_LAST_SECONDS = 5
 """How long clients may take to read the rest, after their answers have ended."""
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers, which accepts through our Acceptor."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, member: "Member | None") -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
-        self._member = member
         self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
@@ -56,20 +50,20 @@ class _Server(uvicorn.Server):
         config, gateway = self.config, self._gateway
         protocol = cast("type[Connection]", config.http_protocol_class)
         make = partial(protocol, config, self.server_state, self.lifespan.state)
-        tally = self._member.tallies.of(CONNECTIONS) if self._member else Tally()
-        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, gateway, tally)
+        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, gateway)
         self._acceptor.start()
         self.servers = []
         self.started = True
 
-    def stop_accepting(self) -> None:
-        """Refuse new connections."""
+    def stop_listening(self) -> None:
+        """Close the listening socket; connections that are there stay."""
         if self._acceptor is not None:
-            self._acceptor.stop()
+            self._acceptor.stop_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new connections, and end what is there as uvicorn does."""
-        self.stop_accepting()
+        if self._acceptor is not None:
+            self._acceptor.stop()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -78,9 +72,6 @@ class _Server(uvicorn.Server):
             self._gateway.tick()
             if self._acceptor is not None:
                 self._gateway.connections = len(self._acceptor)
-                self._acceptor.tick()
-            if self._member is not None and counter % _REPORT_TICKS == 0:
-                self._member.report()
         except Exception:  # noqa: BLE001 - else it would be the last one, and uvicorn goes on to serve without
             self._gateway.repeated_log.begin("tick", _log.exception, "tick failed")
         return await super().on_tick(counter)
@@ -100,22 +91,19 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serve_gateway(settings: Settings, member: "Member | None" = None) -> AsyncIterator[Serving]:
+async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
 
-    `member` is what one of several processes shares with the others. Raises an AddressError if an address cannot be
-    used, a SettingsError for unsafe settings.
+    The drain begins with the listening socket, so that the kernel gives new connections to the processes that share the
+    port. Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
-    if member is None:
-        listening, address = await listen_for_clients(settings.gateway)
-    else:
-        listening, address = member.listening, member.address
+    listening, address = await _listen(settings.gateway)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     with contextlib.closing(listening):
-        async with gateway_of(settings, member.tallies if member else None) as gateway, _observed(gateway):
+        async with gateway_of(settings) as gateway, _observed(gateway):
             config = uvicorn.Config(
-                Routes(gateway, member).app(),
+                Routes(gateway).app(),
                 http=bounded(settings.gateway, gateway.counts),
                 ws="none",
                 lifespan="off",
@@ -125,31 +113,29 @@ async def serve_gateway(settings: Settings, member: "Member | None" = None) -> A
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
-                timeout_graceful_shutdown=LAST_SECONDS,
+                timeout_graceful_shutdown=_LAST_SECONDS,
             )
-            server = _Server(config, gateway, member)
+            server = _Server(config, gateway)
             serving = Serving(gateway, address)
             gateway.serving = running = asyncio.create_task(server.serve([listening]))
-            if member is None:
-                _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
-            else:
-                member.gateway = gateway
+            _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             try:
                 yield serving
             finally:
                 gateway.serving = None
-                if member is not None:  # the supervisor has closed the socket that all share
-                    server.stop_accepting()
+                server.stop_listening()
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
                 await running
     _log.info("gateway stopped")
 
 
-async def listen_for_clients(settings: GatewaySettings) -> tuple[socket.socket, str]:
-    """Return a socket that listens at gateway.address, and the address with the port in use."""
+async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
+    """Return a socket at gateway.address, and the address with the port in use."""
     _check_exposure(settings)
-    listening, address = await listen("gateway.address", settings.address)
+    if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
+        raise SettingsError("gateway.reuse_port", "false where the system has no SO_REUSEPORT", actual=True)
+    listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
     # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
@@ -165,7 +151,7 @@ async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
     gateway.feed.give_up()
     connections = cast("set[Connection]", server.server_state.connections)
-    await _wait_until(lambda: not any(each.is_answering for each in connections), LAST_SECONDS)
+    await _wait_until(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
     for connection in [each for each in connections if each.is_answering]:
         gateway.counts.cut_clients += 1
         connection.cut_off()

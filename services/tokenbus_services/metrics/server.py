@@ -39,13 +39,14 @@ _METHODS = ("GET", "HEAD")
 _TEXT = "text/plain; charset=utf-8"
 
 
-async def listen(key: str, address: str) -> tuple[socket.socket, str]:
+async def listen(key: str, address: str, *, reuse_port: bool = False) -> tuple[socket.socket, str]:
     """Return a socket that listens at HOST:PORT, and the address with the port in use.
 
-    Raises an AddressError that names the setting's key too: a host may run many processes, each with one of its own.
+    With `reuse_port` several processes share the port, and the caller makes the socket listen. Raises an AddressError
+    that names the setting's key too: a host may run many processes, each with one of its own.
     """
     try:
-        binding = await bind(_SCHEME + address)
+        binding = await bind(_SCHEME + address, reuse_port=reuse_port)
     except AddressError as error:
         raise AddressError(f"{key}: {address}", error.reason.replace(_SCHEME, "")) from None
     listening = socket.socket(fileno=binding.descriptor)

@@ -145,13 +145,16 @@ class ClientConnections(Connections[Session]):
             self.commands.submit(session, frame.control)
 
     def _abort(self, session: Session, request_id: int) -> None:
-        if request_id in session.requests:
+        """Abort a request of the session's owner, whichever of its sessions has it."""
+        request = self._registry.table.get(request_id)
+        if request is not None and request.is_claimed and request.owner == session.owner:
             self._registry.abort(request_id)
 
     def _ended(self, session: Session, ended: Ended) -> None:
         _check_role(session.may_ask, Role.CLIENT)
         for request_id in ended.request_keys:
-            self._abort(session, request_id)
+            if request_id in session.requests:
+                self._registry.abort(request_id)
             self._registry.client_ended(request_id, session.owner)
 
     def _ack(self, session: Session, number: int) -> None:

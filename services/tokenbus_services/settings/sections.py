@@ -238,11 +238,10 @@ class GatewaySettings(Section):
     section = "gateway"
 
     address: str = host_and_port("127.0.0.1:8000", "where it serves HTTP; port 0: any free one; it cannot be empty")
-    processes: int = count(
-        1,
-        "processes",
-        "how many serve that address, each a client of the bus on a core of its own; more than 1 on Linux and macOS",
-        high=64,
+    reuse_port: bool = choice(
+        "whether other gateways that set it too may serve the same address, each a process of its own; the kernel "
+        "spreads the connections",
+        default=False,
     )
     metrics_address: str = host_and_port("", "where it serves its metrics too; port 0: any; empty: nowhere")
     insecure: bool = choice("whether it serves more than loopback addresses without gateway.keys_file", default=False)

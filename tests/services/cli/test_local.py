@@ -95,6 +95,15 @@ def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
     assert Settings.load(environment=made.services[-1].environment).gateway.address == "127.0.0.1:1"
 
 
+def test_gateways_share_a_port(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"gateway.address": "127.0.0.1:0", "gateway.metrics_address": "0.0.0.0:9100"}, gateways=3)
+    gateways = [Settings.load(environment=service.environment).gateway for service in made.services[-3:]]
+    assert [service.name for service in made.services[-3:]] == ["gateway-0", "gateway-1", "gateway-2"]
+    assert len({gateway.address for gateway in gateways}) == 1
+    assert not gateways[0].address.endswith(":0")
+    assert all(gateway.reuse_port and gateway.metrics_address == "0.0.0.0:0" for gateway in gateways)
+
+
 def test_default_address_that_is_taken_gets_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = plan(tmp_path).settings.metrics.address
     assert free in (Settings().metrics.address, "127.0.0.1:0")

@@ -58,12 +58,14 @@ def is_well(url: str) -> bool:
 
 async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -> None:
     """All services come up, requests get their true tokens, and SIGTERM stops all of it with status 0."""
-    with Command(["up", "--engine", "synthetic", "--decode", "2", "--json"], environment(folder)) as command:
+    options = ["--engine", "synthetic", "--decode", "2", "--gateways", "2", "--json"]
+    with Command(["up", *options], environment(folder)) as command:
         up = command.event("up")
-        names = ["processor", "mixed-0", "decode-0", "decode-1", "prefill-0"]
-        assert [service["name"] for service in up["services"]][:5] == names
+        names = ["processor", "mixed-0", "decode-0", "decode-1", "prefill-0", "gateway-0", "gateway-1"]
+        assert [service["name"] for service in up["services"]] == names
         assert all(service["state"] == "ready" for service in up["services"])
         await asyncio.to_thread(command.wait_until, lambda: is_well(f"{up['gateway']}/readyz"))
+        assert all(is_well(f"{service['metrics']}/healthz") for service in up["services"][5:])
         settings = Settings.load(environment={}, overrides={"bus.clients_address": up["clients_address"]})
         async with Client(settings) as client:
             asked = [client.generate(generate(20, key)) for key in range(1, 9)]

@@ -117,12 +117,16 @@ def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
     list(peer.says_all())
     for _ in range(2):
         peer.requests.abort(5)
-    peer.requests.abort(99)
     assert peer.bodies() == ["abort"]
     peer.rows(RowShape(5, 0, 0, ABORTED))
     assert tokens.status is ABORTED
-    peer.requests.abort(5)
-    assert "abort" not in peer.bodies()
+
+
+def test_request_that_is_not_open_here_may_be_aborted() -> None:
+    """Another client of the same owner may have it; the processor knows."""
+    peer = opened()
+    peer.requests.abort(99)
+    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [99]
 
 
 def test_rows_of_what_ended_here_are_ended_there() -> None:

@@ -1,12 +1,10 @@
-"""Acceptor: who takes a connection, handshakes that are not over, and what becomes of them where there is no room."""
+"""Acceptor: handshakes that are not over, and what becomes of them where there is no room."""
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +12,6 @@ from tests.services.builders import settings
 from tests.support.waiting import soon, until
 from tokenbus_services.gateway.acceptor import Acceptor
 from tokenbus_services.gateway.gateway import Counts
-from tokenbus_services.gateway.tallies import CONNECTIONS, SharedTallies, Tally
 
 _PLACES = 2
 
@@ -38,14 +35,7 @@ def _acceptor(places: int, *, connections: int = 0) -> Acceptor:
         certificate=SimpleNamespace(context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)),
         repeated_log=None,
     )
-    return Acceptor(cast("Any", None), asyncio.Protocol, range(connections), cast("Any", gateway), Tally())
-
-
-def _joining(connections: list[object]) -> asyncio.Protocol:
-    """Return a protocol that is one of the connections."""
-    made = asyncio.Protocol()
-    connections.append(made)
-    return made
+    return Acceptor(cast("Any", None), asyncio.Protocol, range(connections), cast("Any", gateway))
 
 
 async def _ended(end: socket.socket) -> None:
@@ -78,31 +68,3 @@ async def test_connection_is_closed_where_there_is_no_place() -> None:
         assert ours.fileno() == -1
         await _ended(theirs)
         assert len(acceptor) == 2
-
-
-async def test_process_with_more_connections_lets_another_go_first() -> None:
-    """Both are woken by the same connections: the one that has fewer takes as many as it takes at once."""
-    with ExitStack() as stack:
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        first = SharedTallies()
-        all_tallies = [first, SharedTallies(os.dup(first.descriptor), 1)]
-        acceptors = []
-        for own, tallies in zip((5, 1), all_tallies, strict=True):
-            stack.callback(tallies.close)
-            gateway = SimpleNamespace(
-                settings=settings({"gateway.processes": 2}), counts=Counts(), certificate=None, repeated_log=None
-            )
-            shared = listening.dup()
-            shared.setblocking(False)  # noqa: FBT003 - a name of the standard library's
-            open_ones: list[object] = [None] * own
-            make = partial(_joining, open_ones)
-            acceptor = Acceptor(shared, make, open_ones, cast("Any", gateway), tallies.of(CONNECTIONS))
-            stack.callback(acceptor.stop)
-            acceptor.tick()
-            acceptors.append(acceptor)
-        for _ in range(4):
-            stack.enter_context(socket.create_connection(listening.getsockname()))
-        for acceptor in acceptors:
-            acceptor.start()
-        await until(lambda: sum(map(len, acceptors)) == 10)
-        assert [len(acceptor) for acceptor in acceptors] == [5, 5]

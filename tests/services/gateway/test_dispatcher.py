@@ -22,7 +22,6 @@ from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.rendered_step import RenderedStep
-from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
 
 
@@ -50,15 +49,13 @@ class _Listener:
 
 
 @asynccontextmanager
-async def _running(
-    buffers: Buffers | None = None, total: Tally | None = None
-) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
     """Run a dispatcher, whose processor the test plays."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     chosen = settings().gateway
     async with client:
         await processor.welcome()
-        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30), total)
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
         running = asyncio.create_task(dispatcher.run())
         await turns()
         yield processor, dispatcher, Caller(None, chosen, time.monotonic)
@@ -112,32 +109,6 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         processor.rows(RowShape(5, 0, 0, RowStatus.ABORTED))
         await turns()
         assert caller.open_requests == 0
-
-
-class _Published(Tally):
-    """Keeps the count that the other processes see."""
-
-    count = 0
-
-    def publish(self, count: int) -> None:
-        self.count = count
-
-
-@pytest.mark.parametrize("is_failed", [False, True])
-async def test_other_processes_count_no_request_whose_rows_were_handed_out(is_failed: bool) -> None:  # noqa: FBT001
-    published = _Published()
-    async with _running(total=published) as (processor, dispatcher, caller):
-        dispatcher.open([generate_of(key) for key in range(5, 13)], _answer(*(_Listener() for _ in range(8))), caller)
-        await processor.body("generate")
-        assert published.count == 8
-        if is_failed:
-            for key in range(5, 13):
-                processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
-        else:
-            processor.rows(*(RowShape(key, 0, 1, RowStatus.FINISHED_LENGTH) for key in range(5, 13)))
-        await turns()
-        assert len(dispatcher) == 0
-        assert published.count == 0
 
 
 @pytest.mark.parametrize("tokens_of_the_other", [1, 8])

@@ -91,12 +91,46 @@ def test_key_proves_whose_a_request_is() -> None:
     assert first.errors() == {1: TAKEN_UP}
 
 
-def test_request_of_another_cannot_be_aborted() -> None:
-    bench, worker, _ = serving(1)
-    thief = bench.client(6)
+@pytest.mark.parametrize(
+    ("owner", "other", "is_aborted"),
+    [
+        (("team-a", "x"), ("team-a", "y"), True),
+        (("team-a", "x"), ("team-b", "x"), False),
+        (("", "x"), ("", "x"), True),
+        (("", "x"), ("", "y"), False),
+        (("", "x"), ("x", "x"), False),
+    ],
+)
+def test_request_is_aborted_by_any_session_of_its_owner(
+    owner: tuple[str, str],
+    other: tuple[str, str],
+    is_aborted: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Owner is who has the key, or without keys who has the name; it hears of the end where it asked."""
+    bench = Bench()
+    worker = bench.worker()
+    first = client_of(bench, 5, *owner)
+    first.ask(generate_of(1))
     worker.heard()
-    thief.say(ClientFrame(abort=Abort(request_key=1)))
+    client_of(bench, 6, *other).say(ClientFrame(abort=Abort(request_key=1)))
+    assert worker.heard_bodies() == (["abort"] if is_aborted else [])
+    worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
+    assert places(first) == [(1, 0, 0)]
+
+
+def test_session_whose_request_was_taken_up_does_not_end_it() -> None:
+    """A request that ended at one session of an owner goes on at the one that has taken it up."""
+    bench = Bench()
+    worker = bench.worker()
+    first = client_of(bench, 5, "team-a")
+    first.ask(generate_of(1))
+    second = client_of(bench, 6, "team-a")
+    resume(second, 1, 0)
+    worker.heard()
+    first.say(ClientFrame(ended=Ended(request_keys=[1])))
     assert worker.heard_bodies() == []
+    worker.publish(row_shapes([1]))
+    assert places(second) == [(1, 0, 1)]
 
 
 def test_what_has_ended_is_its_owners_alone() -> None:
