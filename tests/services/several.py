@@ -137,7 +137,7 @@ class MovingWorker(Node):
 
     def __init__(self, place: int, world: "SeveralWorld", role: str, *, parts: int, drafts: bool) -> None:
         addresses = [f"memory://{site.place}" for site in world.sites]
-        point = HandoffPoint(f"memory://handoff-{place}", b"ticket") if role == "decode" else HandoffPoint()
+        point = HandoffPoint(f"memory://handoff-{place}") if role == "decode" else HandoffPoint()
         overrides: dict[str, object] = {"worker.id": f"worker-{place}", "bus.workers_address": ",".join(addresses)}
         overrides["worker.role"] = role
         if role == "decode":

@@ -306,7 +306,7 @@ def _hands_off(worker: Worker) -> bool:
 def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
     """Return what a prefill worker is to show the decode worker of a hello for one request."""
     if not hello.handoff_key or request.generate is None:
-        return hello.handoff_ticket
+        return b""
     return new_ticket(hello.handoff_key, request.generate, worker.stream.worker_id, worker.identity)
 
 

@@ -491,7 +491,7 @@ class RequestTable:
     def direct(self, request: Request, stream: int, hello: Hello, ticket: bytes) -> None:
         """Name the stream that is to go on with a request, and tell its worker where that is and what to show there."""
         self.handoff_target[request.slot] = stream
-        request.ticket = ticket if hello.handoff_key else b""
+        request.ticket = ticket
         if request.generate is not None:
             request.generate.handoff_address = hello.handoff_address
             request.generate.handoff_ticket = ticket

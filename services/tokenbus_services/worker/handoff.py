@@ -208,8 +208,7 @@ class HandoffReceiver:
     async def __aenter__(self) -> "HandoffReceiver":
         address = self._settings.worker.handoff_address
         self._listener = await listen_once_there(self._transport, address, self._connection_refused)
-        tickets = self._tickets
-        self.point = HandoffPoint(self._listener.address, tickets.of_this_life, self._listener.server_key, tickets.key)
+        self.point = HandoffPoint(self._listener.address, self._listener.server_key, self._tickets.key)
         return self
 
     async def __aexit__(self, *_: object) -> None:

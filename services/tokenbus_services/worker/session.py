@@ -40,7 +40,6 @@ class HandoffPoint(NamedTuple):
     """Where a decode worker accepts hand-offs, and what a prefill worker needs to reach it; empty: nowhere."""
 
     address: str = ""
-    ticket: bytes = b""
     server_key: bytes = b""
     key: bytes = b""
     """With what processors make a ticket for each request."""
@@ -325,7 +324,6 @@ def hello_of(
         dp_rank=worker.dp_rank,
         max_requests=worker.max_requests,
         handoff_address=handoff.address,
-        handoff_ticket=handoff.ticket,
         handoff_server_key=handoff.server_key,
         handoff_key=handoff.key,
         max_model_tokens=0 if model is None else model.max_model_tokens,

@@ -56,10 +56,10 @@ def test_prefill_worker_is_told_who_goes_on() -> None:
     assert sorted(addresses.values()) == ["memory://one"] * 2 + ["memory://two"] * 2
 
 
-def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address() -> None:
+def test_prefill_worker_is_given_the_key_that_goes_with_the_address() -> None:
     bench = Bench()
     client, first, mixed = bench.client(), prefill(bench), bench.worker("m", max_requests=1)
-    decode(bench, handoff_ticket=b"ticket", handoff_server_key=b"k" * 32)
+    decode(bench, handoff_server_key=b"k" * 32)
     for key in (1, 2, 3):
         client.ask(generate_of(key, handoff_ticket=b"mine", handoff_server_key=b"m" * 32))
     given = [
@@ -70,7 +70,7 @@ def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address
         ]
         for worker in (first, mixed)
     ]
-    assert given == [[(b"ticket", b"k" * 32)] * 2, [(b"", b"")]]
+    assert given == [[(b"", b"k" * 32)] * 2, [(b"", b"")]]
 
 
 def given(worker: BenchWorker) -> list[Generate]:
@@ -87,7 +87,7 @@ def test_each_request_has_a_ticket_of_its_own() -> None:
     """A ticket is made for a request and the prefill worker that gets it, with the key of the decode worker's hello."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), prefill(bench, "q")
-    decode(bench, handoff_ticket=b"ticket", handoff_key=KEY)
+    decode(bench, handoff_key=KEY)
     for key in (1, 2):
         client.ask(generate_of(key))
     mine, other = given(first)[0], given(second)[0]

@@ -93,12 +93,12 @@ async def test_hello_says_what_the_worker_is() -> None:
     )
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
-    point = HandoffPoint("memory://here", b"ticket", b"k" * 32, b"key")
+    point = HandoffPoint("memory://here", b"k" * 32, b"key")
     given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "handoff": point, "model": Described()}
     async with Publisher(chosen, vocabulary_size=99, **given):
         hello = (await processor.body("hello")).hello
     assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")
-    said = hello.handoff_address, hello.handoff_ticket, hello.handoff_server_key, hello.handoff_key
+    said = hello.handoff_address, hello.handoff_server_key, hello.handoff_key
     assert said == tuple(point)
     assert (hello.tp_rank, hello.dp_rank, hello.max_requests, hello.vocabulary_size) == (1, 2, 3, 99)
     assert (hello.max_model_tokens, hello.tokenizer_digest, list(hello.lora_adapters)) == (9, 8, ["x", "y"])
