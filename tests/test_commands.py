@@ -73,7 +73,7 @@ SCENARIOS = {
     "README.md": ["tokenbus processor", "tokenbus worker"],
     "docs/contract.md": ["tokenbus check"],
     "docs/first-hour.md": [
-        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus replay", "kill"),
+        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill"),
         ".venv/bin/python -m benchmarks --list",
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
@@ -299,7 +299,7 @@ def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, obje
 
 
 def test_first_hour(folder: Path) -> None:
-    """The first hour as it is written: up, ask, watch, record, replay, kill a worker, Ctrl-C."""
+    """The first hour as it is written: up, ask, watch, record, inspect, kill a worker, Ctrl-C."""
     page = "docs/first-hour.md"
     with (
         reserved_port() as port,
@@ -324,8 +324,8 @@ def test_first_hour(folder: Path) -> None:
             while record.process.poll() is None:
                 ask(port, max_tokens=100, n=4)  # several at once, so that each worker has some
             assert record.end()[0] == 0
-        with Shell(f"{export}\n{_of_hour('tokenbus replay', port)}", folder, variables(folder)) as replay:
-            status, printed = replay.end()
+        with Shell(f"{export}\n{_of_hour('tokenbus inspect', port)}", folder, variables(folder)) as inspect:
+            status, printed = inspect.end()
         assert status == 0, printed
         kill = line(page, "kill")
         (process,) = re.findall(r"process (\d+)", mixed)

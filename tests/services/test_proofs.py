@@ -38,15 +38,15 @@ def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
 
 
 def test_recordings_have_no_proof() -> None:
-    """What only the live worker needs is neither recorded nor replayed, however the hello came by it."""
+    """What only the live worker needs is not recorded, however the hello came by it."""
     given = hello_of(proof=b"p" * 16, handoff_key=b"h" * 32, handoff_server_key=b"k" * 32)
     recorded = hello_entry(EPOCH, given, 1)
     for secret in (b"pppp", b"hhhh", b"kkkk"):
         assert secret not in recorded
     (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
     assert (item.hello.proof, item.hello.handoff_key) == (b"", b"")
-    replayed = public_hello(given)
-    assert replayed.proof + replayed.handoff_key + replayed.handoff_server_key == b""
+    public = public_hello(given)
+    assert public.proof + public.handoff_key + public.handoff_server_key == b""
 
 
 @pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket", "handoff_key"])

@@ -29,7 +29,6 @@ _COMMANDS = {
     "api-keys": "make, list and revoke API keys for the gateway",
     "tap": "show workers' streams as they pass",
     "record": "write a worker's stream to a file",
-    "replay": "publish a recorded stream again",
     "inspect": "show a recording's tokens by probability, or how two recordings differ",
     "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
     "log": "write every worker's stream to a durable log over NATS",

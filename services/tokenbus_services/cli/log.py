@@ -25,7 +25,7 @@ Write each item of workers' streams, as it passes through a processor, to a JetS
 many of these commands write to one log, and however often one is killed and started again. Each life of a worker has a
 subject of its own, tokenbus.NAME.WORKER.EPOCH. A log that exists stays as it was made, with --replicas, --max-bytes and
 --max-age. It ends after --count items, or with a signal. docs/log.md has the format, what durability means here, and
-how to read a log: `tokenbus.read_log` and `tokenbus replay --from`.
+how to read a log: `tokenbus.read_log` and `tokenbus tap --from`.
 
 It watches as `tokenbus record` does. Another writer of the same log may have the items that it reads too slowly, or
 that pass while it is away; the log names those that no writer has as missing, and then the status is 1. A processor

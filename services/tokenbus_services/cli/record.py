@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Write a worker's stream to a file, as it passes through a processor: the same bytes that the worker published, with its
-handshake before them, for `tokenbus replay` or to look into. Each life of a worker is a stream of its own and has a
+handshake before them. Each life of a worker is a stream of its own and has a
 file of its own: {worker} and {epoch} in FILE stand for both. Where two streams would have one name, the later one's
 file has .WORKER.EPOCH behind it. Files that exist are not written over: then it ends with status 2.
 

@@ -11,10 +11,11 @@ from typing import Any
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_services.bus import require_nats
 from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import logged, watched
+from tokenbus_services.cli.watching import watched
 from tokenbus_services.items import StreamItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
@@ -76,7 +77,10 @@ def run(options: argparse.Namespace) -> int:
 
 async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
     if options.log is not None:
-        await tap(logged(options.log, options.worker, settings), options, show)
+        require_nats(options.log)
+        from tokenbus_services.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
+
+        await tap(read_log(options.log, worker_id=options.worker, settings=settings), options, show)
         return
     with stop_on_signals() as stop:
         await tap(watched(settings, options.worker, stop), options, show)

@@ -1,10 +1,10 @@
-"""The items that `tap`, `record` and `log` watch, or that a durable log has."""
+"""The items that `tap`, `record` and `log` watch."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from tokenbus_services.bus import Transport, require_nats
+from tokenbus_services.bus import Transport
 from tokenbus_services.client import Client
 from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
@@ -38,14 +38,6 @@ async def watched(
                 yield await anext(items)
         finally:
             stopping.cancel()
-
-
-def logged(address: str, worker_id: str, settings: Settings) -> AsyncGenerator[StreamItem, None]:
-    """Return an iterator over what a log has by now of a worker, or of every worker."""
-    require_nats(address)
-    from tokenbus_services.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
-
-    return read_log(address, worker_id=worker_id, settings=settings)
 
 
 def widened(settings: Settings) -> Settings:

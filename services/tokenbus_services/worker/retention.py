@@ -102,11 +102,6 @@ class Retention:
             self._kept.append(Dropped(self.next_sequence, self.next_sequence, lost))
         self.next_sequence += 1
 
-    def skip_to(self, sequence: int) -> None:
-        """Keep a gap of any size as one entry instead of the items before a sequence."""
-        self._kept.append(Dropped(self.next_sequence, sequence - 1, frozenset()))
-        self.next_sequence = sequence
-
     def acknowledge(self, through: int) -> bool:
         """Remove all entries up to a sequence; tell whether that made room."""
         before = len(self._kept)

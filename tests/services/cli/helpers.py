@@ -4,6 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,10 +26,16 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.items import gap_entry, hello_entry, item_entry
+from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.clock import SystemClock
+from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_hello, read_items
+from tokenbus_services.link import Link
 from tokenbus_services.processor import Processor
+from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
+from tokenbus_services.worker.retention import Retention
+from tokenbus_services.worker.session import WorkerSession
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
 WORKER, EPOCH = "worker-0", 7
@@ -64,8 +72,8 @@ def hello(worker_id: str = WORKER) -> Hello:
     )
 
 
-def admitted(key: int, sequence: int) -> bytes:
-    taken = Admitted(request_key=key, worker_id=WORKER, epoch=EPOCH, prompt_tokens=1)
+def admitted(key: int, sequence: int, worker_id: str = WORKER) -> bytes:
+    taken = Admitted(request_key=key, worker_id=worker_id, epoch=EPOCH, prompt_tokens=1)
     return write_frame(RequestEvent(sequence=sequence, admitted=taken))
 
 
@@ -77,6 +85,7 @@ def payloads(  # noqa: PLR0913 - a test names what it needs
     drafts: bool = False,
     parts: int = 1,
     scoring: Mapping[int, TokenScoring] = MappingProxyType({}),
+    worker_id: str = WORKER,
 ) -> Iterator[tuple[int, PayloadKind, bytes]]:
     """Yield the items of a worker that answers some requests, from a sequence on, ten milliseconds a step.
 
@@ -86,29 +95,32 @@ def payloads(  # noqa: PLR0913 - a test names what it needs
     engine = SyntheticEngine(drafts=drafts, parts=parts)
     for key in range(1, requests + 1):
         engine.admit(generate(tokens, key, token_scoring=scoring.get(key)))
-        yield sequence, EVENT, admitted(key, sequence)
+        yield sequence, EVENT, admitted(key, sequence, worker_id)
         sequence += 1
     assembler = StepAssembler(Limits.default())
     while engine.has_work:
         for arrays in engine.step():
             for batch in assembler.assemble(arrays):
-                yield sequence, BATCH, encode(addressed(batch, sequence))
+                yield sequence, BATCH, encode(addressed(batch, sequence, worker_id))
                 sequence += 1
 
 
-def addressed(batch: LogprobBatch, sequence: int) -> LogprobBatch:
+def addressed(batch: LogprobBatch, sequence: int, worker_id: str = WORKER) -> LogprobBatch:
     header: BatchHeader = batch.header._replace(
-        worker_id=WORKER, epoch=EPOCH, sequence=sequence, produced_at_ns=10**18 + batch.header.step * 10**7
+        worker_id=worker_id, epoch=EPOCH, sequence=sequence, produced_at_ns=10**18 + batch.header.step * 10**7
     )
     return LogprobBatch.of_views(header, batch.columns)
 
 
 def recording(
-    items: Iterator[tuple[int, PayloadKind, bytes]] | None = None, without: range = range(0), first: int = 1
+    items: Iterator[tuple[int, PayloadKind, bytes]] | None = None,
+    without: range = range(0),
+    first: int = 1,
+    worker_id: str = WORKER,
 ) -> bytes:
     """Return the recording of some items, with a gap in the place of those that are missing."""
-    data = [hello_entry(EPOCH, hello(), first)]
-    for sequence, kind, payload in items or payloads(first=first):
+    data = [hello_entry(EPOCH, hello(worker_id), first)]
+    for sequence, kind, payload in items or payloads(first=first, worker_id=worker_id):
         if sequence not in without:
             data.append(item_entry(EPOCH, sequence, kind, payload))
         elif sequence == without[-1]:
@@ -119,6 +131,32 @@ def recording(
 async def take_all(processor: Processor) -> None:
     async for _ in processor.steps():
         pass
+
+
+async def publish(data: bytes, settings: Settings, transport: Transport | None = None) -> None:
+    """Publish a recording as its worker did, and wait until all of it is acknowledged."""
+    items = list(read_items(BytesIO(data)))
+    retention = Retention(len(data), len(data), checksum=True)
+    retention.next_sequence = items[0].sequence - items[0].missing_items
+    for item in items:
+        for _ in range(item.missing_items):
+            retention.drop(())
+        retention.keep(item.kind, item.payload)
+    session = WorkerSession(
+        public_hello(items[0].hello),
+        items[0].epoch,
+        retention,
+        interval=settings.bus.heartbeat_interval_ms / 1000,
+        timeout=settings.bus.heartbeat_timeout_ms / 1000,
+        on_request=lambda _: None,
+        on_room=lambda: None,
+    )
+    link = Link(session, nullcontext(), SystemClock(), "worker")
+    processors = processors_at(settings.bus.workers_address, settings.bus)
+    running = await link.start(transport or transport_for(settings.bus), processors)
+    link.stop(MOST)
+    await running
+    assert not session.outstanding
 
 
 def after_hello(data: bytes) -> bytes:

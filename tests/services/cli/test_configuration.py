@@ -12,7 +12,7 @@ from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, load_settings
 from tokenbus_services.settings import Settings
 
-SERVICES = ["processor", "worker", "tap", "record", "replay"]
+SERVICES = ["processor", "worker", "tap", "record"]
 
 
 def loaded(*arguments: str) -> Settings:
@@ -55,7 +55,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize("command", SERVICES)
 def test_setting_that_cannot_be_used_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each service names the key, what is valid and what it got, with status 2."""
-    file = ["steps.tokenbus"] if command in ("record", "replay") else []
+    file = ["steps.tokenbus"] if command == "record" else []
     line = refusal(capsys, command, *file, "--set", "processor.max_workers=many")
     assert line == "tokenbus: processor.max_workers: 1 to 65536 workers, got 'many'"
     line = refusal(capsys, command, *file, "--set", "bus.workers_adress=x")

@@ -1,5 +1,6 @@
 """tokenbus export and tokenbus record --format parquet: whole files, and what a killed recorder left."""
 
+import asyncio
 import fcntl
 import json
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.services.cli.helpers import WORKER, Service, addresses, payloads, recording
+from tests.services.cli.helpers import WORKER, Service, addresses, payloads, publish, recording
 from tests.services.test_parquet import tokens_of
+from tests.support.settings import settings_of
 from tests.support.waiting import wait_until
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
@@ -241,7 +243,7 @@ def test_folder_that_is_still_written_is_not_completed(
 def test_recorder_process(end: Any, source: Path, tmp_path: Path) -> None:  # noqa: ANN401 - a signal
     """The command as users run it: stopped it leaves whole files, and killed what export completes."""
     folder = tmp_path / "parts"
-    workers, clients = addresses(tmp_path)[:2], addresses(tmp_path)[2:]
+    clients = addresses(tmp_path)[2:]
     parquet = ["--format", "parquet", "--part-bytes", str(PART_BYTES)]
     patience = ["--set", "bus.heartbeat_timeout_ms=600000", "--metrics-address", ""]
     with (
@@ -250,8 +252,7 @@ def test_recorder_process(end: Any, source: Path, tmp_path: Path) -> None:  # no
     ):
         processor.logged("client connected")
         recorder.logged("connected")
-        with Service("replay", str(source), "--speed", "max", *workers) as replay:
-            assert replay.end()[0] == 0
+        asyncio.run(publish(source.read_bytes(), settings_of({"bus.workers_address": f"ipc://{tmp_path}/w"})))
         wait_until(lambda: len(list(folder.glob("part-*.parquet"))) > 2)
         recorder.signal(end)
         status, output, _ = recorder.end()

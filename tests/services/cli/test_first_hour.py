@@ -16,7 +16,7 @@ COMMANDS = re.findall(r"^\$ (tokenbus .*)$", PAGE, re.MULTILINE)
 
 
 def test_page_has_each_of_the_commands() -> None:
-    assert {"up", "tap", "record", "replay"} <= {shlex.split(line)[1] for line in COMMANDS}
+    assert {"up", "tap", "record", "inspect"} <= {shlex.split(line)[1] for line in COMMANDS}
     assert "python -m benchmarks --quick" in PAGE
     assert "$ make demo\n" in PAGE
     assert "\ndemo: $(RUNTIME)" in (ROOT / "Makefile").read_text()

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-from io import BytesIO
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from tests.services.cli.helpers import (
     hello,
     memory_settings,
     payloads,
+    publish,
     recording,
     take_all,
 )
@@ -30,9 +30,8 @@ from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus_services.cli.watching import watched
-from tokenbus_services.items import StreamItem, read_items
+from tokenbus_services.items import StreamItem
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker.replay import Replay
 
 NOW = 10**18 + 10**7 + 2_500_000
 
@@ -121,8 +120,7 @@ async def test_nothing_is_missing_without_being_said(window: int, last: int) -> 
         steps = asyncio.create_task(take_all(processor))
         tapping = asyncio.create_task(tap(watched(settings, WORKER, stop, transport), options, shown.append))
         await until(lambda: len(processor.clients.watchers))
-        replay = Replay(read_items(BytesIO(data)), settings, speed=0, transport=transport)
-        await soon(replay.run(asyncio.Event()))
+        await soon(publish(data, settings, transport))
         await until(lambda: shown and int(shown[-1].get("sequence", 0)) >= last)
         stop.set()
         await soon(tapping)
