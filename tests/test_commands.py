@@ -91,7 +91,6 @@ EXAMPLES = {
     "docs/gpu-ops.md": "tests/test_commands.py",
     "docs/log.md": "tests/services/durable_log/test_reader.py",
     "docs/recording.md": "tests/services/test_recording.py",
-    "docs/offline.md": "tests/services/offline/test_llm.py",
     "docs/testing.md": "tests/tokenbus/testing/test_plugin.py",
     "docs/training.md": "tests/engines/vllm/real/test_training.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",

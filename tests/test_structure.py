@@ -56,7 +56,6 @@ _MAY_IMPORT = {
     "gateway": "bus client delivery metrics model_files",
     "logs": "",
     "model_files": "",
-    "offline": "bus client delivery model_files processor worker",
     "processor": "bus delivery durable_log",
     "settings": "",
     "worker": "bus delivery metrics",

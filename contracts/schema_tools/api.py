@@ -20,13 +20,12 @@ _HEAD = """\
 # The public names
 
 All are in `tokenbus`. A client begins with [connect](#connect), an engine with
-[run_engine](#run_engine), a batch without a server with [LLM](#llm). `help(tokenbus.connect)` has a name's arguments
+[run_engine](#run_engine). `help(tokenbus.connect)` has a name's arguments
 and errors, and an example that the tests run.
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token TokenExtras RequestParameters StructuredOutput Stream StepRows "
     "RequestEnd Generate PromptScores WeightSpan Operator ControlError",
-    "Offline": "LLM Outputs Output",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Recordings and the durable log": "read_recording read_log StreamItem",

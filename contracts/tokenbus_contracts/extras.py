@@ -1,6 +1,6 @@
 """Extras: what a row has beyond its logprobs, where its request asked for it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntFlag
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,23 +49,6 @@ class Extras(NamedTuple):
     """Those ids, token by token; see `masks`."""
     mask_bound: int
     """The ids of a token are there if they are no more than this."""
-
-    @classmethod
-    def joined(cls, parts: Sequence["Extras"]) -> "Extras":
-        """Return those of one request's rows, one after the other."""
-
-        def whole(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(part, name) for part in parts])
-
-        return cls(
-            whole("other_logprobs"),
-            whole("entropies"),
-            parts[0].given_token_ids,
-            whole("given_logprobs"),
-            whole("mask_sizes"),
-            whole("mask_token_ids"),
-            parts[0].mask_bound,
-        )
 
     def after(self, tokens: int) -> "Extras":
         """Return what is of the tokens after some."""

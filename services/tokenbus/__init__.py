@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.items import RecordingError, StreamItem, read_recording
-    from tokenbus_services.offline import LLM, Output, Outputs
     from tokenbus_services.processor import Processor
     from tokenbus_services.settings import Settings, SettingsError
     from tokenbus_services.worker import (
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
     from tokenbus_services.worker.run import run_engine
 
 __all__ = [
-    "LLM",
     "AddressError",
     "BatchHeader",
     "BatchKind",
@@ -93,8 +91,6 @@ __all__ = [
     "LogprobBatch",
     "NotRunningError",
     "Operator",
-    "Output",
-    "Outputs",
     "Processor",
     "PromptScores",
     "PublishError",
@@ -147,7 +143,6 @@ _HOMES = {
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",
     "tokenbus_services.items": "RecordingError StreamItem read_recording",
-    "tokenbus_services.offline": "LLM Output Outputs",
     "tokenbus_services.processor": "Processor",
     "tokenbus_services.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "

@@ -100,11 +100,11 @@ class _Part(NamedTuple):
     alternative_logprobs: Array
     proposal_token_ids: Array
     extras: list[Array] | None
-    """Those of `BATCH_EXTRAS`, each as the batch has it; None: it has none of them."""
+    """Those of `_EXTRAS`, each as the batch has it; None: it has none of them."""
 
 
 _COLUMNS = _Part._fields[1:-1]
-BATCH_EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
+_EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 """The columns of a batch that are there where some row asked for more: first those of rows."""
 _OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
@@ -131,7 +131,7 @@ class TokenBuffer:
 
     def add_batch(self, batch: LogprobBatch) -> None:
         """Add a batch's tokens."""
-        extras = batch.arrays(BATCH_EXTRAS) if batch.has_extras else None
+        extras = batch.arrays(_EXTRAS) if batch.has_extras else None
         self._parts.append(_Part._make((_HEAD(batch.header), *batch.arrays(_COLUMNS), extras)))
         self.tokens += batch.token_ids.size
 
@@ -194,14 +194,14 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
         rows["token_ids"],
         _placed(rows["logprobs"], is_scored, np.nan),
         _placed(rows["ranks"], is_scored, 0),
-        lists_of(top_ks, rows["alternative_token_ids"]),
-        lists_of(top_ks, rows["alternative_logprobs"]),
+        _lists_of(top_ks, rows["alternative_token_ids"]),
+        _lists_of(top_ks, rows["alternative_logprobs"]),
         kind.astype(np.uint8),
         np.repeat(rows["statuses"], counts),
         scoring,
         value_kind.astype(np.uint8),
         np.repeat(rows["draft_token_counts"], counts),
-        lists_of(proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]),
+        _lists_of(proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]),
         weight_version,
         step,
         sequence,
@@ -211,22 +211,18 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
 
 
 def _joined_extras(parts: Sequence[_Part], counts: Array) -> ExtraColumns:
-    nothing = LogprobBatch(_NOTHING).arrays(BATCH_EXTRAS)
+    nothing = LogprobBatch(_NOTHING).arrays(_EXTRAS)
     found = []
     for part in parts:
         columns, zeros = part.extras or nothing, np.zeros(part.token_counts.size, np.uint32)
         of_rows = [column if column.size else zeros for column in columns[:_OF_ROWS]]
         found.append([*of_rows, *columns[_OF_ROWS:]])
-    return extra_columns(counts, [*map(np.concatenate, zip(*found, strict=True))])
-
-
-def extra_columns(counts: Array, columns: Sequence[Array]) -> ExtraColumns:
-    """Return rows' extras by token; `counts` has how many each row has, `columns` what `BATCH_EXTRAS` names."""
-    extras, given_counts, mask_bounds = columns[:_OF_ROWS]
-    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = columns[_OF_ROWS:]
+    joined = [*map(np.concatenate, zip(*found, strict=True))]
+    extras, given_counts, mask_bounds = joined[:_OF_ROWS]
+    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = joined[_OF_ROWS:]
     kinds, given, bounds = (np.repeat(each, counts) for each in (extras, given_counts, mask_bounds))
-    values = lists_of(given, given_logprobs)
-    ids_begin = np.repeat(lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
+    values = _lists_of(given, given_logprobs)
+    ids_begin = np.repeat(_lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
     sizes = _placed(mask_sizes, bounds > 0, 0)
     return ExtraColumns(
         _placed(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
@@ -234,7 +230,7 @@ def extra_columns(counts: Array, columns: Sequence[Array]) -> ExtraColumns:
         values._replace(values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]),
         values,
         sizes,
-        lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
+        _lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
     )
 
 
@@ -247,7 +243,7 @@ def _placed(values: Array, where: npt.NDArray[np.bool_], otherwise: float) -> Ar
     return column
 
 
-def lists_of(counts: Array, values: Array) -> Lists:
+def _lists_of(counts: Array, values: Array) -> Lists:
     """Return lists that follow one another in the values, each with so many of them."""
     offsets = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])

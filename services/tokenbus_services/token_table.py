@@ -36,7 +36,7 @@ _OF_ALL = {
     "sequence": pa.uint64(),
     "produced_at_ns": pa.uint64(),
 }
-_EXTRAS = {
+EXTRAS = {
     "other_logprob": pa.float32(),
     "entropy": pa.float32(),
     "given_token_ids": list_of(pa.uint32()),
@@ -44,11 +44,10 @@ _EXTRAS = {
     "mask_size": pa.uint32(),
     "mask_token_ids": list_of(pa.uint32()),
 }
-_NULLABLE = {"logprob", "rank", *_EXTRAS}
-SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in (_OF_ALL | _EXTRAS).items()])
+"""What requests may ask for of each token beside its logprob."""
+_NULLABLE = {"logprob", "rank", *EXTRAS}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in (_OF_ALL | EXTRAS).items()])
 """A token's columns, each as `TokenColumns` and `ExtraColumns` say; null where its request did not ask for it."""
-EXTRAS = tuple(_EXTRAS)
-"""The last of them: what requests may ask for of each token beside its logprob."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -62,17 +61,17 @@ _NAMES = {
 
 def token_batch(tokens: TokenColumns) -> pa.RecordBatch:
     """Return tokens as a batch of the schema."""
-    columns = [column_of(name, getattr(tokens, name)) for name in _OF_ALL]
-    columns += extra_arrays(tokens.extras, tokens.token_id.size)
+    columns = [_column_of(name, getattr(tokens, name)) for name in _OF_ALL]
+    columns += _extra_arrays(tokens.extras, tokens.token_id.size)
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def extra_arrays(extras: ExtraColumns | None, tokens: int) -> list[pa.Array]:
+def _extra_arrays(extras: ExtraColumns | None, tokens: int) -> list[pa.Array]:
     """Return the columns of so many tokens' extras; None: none has any."""
     if extras is None:
         zeros = pa.py_buffer(np.zeros(tokens + 1, np.int64))  # shared: no memory as long as it is only read
-        return [_nulls(kind, tokens, zeros) for kind in _EXTRAS.values()]
-    return [column_of(name, getattr(extras, name)) for name in _EXTRAS]
+        return [_nulls(kind, tokens, zeros) for kind in EXTRAS.values()]
+    return [_column_of(name, getattr(extras, name)) for name in EXTRAS]
 
 
 def _nulls(kind: pa.DataType, count: int, zeros: pa.Buffer) -> pa.Array:
@@ -80,7 +79,7 @@ def _nulls(kind: pa.DataType, count: int, zeros: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(kind, count, [zeros, zeros], null_count=count, children=children)
 
 
-def column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
+def _column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
     """Return one of the schema's columns, null where the values say that the token has none."""
     kind, is_nullable = SCHEMA.field(name).type, name in _NULLABLE
     if isinstance(values, Lists):

@@ -14,7 +14,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
 from tokenbus_services.settings import Settings, SettingsError
-from tokenbus_services.worker import EngineKind, make_engine
+from tokenbus_services.worker import EngineKind
 
 PLUGIN = '''
 """An engine of another distribution: each request gets the number of its row in every step, up to a limit."""
@@ -190,7 +190,7 @@ def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:
     distribution(installed, "other-engine", "[tokenbus.engines]\ncounting = elsewhere:KIND\n")
     with pytest.raises(PluginError, match="'counting' is brought by more than one distribution: counting_eng"):
         load(ENGINES, "counting", EngineKind)
-    assert make_engine("synthetic", Settings()).vocabulary_size == 50_000
+    assert load(ENGINES, "synthetic", EngineKind).tokenizer == "numbers"
 
 
 @pytest.mark.usefixtures("installed")

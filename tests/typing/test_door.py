@@ -34,19 +34,6 @@ async def _use(address: str) -> None:
                     assert (failed.request_id, failed.code_name) == (request_id, "overloaded")
 
 
-def _use_offline(model: str) -> None:
-    with tokenbus.LLM(model, max_num_seqs=8) as llm:
-        wanted: list[tokenbus.RequestParameters] = [{"temperature": 0.0}, {"seed": 7}]
-        outputs: tokenbus.Outputs = llm.generate([[1, 2], "text"], wanted, n=2, max_tokens=8, top_logprobs=0)
-        first: tokenbus.Output = outputs[0]
-        some: list[tokenbus.Output] = outputs[1:]
-        assert (first.prompt_index, len(some)) == (0, 3)
-        if outputs.logprobs is not None:
-            sums: list[float] = outputs.logprobs.tolist()
-            assert sums
-        llm.chat([{"role": "user", "content": first.text}], max_tokens=8)
-
-
 async def _read(path: str, log: str) -> None:
     recorded: list[tokenbus.StreamItem] = list(tokenbus.read_recording(path, after="46.1"))
     async for item in tokenbus.read_log(log, after=recorded[-1].position, follow=True):
@@ -58,6 +45,5 @@ def test_names_are_typed() -> None:
     """Mypy reads the functions above with the types that users see; nothing of it needs to run."""
     run: Callable[..., None] = tokenbus.run_engine
     use: Callable[[str], object] = _use
-    offline: Callable[[str], None] = _use_offline
     read: Callable[[str, str], object] = _read
-    assert all(map(callable, (run, use, offline, read)))
+    assert all(map(callable, (run, use, read)))

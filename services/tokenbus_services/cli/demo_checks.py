@@ -1,5 +1,6 @@
 """What the demo does: it asks for answers, computes the true ones without a bus, and measures rates."""
 
+import argparse
 import asyncio
 import json
 import time
@@ -19,7 +20,7 @@ from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress
-from tokenbus_services.worker import StepAssembler, make_engine
+from tokenbus_services.worker import StepAssembler, engine_kind
 
 PROMPTS = (
     "In the evening the old man said",
@@ -98,7 +99,9 @@ _COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternat
 
 def computed(wanted: Iterable[Generate], limits: Limits) -> Truth:
     """Return each request's rows, by its key: with one seed the engine gives the same numbers wherever it runs."""
-    engine = make_engine("ngram", Settings(limits=limits))
+    kind, parser = engine_kind("ngram"), argparse.ArgumentParser()
+    kind.declare(parser)
+    engine = kind.make(parser.parse_args([]), Settings(limits=limits))
     assembler = StepAssembler(limits, engine.vocabulary_size)
     for generate in wanted:
         engine.admit(generate)

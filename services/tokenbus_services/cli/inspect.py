@@ -16,8 +16,7 @@ from tokenbus_services.cli.export import lacking
 from tokenbus_services.cli.inspect_page import MOST_REQUESTS, write_page
 from tokenbus_services.cli.tap import token_text
 from tokenbus_services.comparison import MOST_LOG_RATIO, Comparison, Loaded, Tokens, load, mean_of_known, ratio_figures
-from tokenbus_services.offline.outputs import tokenizer_named
-from tokenbus_services.plugins import PluginError
+from tokenbus_services.plugins import PluginError, Tokenizer, load_tokenizer
 from tokenbus_services.printable import printable
 from tokenbus_services.terminal import styled
 from tokenbus_services.token_columns import TokenKind
@@ -131,11 +130,22 @@ def _texts(name: str | None) -> Texts:
     if name is None:
         return str
     try:
-        tokenizer = tokenizer_named(name)
+        tokenizer = _tokenizer(name)
     except (PluginError, ValueError) as error:
         raise CommandError(printable(str(error)), WRONG_USE) from None
     size = tokenizer.vocabulary_size
     return lambda token: tokenizer.token_bytes(token).decode(errors="replace") if token < size else str(token)
+
+
+def _tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a name, or of a model's folder, with a slash; a ValueError says why there is none."""
+    if "/" not in name:
+        return load_tokenizer(name)
+    try:
+        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
+    except ImportError as error:
+        raise ValueError(f"a model's own tokenizer needs the extra models: {error}") from None
+    return ModelTokenizer(Path(name))
 
 
 def _comparison(options: argparse.Namespace, ours: Tokens, theirs: Tokens | None = None) -> Comparison:

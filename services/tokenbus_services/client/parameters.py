@@ -139,7 +139,10 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
     """
     generate = Generate()
     generate.sampling.SetInParent()
-    set_prompt(generate, prompt)
+    if isinstance(prompt, str):
+        generate.text.text = prompt
+    else:
+        generate.tokens.token_ids[:] = _prompt_ids(prompt)
     for name, value in parameters.items():
         if name not in RequestParameters.__annotations__:
             raise ContractError(name, f"a parameter of a request{_alike(name)}", value, rule=Rule.NAMED)
@@ -152,14 +155,6 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
         if generate.prompt_scoring.without_generation:
             generate.sampling.ClearField("max_tokens")
     return generate
-
-
-def set_prompt(generate: Generate, prompt: Prompt) -> None:
-    """Write a request's prompt; raises ContractError as `request_of` does."""
-    if isinstance(prompt, str):
-        generate.text.text = prompt
-    else:
-        generate.tokens.token_ids[:] = _prompt_ids(prompt)
 
 
 def named_as_given(error: ContractError) -> ContractError:

@@ -7,7 +7,6 @@ from tokenbus_services.worker.engine import (
     EngineKind,
     EngineStepError,
     engine_kind,
-    make_engine,
 )
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.publisher import Publisher
@@ -26,5 +25,4 @@ __all__ = [
     "StepAssembler",
     "WouldWaitError",
     "engine_kind",
-    "make_engine",
 ]

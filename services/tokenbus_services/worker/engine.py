@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate
@@ -220,31 +220,3 @@ class EngineKind:
 def engine_kind(name: str) -> EngineKind:
     """Return the installed engine of that name; a PluginError of one line says why there is none."""
     return plugins.load(plugins.ENGINES, name, EngineKind)
-
-
-def make_engine(name: str, settings: Settings, model: Path | None = None, arguments: Sequence[str] = ()) -> Engine:
-    """Make the installed engine of that name.
-
-    Args:
-        name: As `--engine` has it.
-        settings: The settings that the engine's own options are compared with.
-        model: The model's folder, for an engine that reads one.
-        arguments: The engine's own options, as a command line has them.
-
-    Raises:
-        ValueError: An option is not known, or out of its range.
-        RuntimeError: Something that the engine needs is missing, and so does an ImportError say.
-    """
-    kind = engine_kind(name)
-    parser = _OptionParser(add_help=False, allow_abbrev=False)
-    kind.declare(parser)
-    own, rest = ([], list(arguments)) if kind.takes_rest else (list(arguments), [])
-    return kind.make(parser.parse_args(own, argparse.Namespace(model=model, rest=rest)), settings)
-
-
-class _OptionParser(argparse.ArgumentParser):
-    """Raises what is wrong, where argparse ends the process."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a ValueError."""
-        raise ValueError(message)

@@ -90,15 +90,13 @@ def run_engine(
         asyncio.run(serve())
 
 
-async def serve_engine(  # noqa: PLR0913 - each but the first three is given by name
+async def serve_engine(
     engine: Engine | Callable[[], Engine],
     settings: Settings | None = None,
     stop: asyncio.Event | None = None,
     *,
-    name: str = "engine",
     steps_per_second: float = 0,
     transport: Transport | None = None,
-    started: Callable[[], None] = lambda: None,
 ) -> None:
     """Run an engine as `run_engine` does, on the current event loop; logging and signals are left to the caller.
 
@@ -106,13 +104,11 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     lets it drain; cancelling this stops it without waiting for anything.
 
     Args:
-        engine: As in `run_engine`, and so are `settings`, `name` and `steps_per_second`.
+        engine: As in `run_engine`, and so are `settings` and `steps_per_second`.
         settings: As above.
         stop: Stops the worker when it is set; without it, only the engine's failure or cancelling does.
-        name: As above.
         steps_per_second: As above.
         transport: What carries messages, in the place of what the settings choose.
-        started: Called once the worker has all that it needs: its sockets and its address for metrics.
 
     Raises:
         EngineBrokenError: As in `run_engine`, and so are SettingsError and AddressError.
@@ -123,19 +119,17 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
             thread,
             settings or Settings.load(),
             stop or asyncio.Event(),
-            name=name,
             steps_per_second=steps_per_second,
             transport=transport,
-            started=started,
         )
 
 
-async def _serve(  # noqa: PLR0913 - as above
+async def _serve(  # noqa: PLR0913 - each but the first three is given by name
     thread: "EngineThread",
     settings: Settings,
     stop: asyncio.Event,
     *,
-    name: str,
+    name: str = "engine",
     steps_per_second: float,
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,

@@ -1,5 +1,6 @@
 """What the paddle engine says of tokens beside logprobs: both distributions, entropies, given tokens and masks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ def asking(key: int, scoring: dict[str, Any], **sampling: Any) -> Generate:  # n
     return generate
 
 
+def joined(rows: Sequence[Extras]) -> Extras:
+    """Return the extras of one request's rows, one after the other."""
+    names = ("other_logprobs", "entropies", "given_logprobs", "mask_sizes", "mask_token_ids")
+    whole: dict[str, Any] = {name: np.concatenate([getattr(row, name) for row in rows]) for name in names}
+    return rows[0]._replace(**whole)
+
+
 @pytest.mark.parametrize("speculate", [0, 2])
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 4), (0.0, 0), (1.0, 0), (1.3, 6)])
 def test_extras_are_those_of_a_plain_computation(temperature: float, top_k: int, speculate: int) -> None:
@@ -40,7 +48,7 @@ def test_extras_are_those_of_a_plain_computation(temperature: float, top_k: int,
     prompt = [256, *STORY.encode()]
     for generate in requests[:3]:
         got, scoring = run.got[generate.request_key], generate.token_scoring
-        extras = Extras.joined([row.extras for row in got.rows if row.extras is not None])
+        extras = joined([row.extras for row in got.rows if row.extras is not None])
         raw = plain.logprobs(plain.states([*prompt, *got.tokens]))[len(prompt) - 1 : -1].astype(np.float64)
         assert len(raw) == len(got.tokens) == 9
         allowed = np.full(raw.shape, fill_value=not top_k and bool(temperature))

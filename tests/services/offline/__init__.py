@@ -1,1 +1,0 @@
-"""Tests of an engine and its bus in one process."""
