@@ -26,7 +26,7 @@ _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of an answer's buffer; the kernel doubles the number."""
-_LAST_SECONDS = 5
+LAST_SECONDS = 5
 """How long clients may take to read the rest, after their answers have ended."""
 
 
@@ -113,7 +113,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
-                timeout_graceful_shutdown=_LAST_SECONDS,
+                timeout_graceful_shutdown=LAST_SECONDS,
             )
             server = _Server(config, gateway)
             serving = Serving(gateway, address)
@@ -151,7 +151,7 @@ async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
     gateway.feed.give_up()
     connections = cast("set[Connection]", server.server_state.connections)
-    await _wait_until(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
+    await _wait_until(lambda: not any(each.is_answering for each in connections), LAST_SECONDS)
     for connection in [each for each in connections if each.is_answering]:
         gateway.counts.cut_clients += 1
         connection.cut_off()
