@@ -118,11 +118,8 @@ def _of_recording(path: Path, request_id: int | None) -> tuple[Tokens, str]:
 
 
 def _tokens_of(taken: TokenColumns) -> Tokens:
-    entropy = other = np.full(taken.token_id.size, np.nan, np.float32)
-    if taken.extras is not None:
-        entropy, other = taken.extras.entropy, taken.extras.other_logprob
     of_all = (taken.kind, taken.request_id, taken.position, taken.step, taken.token_id, taken.logprob)
-    return Tokens(*of_all, entropy, _log_ratio(taken.logprob, other, taken.value_kind))
+    return Tokens(*of_all, taken.entropy, _log_ratio(taken.logprob, taken.other_logprob, taken.value_kind))
 
 
 def _log_ratio(logprob: Array, other: Array, value_kind: Array) -> Array:

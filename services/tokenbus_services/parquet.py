@@ -13,12 +13,58 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.json_format import MessageToDict
 
-from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_services.items import StreamItem, public_hello
-from tokenbus_services.token_columns import TokenBuffer, TokenKind
-from tokenbus_services.token_table import EXTRAS, SCHEMA, token_batch
+from tokenbus_services.token_columns import Lists, TokenBuffer, TokenColumns, TokenKind
 
+_NAME = pa.dictionary(pa.uint8(), pa.string())
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    """Return the type of lists of a type, whose elements are never null: Parquet writes these in less time."""
+    return pa.large_list(pa.field("element", kind, nullable=False))
+
+
+_TYPES = {
+    "request_id": pa.uint64(),
+    "position": pa.uint32(),
+    "token_id": pa.uint32(),
+    "logprob": pa.float32(),
+    "rank": pa.uint32(),
+    "alternative_token_ids": _list_of(pa.uint32()),
+    "alternative_logprobs": _list_of(pa.float32()),
+    "kind": _NAME,
+    "status": _NAME,
+    "scoring": _NAME,
+    "value_kind": _NAME,
+    "draft_token_count": pa.uint8(),
+    "proposal_token_ids": _list_of(pa.uint32()),
+    "weight_version": pa.uint64(),
+    "step": pa.uint64(),
+    "sequence": pa.uint64(),
+    "produced_at_ns": pa.uint64(),
+    "other_logprob": pa.float32(),
+    "entropy": pa.float32(),
+    "given_token_ids": _list_of(pa.uint32()),
+    "given_logprobs": _list_of(pa.float32()),
+    "mask_size": pa.uint32(),
+    "mask_token_ids": _list_of(pa.uint32()),
+}
+EXTRAS = tuple(_TYPES)[-6:]
+"""What requests may ask for of each token beside its logprob."""
+_NULLABLE = {"logprob", "rank", *EXTRAS}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _TYPES.items()])
+"""A token's columns, each as `TokenColumns` says; null where its request did not ask for it."""
+_NAMES = {
+    column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
+    for column, members in {
+        "kind": {each.value: each.name for each in TokenKind},
+        "status": {each.value: each.name for each in RowStatus},
+        "scoring": {each.value: each.name for each in Scoring},
+        "value_kind": {each.value: each.name for each in ValueKind},
+    }.items()
+}
 _GROUP_TOKENS = 1 << 16
 _GROUP_BYTES = 1 << 23
 """A row group has at most so many tokens, of items with so many bytes, and one item or request beyond them."""
@@ -68,6 +114,25 @@ REQUEST_SCHEMA = pa.schema(
         ),
     ]
 )
+
+
+def _token_batch(tokens: TokenColumns) -> pa.RecordBatch:
+    columns = [_column_of(name, getattr(tokens, name)) for name in SCHEMA.names]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
+    """Return one of the schema's columns, null where the values say that the token has none."""
+    kind, is_nullable = SCHEMA.field(name).type, name in _NULLABLE
+    if isinstance(values, Lists):
+        lacks = pa.array(values.offsets[1:] == values.offsets[:-1]) if is_nullable else None
+        return pa.LargeListArray.from_arrays(values.offsets, pa.array(values.values), kind, mask=lacks)
+    if name in _NAMES:
+        return pa.DictionaryArray.from_arrays(pa.array(values), _NAMES[name])
+    if not is_nullable:
+        return pa.array(values, kind)
+    lacks = np.isnan(values) if values.dtype.kind == "f" else values == 0
+    return pa.array(values, kind, mask=lacks if lacks.any() else None)
 
 
 class TokenFile:
@@ -132,7 +197,7 @@ class TokenFile:
     def _write(self) -> None:
         if self._buffer.tokens:
             self.tokens += self._buffer.tokens
-            self._writer.write_batch(token_batch(self._buffer.take()))
+            self._writer.write_batch(_token_batch(self._buffer.take()))
 
     def _metadata(self) -> dict[str, str]:
         metadata = {"tokenbus.rows": self.rows, "tokenbus.writer": f"tokenbus {version('tokenbus')}"}
@@ -239,7 +304,7 @@ class RequestFile(TokenFile):
     def _write(self) -> None:
         """Write the requests that have ended, and hold the tokens of the others."""
         self.tokens += self._buffer.tokens
-        tokens = pa.concat_tables([self._held, pa.Table.from_batches([token_batch(self._buffer.take())])])
+        tokens = pa.concat_tables([self._held, pa.Table.from_batches([_token_batch(self._buffer.take())])])
         codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
         ended, self._ended = self._ended, []
         numbers = np.array([0, *(each.number for each in ended)])

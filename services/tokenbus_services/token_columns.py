@@ -1,7 +1,6 @@
 """TokenColumns: a stream's tokens as columns with one value for each token, without a Python object for a token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -34,24 +33,7 @@ class Lists(NamedTuple):
     values: Array
 
 
-class ExtraColumns(NamedTuple):
-    """What some requests asked of each token beside its logprob."""
-
-    other_logprob: npt.NDArray[np.float32]
-    """In the other distribution; NaN where it was not asked for."""
-    entropy: npt.NDArray[np.float32]
-    """NaN where it was not asked for."""
-    given_token_ids: Lists
-    """The ids that its request gave."""
-    given_logprobs: Lists
-    mask_size: npt.NDArray[np.uint32]
-    """How many ids sampling could have chosen; 0 where it was not asked for."""
-    mask_token_ids: Lists
-    """Those ids; empty where they are too many, or were not asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenColumns:
+class TokenColumns(NamedTuple):
     """Tokens in the order of their stream; logprob_batch.proto says what each value is."""
 
     request_id: npt.NDArray[np.uint64]
@@ -77,8 +59,16 @@ class TokenColumns:
     step: npt.NDArray[np.uint64]
     sequence: npt.NDArray[np.uint64]
     produced_at_ns: npt.NDArray[np.uint64]
-    extras: ExtraColumns | None
-    """None: no token has any."""
+    other_logprob: npt.NDArray[np.float32]
+    """In the other distribution; NaN, as the entropy, where its request did not ask for it."""
+    entropy: npt.NDArray[np.float32]
+    given_token_ids: Lists
+    """The ids that its request gave."""
+    given_logprobs: Lists
+    mask_size: npt.NDArray[np.uint32]
+    """How many ids sampling could have chosen; 0 where its request did not ask for it."""
+    mask_token_ids: Lists
+    """Those ids; empty where they are too many, or were not asked for."""
 
 
 class _Part(NamedTuple):
@@ -108,7 +98,7 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 """The columns of a batch that are there where some row asked for more: first those of rows."""
 _OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
-_NOTHING = BatchHeader("", 1, 1, 1, 0)
+_EMPTY = LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
 
 class TokenBuffer:
@@ -122,29 +112,25 @@ class TokenBuffer:
     def add(self, item: StreamItem) -> None:
         """Add an item's tokens, if it has any; raises ContractError if the item breaks the contract."""
         if item.batch is not None:
-            self.add_batch(item.batch)
+            part = _of_batch(item.batch)
         elif item.event is not None and item.event.HasField("prompt_scores"):
-            self.add_scores(PromptScores.of(item.event.prompt_scores), item.sequence)
+            part = _of_prompt(PromptScores.of(item.event.prompt_scores), item.sequence)
         else:
             return
+        self._parts.append(part)
+        self.tokens += part.token_ids.size
         self.payload_bytes += len(item.payload)
-
-    def add_batch(self, batch: LogprobBatch) -> None:
-        """Add a batch's tokens."""
-        extras = batch.arrays(_EXTRAS) if batch.has_extras else None
-        self._parts.append(_Part._make((_HEAD(batch.header), *batch.arrays(_COLUMNS), extras)))
-        self.tokens += batch.token_ids.size
-
-    def add_scores(self, scores: PromptScores, sequence: int = 0) -> None:
-        """Add a prompt's tokens, of the item with a sequence; 0: it is not known."""
-        self._parts.append(_of_prompt(scores, sequence))
-        self.tokens += scores.token_ids.size
 
     def take(self) -> TokenColumns:
         """Return the tokens that wait."""
-        parts = self._parts or [_Part._make((_HEAD(_NOTHING), *LogprobBatch(_NOTHING).arrays(_COLUMNS), None))]
-        self.__init__()  # type: ignore[misc]  # as it was made
-        return _joined(parts)
+        parts, self._parts = self._parts, []
+        self.tokens = self.payload_bytes = 0
+        return _joined(parts or [_of_batch(_EMPTY)])
+
+
+def _of_batch(batch: LogprobBatch) -> _Part:
+    extras = batch.arrays(_EXTRAS) if batch.has_extras else None
+    return _Part._make((_HEAD(batch.header), *batch.arrays(_COLUMNS), extras))
 
 
 def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
@@ -172,7 +158,7 @@ def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
 
 
 def _joined(parts: Sequence[_Part]) -> TokenColumns:
-    heads, *columns, extras = zip(*parts, strict=True)
+    heads, *columns, _ = zip(*parts, strict=True)
     rows = dict(zip(_COLUMNS, map(np.concatenate, columns), strict=True))
     counts = rows["token_counts"]
     in_part = np.array([part.token_ids.size for part in parts])
@@ -206,25 +192,24 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
         step,
         sequence,
         produced_at_ns,
-        _joined_extras(parts, counts) if any(extras) else None,
+        *_joined_extras(parts, counts),
     )
 
 
-def _joined_extras(parts: Sequence[_Part], counts: Array) -> ExtraColumns:
-    nothing = LogprobBatch(_NOTHING).arrays(_EXTRAS)
-    found = []
+def _joined_extras(parts: Sequence[_Part], counts: Array) -> tuple[Array, Array, Lists, Lists, Array, Lists]:
+    """Return the columns of `TokenColumns` from `other_logprob` on."""
+    nothing, found = _EMPTY.arrays(_EXTRAS), []
     for part in parts:
         columns, zeros = part.extras or nothing, np.zeros(part.token_counts.size, np.uint32)
         of_rows = [column if column.size else zeros for column in columns[:_OF_ROWS]]
         found.append([*of_rows, *columns[_OF_ROWS:]])
-    joined = [*map(np.concatenate, zip(*found, strict=True))]
-    extras, given_counts, mask_bounds = joined[:_OF_ROWS]
-    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = joined[_OF_ROWS:]
+    extras, given_counts, mask_bounds, *of_tokens = map(np.concatenate, zip(*found, strict=True))
+    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = of_tokens
     kinds, given, bounds = (np.repeat(each, counts) for each in (extras, given_counts, mask_bounds))
     values = _lists_of(given, given_logprobs)
     ids_begin = np.repeat(_lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
     sizes = _placed(mask_sizes, bounds > 0, 0)
-    return ExtraColumns(
+    return (
         _placed(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
         _placed(entropies, kinds & Extra.ENTROPY > 0, np.nan),
         values._replace(values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]),

@@ -23,8 +23,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Reques
 from tokenbus_services import parquet
 from tokenbus_services.delivery.step import TokenExtras, extras_by_token
 from tokenbus_services.items import StreamItem, read_items
-from tokenbus_services.parquet import RequestFile, TokenFile
-from tokenbus_services.token_table import EXTRAS
+from tokenbus_services.parquet import EXTRAS, RequestFile, TokenFile
 
 Values = dict[str, Any]
 
