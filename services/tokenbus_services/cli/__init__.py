@@ -29,7 +29,7 @@ _COMMANDS = {
     "api-keys": "make, list and revoke API keys for the gateway",
     "tap": "show workers' streams as they pass",
     "record": "write a worker's stream to a file",
-    "inspect": "show a recording's tokens by probability, or how two recordings differ",
+    "inspect": "show a recording's tokens by probability",
     "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
     "log": "write every worker's stream to a durable log over NATS",
     "keygen": "make the key of one process, for encrypted tcp",

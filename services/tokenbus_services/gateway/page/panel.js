@@ -19,11 +19,9 @@ export class Panel {
     this.#asked = asked;
   }
 
-  /** `proposals` are those of the token's position; null: drafts are not known. */
   show(token, proposals) {
     const held = this.#panel.contains(document.activeElement) ? document.activeElement.dataset.do : null;
-    const drafts = proposals ? [history(token, proposals)] : [];
-    this.#panel.replaceChildren(this.#head(token), figures(token), alternatives(token), ...drafts);
+    this.#panel.replaceChildren(this.#head(token), figures(token), alternatives(token), history(token, proposals));
     this.#panel.dataset.open = "true";
     // The buttons are new elements: focus must stay on the one that is pressed repeatedly.
     if (held) this.#panel.querySelector(`[data-do="${held}"]`)?.focus();
@@ -56,30 +54,23 @@ function figures(token) {
   return element(
     "div",
     {},
-    element("p", { class: "probability" }, main, isScored && token.rank ? element("span", {}, `rank ${count(token.rank)}`) : null),
+    element("p", { class: "probability" }, main, isScored ? element("span", {}, `rank ${count(token.rank)}`) : null),
     element(
       "dl",
       { class: "facts" },
       ...described([
         ["Logprob", isScored ? decimal(token.logprob, 4) : null],
-        ["Entropy", known(token.entropy)],
-        ["Importance ratio", known(token.importance_ratio)],
-        ["Second logprob", known(token.other_logprob)],
-        ["Difference", known(token.difference)],
-        ["Second entropy", known(token.other_entropy)],
+        ["Entropy", Number.isFinite(token.entropy) ? decimal(token.entropy, 4) : null],
         ["Token id", String(token.id)],
-        ["Second token", token.other_token_id === undefined || token.other_token_id === token.id ? null : visible(token.other_text)],
         ["Completes", token.name && token.text ? visible(token.text) : null],
         ["Position", count(token.position)],
-        ["Step", token.step ? count(token.step) : null],
+        ["Step", count(token.step)],
         ["Worker", token.worker || null],
         ["Epoch", token.epoch ? String(token.epoch) : null, "wide"],
       ]),
     ),
   );
 }
-
-const known = (number) => (number === null || number === undefined ? null : decimal(number, 4));
 
 function alternatives(token) {
   const listed = (token.alternatives ?? []).map(([id, text, logprob]) => ({ id, text, logprob }));

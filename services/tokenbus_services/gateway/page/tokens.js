@@ -133,7 +133,7 @@ export class TokenText {
 }
 
 function drawn(token) {
-  const classes = ["t", token.colour ?? probabilityClass(token.logprob), token.origin];
+  const classes = ["t", probabilityClass(token.logprob), token.origin];
   if (isUnseen(token.text)) classes.push("empty");
   if (isTurning(token.text)) classes.push("turning");
   return element("span", { class: classes.join(" "), "data-i": token.index }, ...withLineEnds(token.text));
@@ -148,6 +148,5 @@ function withLineEnds(text) {
 function spoken(token) {
   const text = token.name ?? (token.text.trim() || visible(token.text));
   if (token.logprob === null || token.logprob === undefined) return text;
-  const rank = token.rank ? `, rank ${token.rank}` : "";
-  return `${text}, ${percent(Math.exp(token.logprob))}${rank}`;
+  return `${text}, ${percent(Math.exp(token.logprob))}, rank ${token.rank}`;
 }
