@@ -162,12 +162,8 @@ def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
 
 def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
     """Return the entry of an item."""
-    return _item_head(epoch, sequence, kind, payload) + payload
-
-
-def _item_head(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
     item = Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload), payload_crc32=crc32(payload))
-    return _delimited(write_frame(WorkerFrame(epoch=epoch, item=item)))
+    return _delimited(write_frame(WorkerFrame(epoch=epoch, item=item))) + payload
 
 
 def gap_entry(epoch: int, first: int, last: int) -> bytes:
@@ -206,11 +202,6 @@ class Recorder:
 
     def add(self, item: StreamItem) -> bytes:
         """Return the bytes to write for an item; none for an item that was added before."""
-        head = self.head(item)
-        return head + item.payload if head else head
-
-    def head(self, item: StreamItem) -> bytes:
-        """Add an item; return the bytes to write before its payload, or none for an item that was added before."""
         data = b""
         if not self.items:
             self.first_sequence = self.first_sequence or item.sequence
@@ -225,7 +216,7 @@ class Recorder:
         self.last_sequence = item.sequence
         self.items += 1
         self.payload_bytes += len(item.payload)
-        return data + _item_head(self.epoch, item.sequence, item.kind, item.payload)
+        return data + item_entry(self.epoch, item.sequence, item.kind, item.payload)
 
 
 def read_recording(path: str | os.PathLike[str], *, after: str | None = None) -> Iterator[StreamItem]:

@@ -15,6 +15,7 @@ from tokenbus_engines.fastdeploy_switch import FORM, SWITCH, read_switch
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import CommandKind
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.printable import reason_of
 
 _DESCRIPTION = """\
 Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         os.execve(program, command, environment)  # noqa: S606 - the user's own command
     except OSError as error:
-        raise CommandError(f"{command[0]}: {(error.strerror or str(error)).lower()}", _CANNOT_RUN) from None
+        raise CommandError(f"{command[0]}: {reason_of(error)}", _CANNOT_RUN) from None
 
 
 def _check_form(where: str, name: str) -> None:

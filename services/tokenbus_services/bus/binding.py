@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenbus_services.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus_services.bus.errors import AddressError
+from tokenbus_services.printable import reason_of
 
 _BACKLOG = 4096
 """As many as connect at once after a restart; of those beyond it the kernel drops the first packet, for a second."""
@@ -69,7 +70,7 @@ async def bind(address: str, *, reuse_port: bool = False) -> Binding:
             return await _bind_tcp(endpoint, reuse_port=reuse_port)
         return _bind_ipc(endpoint)
     except socket.gaierror as error:
-        raise AddressError(address, f"no such host here: {(error.strerror or str(error)).lower()}") from None
+        raise AddressError(address, f"no such host here: {reason_of(error)}") from None
     except OSError as error:
         said = error.strerror or str(error)
         reason = said if said != os.strerror(error.errno or 0) else _REASONS.get(error.errno or 0, said.lower())

@@ -9,6 +9,7 @@ from typing import Any
 from tokenbus_services.bus.addresses import NatsEndpoint
 from tokenbus_services.bus.keys import check_private
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.printable import reason_of
 from tokenbus_services.settings import BusSettings, SettingsError
 from tokenbus_services.watched_files import WatchedFiles
 
@@ -47,7 +48,7 @@ class Login:
             try:
                 self.options["tls"] = ssl.create_default_context(cafile=settings.nats_ca_file or None)
             except OSError as error:
-                limit = f"a file of certificates that can be read: {(error.strerror or str(error)).lower()}"
+                limit = f"a file of certificates that can be read: {reason_of(error)}"
                 raise SettingsError("bus.nats_ca_file", limit, settings.nats_ca_file) from None
             if settings.nats_certificate:
                 self._show_certificate(settings)

@@ -15,7 +15,7 @@ from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import CommandKind, brought
 from tokenbus_services.cli.commands import command as brought_command
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.python_version import PythonVersionError
 
 _COMMANDS = {
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if what is None:  # standard output has no name; what has one was a file
             _give_up(sys.stdout)
             what = "cannot write to standard output"
-        _complain(f"{what}: {(error.strerror or str(error)).lower()}")
+        _complain(f"{what}: {reason_of(error)}")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -19,7 +19,7 @@ from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
 from tokenbus_services.items import RecordingError, StreamItem, read_items
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
@@ -136,7 +136,7 @@ def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
     except ContractError as error:
         return report | _refusal(error, 0)
     except OSError as error:
-        return report | {"error": (error.strerror or str(error)).lower()}
+        return report | {"error": reason_of(error)}
 
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:

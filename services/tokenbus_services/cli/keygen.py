@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenbus_services.bus.allow_list import NAME
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 
 _DESCRIPTION = """\
 Make a key for one process that speaks to others over tcp, in pyzmq's format: DIR/NAME.key_secret, which only its owner
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         there = error.filename2 or error.filename
         raise CommandError(f"{there}: there already; a key is never replaced", WRONG_USE) from None
     except OSError as error:
-        raise CommandError(f"{options.folder}: {(error.strerror or str(error)).lower()}", WRONG_USE) from None
+        raise CommandError(f"{options.folder}: {reason_of(error)}", WRONG_USE) from None
     print(f"secret  {printable(str(secret))}  for this process alone: bus.key_file")
     print(f"public  {printable(str(public))}  for others")
     print(f"key     {public_key(str(public)).decode()}")

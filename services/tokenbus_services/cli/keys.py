@@ -11,7 +11,7 @@ from tokenbus_services.bus import Role
 from tokenbus_services.bus.allow_list import AllowedKey, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.bus.keys import public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.watched_files import locked
 
 _DESCRIPTION = """\
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     except AllowListError as error:
         raise CommandError(str(error), WRONG_USE) from None
     except OSError as error:
-        raise CommandError(f"{error.filename or path}: {(error.strerror or str(error)).lower()}", WRONG_USE) from None
+        raise CommandError(f"{error.filename or path}: {reason_of(error)}", WRONG_USE) from None
     return 0
 
 

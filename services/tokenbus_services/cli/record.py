@@ -18,7 +18,7 @@ from tokenbus_services.cli.export import recording_of, require_parquet, table_fi
 from tokenbus_services.cli.watching import watched, widened
 from tokenbus_services.items import Recorder, StreamItem
 from tokenbus_services.logs import logger
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
@@ -67,9 +67,9 @@ class _Open:
 
     def write(self, item: StreamItem) -> None:
         with _writing(self.path):
-            if not (head := self.recorder.head(item)):
+            if not (data := self.recorder.add(item)):
                 return
-            self.file.writelines((head, item.payload))
+            self.file.write(data)
             self.file.flush()  # so that the file has each item, however this process ends
             if self.table is not None:
                 table, self.table = self.table, None  # if it fails, the recording stays
@@ -252,4 +252,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise CommandError(f"{path}: {reason_of(error)}") from None

@@ -21,7 +21,7 @@ from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema, proto_files
 from tokenbus_contracts.published.json_schema import json_schema
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
@@ -146,7 +146,7 @@ def _schema(name: str) -> Schema:
             raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", status=2)
         return _checked(name, path.read_bytes())
     except OSError as error:
-        raise CommandError(f"{name}: {(error.strerror or str(error)).lower()}", status=2) from None
+        raise CommandError(f"{name}: {reason_of(error)}", status=2) from None
 
 
 def _checked(name: str, data: bytes) -> Schema:

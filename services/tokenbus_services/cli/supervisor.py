@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.starting import Output, SignsOfLife
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 
 START_SECONDS = 60
 _MOST_STARTS = 60
@@ -136,7 +136,7 @@ class Child:
                 limit=_LONGEST_LINE,
             )
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            why = reason_of(error)
             raise CommandError(f"{self.name}: no process can be started: {why}") from None
         self.pid = process.pid
         self._report(News(self.name, "started", f"started, process {self.pid}", {"pid": self.pid}))

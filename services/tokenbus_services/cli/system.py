@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import Service
-from tokenbus_services.printable import printable
+from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import engine_kind
 
@@ -171,7 +171,7 @@ def runtime_folder() -> Iterator[Path]:
         try:  # not even root can be sure before that a place takes a folder
             made = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
         except OSError as error:
-            refusals.append(printable(f"{base}: {(error.strerror or str(error)).lower()}"))
+            refusals.append(printable(f"{base}: {reason_of(error)}"))
             continue
         try:
             yield made
