@@ -148,13 +148,8 @@ def test_every_alert_has_its_question() -> None:
     assert set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE)) <= set(names)
 
 
-def test_dashboard_has_the_rows_that_are_told() -> None:
-    """The dashboard's rows are named in their order, and so is the data source that it asks."""
-    text = section("The dashboard").replace("\n", " ").split("order of questions: ")[1]
+def test_data_source_of_the_dashboard_is_told() -> None:
     panels = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "tokenbus.json").read_text())["panels"]
-    places = [text.index(panel["title"]) for panel in panels if panel["type"] == "row"]
-    assert len(places) >= 8
-    assert places == sorted(places)
     (source,) = {panel["datasource"]["uid"] for panel in panels if "datasource" in panel}
     assert source in section("The dashboard")
 
