@@ -19,7 +19,8 @@ from tests.support.waiting import MOST, until
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
+from tokenbus_services.client import Client, Generation
+from tokenbus_services.delivery import RequestFailedError, Step
 from tokenbus_services.delivery.step import Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
@@ -52,21 +53,21 @@ def logprobs_after(model: np.ndarray[Any, Any], word: int) -> np.ndarray[Any, An
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Processor]:
-    """Run the engine as a worker beside a processor, within this event loop."""
+async def running() -> AsyncIterator[tuple[Processor, Client]]:
+    """Run the engine as a worker beside a processor and a client, within this event loop."""
     settings = Settings.load(environment={}, overrides={**ADDRESSES})
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         working = asyncio.create_task(serve_engine(EXAMPLE.WordEngine(), settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         try:
-            yield processor
+            yield processor, client
         finally:
             stop.set()
             await asyncio.wait_for(working, MOST)
 
 
-async def taken(tokens: RequestTokens) -> list[Token]:
+async def taken(tokens: Generation) -> list[Token]:
     """Return all of a request's tokens."""
     return [token async for token in tokens]
 
@@ -76,11 +77,11 @@ async def test_tokens_are_the_model_s_whoever_else_asks() -> None:
 
     Logprobs, ranks and alternatives are those of a log-softmax in double precision.
     """
-    async with running() as processor, asyncio.timeout(MOST):
+    async with running() as (_, client), asyncio.timeout(MOST):
         requests = [
-            processor.generate(asked(2**63 + 1, [5, 3], 40, top_logprobs=4)),
-            processor.generate(asked(2, [9], 17, top_logprobs=0)),
-            processor.generate(asked(3, [60], 23)),
+            client.generate(asked(2**63 + 1, [5, 3], 40, top_logprobs=4)),
+            client.generate(asked(2, [9], 17, top_logprobs=0)),
+            client.generate(asked(3, [60], 23)),
         ]
         full, scored, plain = await asyncio.gather(*map(taken, requests))
     assert [token.id for token in full] == true_words(3, 40)
@@ -99,9 +100,9 @@ async def test_tokens_are_the_model_s_whoever_else_asks() -> None:
 
 async def test_drafts_are_verified_and_shown() -> None:
     """A step brings as many words as were drafted right and one more; drafts have the draft model's own logprobs."""
-    async with running() as processor, asyncio.timeout(MOST):
+    async with running() as (processor, client), asyncio.timeout(MOST):
         feed, steps = processor.steps(), list[Step]()
-        tokens = processor.generate(asked(7, [6], 40, top_logprobs=1, include_draft_logprobs=True))
+        tokens = client.generate(asked(7, [6], 40, top_logprobs=1, include_draft_logprobs=True))
         while not steps or steps[-1].target.statuses[0] != RowStatus.FINISHED_LENGTH:
             steps.append(await anext(feed))
         await feed.aclose()
@@ -123,7 +124,7 @@ async def test_drafts_are_verified_and_shown() -> None:
 
 async def test_wrong_prompt_is_one_line() -> None:
     """A prompt that the engine refuses is answered with the field, the limit and the value, and the engine goes on."""
-    async with running() as processor, asyncio.timeout(MOST):
+    async with running() as (_, client), asyncio.timeout(MOST):
         for wrong, line in (
             (asked(1, [64], 4), "prompt: at least 1 token id, all below 64, got [64]"),
             (
@@ -132,17 +133,17 @@ async def test_wrong_prompt_is_one_line() -> None:
             ),
         ):
             with pytest.raises(RequestFailedError) as refused:
-                await taken(processor.generate(wrong))
+                await taken(client.generate(wrong))
             assert (refused.value.code, refused.value.reason) == (ErrorCode.ERROR_CODE_INVALID_REQUEST, line)
-        assert len(await taken(processor.generate(asked(3, [1], 4)))) == 4
+        assert len(await taken(client.generate(asked(3, [1], 4)))) == 4
 
 
 async def test_aborted_request_has_a_last_row() -> None:
     """A request that is aborted ends at the next step, and its neighbour has all of its words."""
-    async with running() as processor, asyncio.timeout(MOST):
-        endless, other = processor.generate(asked(1, [5], 100_000)), processor.generate(asked(2, [6], 300))
+    async with running() as (_, client), asyncio.timeout(MOST):
+        endless, other = client.generate(asked(1, [5], 100_000)), client.generate(asked(2, [6], 300))
         await anext(endless)
-        processor.abort(1)
+        client.abort(1)
         rest = await taken(endless)
         assert [token.id for token in await taken(other)] == true_words(6, 300)
     assert len(rest) < 99_999

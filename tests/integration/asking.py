@@ -8,7 +8,8 @@ from tests.integration.audit import Audit
 from tests.support.waiting import soon, until
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client, Generation
-from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.processor import Processor
 
 
 def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int = 2) -> Generate:
@@ -25,7 +26,7 @@ def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int 
 class Asked:
     """One request, consumed by a task of its own."""
 
-    def __init__(self, tokens: Generation | RequestTokens, position: int = 0) -> None:
+    def __init__(self, tokens: Generation, position: int = 0) -> None:
         self.tokens = tokens
         self.audit = Audit(tokens.request_id, position)
         self.task = asyncio.create_task(self._consume())
@@ -49,6 +50,13 @@ class Asked:
 
 def ask(client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
     return [Asked(client.generate(wanted(tokens, model, top_logprobs=top_logprobs))) for _ in range(count)]
+
+
+async def resumed(client: Client, processor: Processor, keys: Iterable[int]) -> list[Asked]:
+    """Take up requests that a worker brings unasked, once their first rows have come."""
+    keys = list(keys)
+    await until(lambda: all(map(processor.registry.table.knows, keys)))
+    return [Asked(client.resume(key, 0)) for key in keys]
 
 
 async def begun(asked: Iterable[Asked]) -> None:

@@ -1,12 +1,11 @@
 """Requests that change hands, pause, end early, or come at the wrong time, over real sockets."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.asking import Asked, all_exact, all_failed, ask, begun, wanted
+from tests.integration.asking import Asked, all_exact, all_failed, ask, begun, resumed, wanted
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.integration.inprocess import trio
@@ -45,18 +44,20 @@ async def test_handed_off_requests_get_all_rows_and_all_tokens(deployment: Deplo
     """Case 27: every request handed off gets every token, whichever worker's rows arrive first."""
     async with (
         Processor(deployment.settings()) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "prefill", "prefill") as prefill,
         publisher(deployment, "decode", "decode") as decode,
     ):
-        asked = [Asked(processor.request(key)) for key in KEYS]
         if first == "prefill":
             prefill.publish(step(1, prefilled()))
+            asked = await resumed(client, processor, KEYS)
             await begun(asked)
             publish_decoded(decode)
         else:
             publish_decoded(decode)
             await until(lambda: processor.registry.router.counts.early >= len(KEYS))
             prefill.publish(step(1, prefilled()))
+            asked = await resumed(client, processor, KEYS)
         await all_exact(asked, 61)
 
 
@@ -64,11 +65,13 @@ async def test_proposals_reach_whoever_asks_for_rows(deployment: Deployment) -> 
     """What the prefill node proposes arrives with its row, for each request its own."""
     async with (
         Processor(deployment.settings(processor__handoff_timeout_ms=60_000)) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "prefill", "prefill") as prefill,
         publisher(deployment, "decode", "decode") as decode,
     ):
-        rows = {key: processor.request(key).rows() for key in KEYS}
         prefill.publish(step(1, prefilled()))
+        await until(lambda: all(map(processor.registry.table.knows, KEYS)))
+        rows = {key: client.resume(key, 0).rows() for key in KEYS}
         firsts: dict[int, Row] = {key: await anext(each) for key, each in rows.items()}
         publish_decoded(decode)
         for each in rows.values():
@@ -82,22 +85,26 @@ async def test_handed_off_to_nobody_ends_with_an_error(deployment: Deployment) -
     patient: Overrides = {"processor__unclaimed_timeout_ms": 60_000}
     async with (
         Processor(deployment.settings(processor__handoff_timeout_ms=200, **patient)) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "prefill", "prefill") as prefill,
     ):
-        asked = [Asked(processor.request(key)) for key in KEYS]
-        prefill.publish(step(1, prefilled()))
+        prefill.publish(step(1, [MadeRow(key, 0, 1) for key in KEYS]))
+        asked = await resumed(client, processor, KEYS)
+        await begun(asked)
+        prefill.publish(step(2, [MadeRow(key, 1, 1, RowStatus.HANDED_OFF) for key in KEYS]))
         await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
-        assert {each.audit.position for each in asked} == {1}
+        assert {each.audit.position for each in asked} == {2}
 
 
 async def test_preempted_request_goes_on_where_it_was(deployment: Deployment) -> None:
     """Cases 7 and 22: a preempted row has no token, its neighbours go on, and resumed it misses nothing."""
     async with (
         Processor(deployment.settings()) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "worker", "mixed") as worker,
     ):
-        asked = [Asked(processor.request(key)) for key in (1, 2)]
         worker.publish(step(1, [MadeRow(1, 0, 3), MadeRow(2, 0, 3)]))
+        asked = await resumed(client, processor, (1, 2))
         worker.publish(step(2, [MadeRow(1, 3, 0, RowStatus.PREEMPTED), MadeRow(2, 3, 3)]))
         worker.publish(step(3, [MadeRow(2, 6, 3)]))
         worker.publish(step(4, [MadeRow(1, 3, 0, RowStatus.PREFILLING), MadeRow(2, 9, 3)]))
@@ -111,10 +118,11 @@ async def test_frames_that_were_in_flight_at_preemption_are_settled_by_position(
     """Case 22: tokens that an engine computes again after preemption are given once; ones it leaves out are a gap."""
     async with (
         Processor(deployment.settings()) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "worker", "mixed") as worker,
     ):
-        again, left_out = Asked(processor.request(1)), Asked(processor.request(2))
         worker.publish(step(1, [MadeRow(1, 0, 6), MadeRow(2, 0, 6)]))
+        again, left_out = await resumed(client, processor, (1, 2))
         worker.publish(step(2, [MadeRow(1, 6, 0, RowStatus.PREEMPTED), MadeRow(2, 6, 0, RowStatus.PREEMPTED)]))
         worker.publish(step(3, [MadeRow(1, 3, 6, RowStatus.FINISHED_STOP), MadeRow(2, 9, 3)]))
         await all_exact([again], 9)
@@ -174,10 +182,11 @@ async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
     """Rows of a request that has ended are counted and delivered to no consumer, and its neighbours get theirs."""
     async with (
         Processor(deployment.settings()) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "worker", "mixed") as worker,
     ):
-        asked = [Asked(processor.request(key)) for key in (1, 2)]
         worker.publish(step(1, [MadeRow(1, 0, 3, RowStatus.FINISHED_STOP), MadeRow(2, 0, 3)]))
+        asked = await resumed(client, processor, (1, 2))
         worker.publish(step(2, [MadeRow(1, 3, 3), MadeRow(2, 3, 3, RowStatus.FINISHED_STOP)]))
         await all_exact(asked[:1], 3)
         await all_exact(asked[1:], 6)
@@ -188,23 +197,13 @@ async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) ->
     """A draft that comes when its step was given out without it is refused, and no request ends."""
     async with (
         Processor(deployment.settings()) as processor,
+        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
         publisher(deployment, "worker", "mixed") as worker,
     ):
-        asked = Asked(processor.request(1))
         worker.publish(step(1, [MadeRow(1, 0, 3)], draft_follows=True))
         worker.publish(step(2, [MadeRow(1, 3, 3)]))
         worker.publish(step(3, [MadeRow(1, 6, 3)]))
         worker.publish(step(1, [MadeRow(1, 0, 3)], BatchKind.DRAFT))
         worker.publish(step(4, [MadeRow(1, 9, 3, RowStatus.FINISHED_STOP)]))
-        await all_exact([asked], 12)
+        await all_exact(await resumed(client, processor, [1]), 12)
         assert processor.refused_messages.by_rule.total() == 1
-
-
-async def test_request_may_be_asked_for_before_its_worker_is_there(deployment: Deployment) -> None:
-    """An iterator that waits for a worker to come gets every token of it."""
-    async with Processor(deployment.settings()) as processor:
-        asked = Asked(processor.request(1))
-        await asyncio.sleep(0)
-        async with publisher(deployment, "worker", "mixed") as worker:
-            worker.publish(step(1, [MadeRow(1, 0, 3, RowStatus.FINISHED_STOP)]))
-            await all_exact([asked], 3)

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.integration.asking import Asked, all_exact, all_failed
+from tests.integration.asking import all_exact, all_failed, resumed
+from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.support.waiting import soon, until
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher, RetentionFullError, WouldWaitError
 
@@ -34,9 +36,9 @@ def _status(number: int, steps: int) -> RowStatus:
     return RowStatus.FINISHED_LENGTH if number == steps - 1 else RowStatus.ACTIVE
 
 
-async def _given(processor: Processor, steps: int = STEPS) -> None:
+async def _given(client: Client, processor: Processor) -> None:
     """Fail unless both requests get all of their tokens."""
-    await all_exact([Asked(processor.request(key)) for key in (1, 2)], 3 * steps)
+    await all_exact(await resumed(client, processor, (1, 2)), 3 * STEPS)
 
 
 def _publish_all(publisher: Publisher, on_each: Callable[[], None] = lambda: None) -> None:
@@ -52,8 +54,11 @@ async def test_engine_thread_waits_while_the_processor_is_away(deployment: Deplo
         engine = asyncio.create_task(asyncio.to_thread(_publish_all, publisher, lambda: published.append(None)))
         await until(lambda: publisher.blocked)
         assert len(published) == 15, "the last place is for what finds no room"
-        async with Processor(deployment.settings()) as processor:
-            await _given(processor)
+        async with (
+            Processor(deployment.settings()) as processor,
+            Client(deployment.settings(client__drain_timeout_ms=0)) as client,
+        ):
+            await _given(client, processor)
             await soon(engine)
             await until(lambda: not publisher.retention)
         assert publisher.retention.peak_items <= 16
@@ -71,8 +76,11 @@ async def test_event_loop_goes_on_while_publishing_waits(deployment: Deployment)
 
         running = asyncio.create_task(engine())
         await until(lambda: publisher.blocked)
-        async with Processor(deployment.settings()) as processor:
-            await _given(processor)
+        async with (
+            Processor(deployment.settings()) as processor,
+            Client(deployment.settings(client__drain_timeout_ms=0)) as client,
+        ):
+            await _given(client, processor)
             await soon(running)
             await until(lambda: not publisher.retention)
 
@@ -87,17 +95,17 @@ async def test_publishing_on_the_loop_that_makes_room_is_an_error(deployment: De
             publisher.publish(made[15])
 
 
-async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deployment: Deployment) -> None:
-    """While slow iterators make their worker wait, the time for the rest of a step does not run out.
+async def test_steps_that_pause_in_the_middle_of_one_lose_nothing(deployment: Deployment) -> None:
+    """While a slow iterator over steps makes its worker wait, the time for the rest of a step does not run out.
 
     A step has more parts than the worker has credit, so that nearly every pause is in the middle of one.
     """
     credit = {"processor__credit_items": 4, "processor__step_timeout_ms": 1500}
     async with (
-        Processor(deployment.settings(processor__request_buffer_rows=8, **credit)) as processor,
+        Processor(deployment.settings(processor__step_queue=1, **credit)) as processor,
         Publisher(deployment.settings()) as publisher,
     ):
-        slow = [processor.request(key) for key in MANY]
+        steps = processor.steps()
         engine = asyncio.create_task(asyncio.to_thread(_publish_in_parts, publisher))
         await until(
             lambda: processor.workers.by_id and processor.intake.is_throttled(processor.workers.by_id["worker-0"])
@@ -106,7 +114,12 @@ async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deploy
         waits_until = processor.clock.now() + 3.0
         await until(lambda: processor.clock.now() > waits_until)
         assert worker.stream.expected < publisher.retention.next_sequence
-        await all_exact([Asked(tokens) for tokens in slow], 3 * STEPS)
+        audits = {key: Audit(key) for key in MANY}
+        for _ in range(STEPS):
+            for row in (await soon(anext(steps))).target.rows():
+                audits[row.key].take(row)
+        await steps.aclose()
+        assert all(audit.is_exact and audit.position == 3 * STEPS for audit in audits.values()), audits
         await soon(engine)
 
 
@@ -127,9 +140,13 @@ async def test_shed_rows_have_no_alternatives_but_every_token(deployment: Deploy
         for batch in batches(steps):
             publisher.publish(batch)
         assert publisher.shed == 20
-        async with Processor(deployment.settings()) as processor:
-            rows = [row async for row in processor.request(1).rows()]
-            tokens = [token async for token in processor.request(2)]
+        async with (
+            Processor(deployment.settings()) as processor,
+            Client(deployment.settings(client__drain_timeout_ms=0)) as client,
+        ):
+            await until(lambda: all(map(processor.registry.table.knows, (1, 2))))
+            rows = [row async for row in client.resume(1, 0).rows()]
+            tokens = [token async for token in client.resume(2, 0)]
             await until(lambda: not publisher.retention)
     assert [row.position for row in rows] == list(range(0, 3 * steps, 3))
     assert [row.scoring for row in rows] == [Scoring.FULL] * STEPS + [Scoring.SHED] * 20
@@ -148,10 +165,13 @@ async def test_fail_tells_the_engine_and_the_requests(deployment: Deployment) ->
             with pytest.raises(RetentionFullError) as raised:
                 publisher.publish(batch)
             assert raised.value.request_keys == {1, 2}
-        async with Processor(deployment.settings()) as processor:
-            asked = [Asked(processor.request(key)) for key in (1, 2)]
+        async with (
+            Processor(deployment.settings()) as processor,
+            Client(deployment.settings(client__drain_timeout_ms=0)) as client,
+        ):
+            asked = await resumed(client, processor, (1, 2))
             await all_failed(asked, ErrorCode.ERROR_CODE_GAP)
             assert {each.audit.position for each in asked} == {45}
             await until(lambda: not publisher.retention)
             publisher.publish(step(99, [MadeRow(3, 0, 3, RowStatus.FINISHED_STOP)]))
-            await all_exact([Asked(processor.request(3))], 3)
+            await all_exact(await resumed(client, processor, [3]), 3)

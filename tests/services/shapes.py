@@ -36,14 +36,12 @@ _HEALING: dict[str, list[object]] = {
 }
 _FAULTY: dict[str, list[object]] = {
     "worker.policy": ["block", "shed", "fail"],
-    "processor.slow_consumer": ["end", "wait"],
     "processor.request_timeout_ms": [3_600_000],
     "processor.pending_items": [6, 64],
     "processor.max_open_steps": [1, 2, 16],
     "processor.replay_attempts": [1, 3],
     "processor.ended_requests": [2, 64],
     "processor.max_requests": [6, 16],
-    "processor.request_buffer_rows": [3, 1024],
     "clients.detached_timeout_ms": [5000],
     "clients.send_queue_frames": [3, 64],
     "client.resume_timeout_ms": [20_000],

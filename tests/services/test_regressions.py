@@ -178,7 +178,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
 
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
     """Rows of a request that has ended, and that no client has claimed yet, are acknowledged."""
-    world = world_of(processor__pending_items=6, processor__slow_consumer="end")
+    world = world_of(processor__pending_items=6)
     world.ask(Wish(client=0, max_tokens=40, top_logprobs=None, drafts=False))
     world.flush()
     world.turn(0)

@@ -15,6 +15,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import Listener
 from tokenbus_services.processor.processor import Core
+from tokenbus_services.processor.request_registry import MOST_EARLY
 
 _TICK = 0.25
 _SETTLE_SECONDS = 100
@@ -284,7 +285,7 @@ class World:
             assert send_queue.bytes <= clients.send_queue_bytes
             assert len(send_queue._sent) <= self.settings.client.window_frames
         for request in core.registry.table.open_requests():
-            assert len(request.early) <= processor.request_buffer_rows
+            assert len(request.early) <= MOST_EARLY
         assert len(core.registry.table) <= processor.max_requests
 
     def check_ends(self) -> None:

@@ -1,14 +1,14 @@
 """The bus's public names, used as a caller uses them: this file is what mypy holds their types against."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import numpy as np
 
 from tokenbus_contracts import BatchHeader, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.client import Client, Generation, RequestFailedError, RequestTokens, Token
+from tokenbus_services.client import Client, Generation, RequestFailedError, Token
 from tokenbus_services.processor import Processor, Step
 from tokenbus_services.settings import BusSettings, Settings
 from tokenbus_services.worker import Publisher, PublishError, RetentionFullError
@@ -57,9 +57,9 @@ async def test_public_names_are_typed_and_work() -> None:
         status: RowStatus | None = tokens.status
         assert status is RowStatus.FINISHED_STOP
 
-        ended: RequestTokens = processor.request(7)
         publisher.publish(_batch(7, 3, 0))
         publisher.failed_request(7, ErrorCode.ERROR_CODE_ENGINE, "on fire", emitted_tokens=1)
+        ended: Generation = client.resume(7, 0)
         rows: AsyncIterator[Row] = ended.rows()
         assert (await anext(rows)).token_ids.tolist() == [3]
         try:
@@ -75,8 +75,6 @@ async def test_public_names_are_typed_and_work() -> None:
         step: Step = await following
         whole: LogprobBatch = step.target
         assert (step.draft, whole.request_keys.tolist()) == (None, [9])
-        abort: Callable[[int], None] = processor.abort
-        abort(9)
         await steps.aclose()
     errors: list[type[PublishError]] = [RetentionFullError]
     assert errors

@@ -301,13 +301,8 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_buffered_rows",
-        "Rows that wait in this process for their request's iterator, or for the client that will resume it.",
-        lambda view: sum(view.buffered),
-    ),
-    Family(
-        "tokenbus_fullest_buffer_rows",
-        "Rows that wait for the request that has the most of them.",
-        lambda view: max(view.buffered, default=0),
+        "Rows that wait for the client that will resume their request.",
+        lambda view: view.processor.registry.unclaimed.count,
     ),
     Family("tokenbus_queued_steps", "Steps that wait for the iterator over steps.", lambda view: view.step_queue[0]),
     Family("tokenbus_peak_queued_steps", "The most steps that waited for it.", lambda view: view.step_queue[1]),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from tokenbus_services.delivery import RequestTokens, Step
+from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
@@ -64,12 +64,6 @@ class ProcessorView:
         here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
         return {**self.processor.workers.departed.copy(), **here}
 
-    @cached_property
-    def buffered(self) -> list[int]:
-        """How many rows wait in each request that is iterated over in this process."""
-        contexts = self.processor.registry.table.contexts.copy()
-        return [len(context) for context in contexts if isinstance(context, RequestTokens)]
-
     @property
     def step_queue(self) -> tuple[int, int]:
         """How many steps wait in the step queue, and how many did at most."""
@@ -91,7 +85,6 @@ class ProcessorView:
         yield "open_steps", open_steps, None, settings.max_open_steps
         yield "pending_items", _most(map(len, acks)), _most(each.peak for each in acks), settings.pending_items
         yield "pending_bytes", _most(each.bytes for each in acks), None, settings.pending_bytes
-        yield "buffer_rows", _most(self.buffered), None, settings.request_buffer_rows
         yield "send_queue_frames", frames, peak_frames, clients.send_queue_frames
         yield "send_queue_bytes", queue_bytes, peak_bytes, clients.send_queue_bytes
         yield "step_queue", *self.step_queue, settings.step_queue

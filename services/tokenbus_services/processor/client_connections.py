@@ -26,7 +26,7 @@ from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
-from tokenbus_services.processor.dispatch import Dispatch, closing_error
+from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.open_commands import OpenCommands
 from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import NO_OWNER
@@ -196,9 +196,10 @@ class ClientConnections(Connections[Session]):
             self.resumes.add(session, again)
             return
         if self.is_draining:
-            session.put_error(closing_error(request_id))
+            overloaded = ErrorCode.ERROR_CODE_OVERLOADED
+            session.put_error(request_error(request_id, overloaded, "the processor is closing"))
             return
-        request = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
+        request = self._dispatch.submit(generate, session.route, session.owner)
         if isinstance(request, RequestError):
             session.put_error(request)
         else:

@@ -11,7 +11,7 @@ from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
+from tokenbus_services.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.workers import Worker, Workers
 from tokenbus_services.settings import Settings
 
@@ -54,9 +54,7 @@ class Dispatch:
         """Let requests wait longer for a worker by a stall of this processor: none could come in it."""
         self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
 
-    def submit(
-        self, generate: Generate, route: int, *, owner: int = NO_OWNER, may_wait: bool = False
-    ) -> Request | RequestError:
+    def submit(self, generate: Generate, route: int, owner: int) -> Request | RequestError:
         """Open a request of an owner's, hand it to a worker and return it, or return why not."""
         error = self._refusal(generate, owner)
         worker = None if error is not None else self._choice(generate, route)
@@ -65,7 +63,7 @@ class Dispatch:
             self._hand_out(request, worker)
             return request
         has_room = len(self._waiting) < self._settings.processor.max_requests
-        if error is None and may_wait and has_room and self._waits_until > -inf:
+        if error is None and has_room and self._waits_until > -inf:
             request = self.registry.submit(generate, NO_STREAM, route, owner)
             self._waiting.append(request)
             return request
@@ -326,8 +324,3 @@ def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
     """
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
     return tuple(each if each in offered else None for each in asked)
-
-
-def closing_error(request_id: int) -> RequestError:
-    """Return the answer to a new request while the processor closes."""
-    return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, "the processor is closing")

@@ -8,11 +8,11 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.client_connections import ClientConnections
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 from tokenbus_services.processor.workers import Worker
 from tokenbus_services.settings import Settings
@@ -106,8 +106,7 @@ class Intake:
         """
         if self.step_queue is not None and self.step_queue.is_full:
             return True
-        is_over_full = self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full
-        if is_over_full or worker.waits_for_room:
+        if worker.waits_for_room:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
         oldest, share = worker.stream.acks.oldest, self._share_pending(worker)
@@ -115,8 +114,8 @@ class Intake:
             return False
         if oldest.unlogged or share > 1:
             return True
-        is_read_here = oldest.count > len(oldest.holders)
-        if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
+        waits_here = oldest.count > len(oldest.holders)
+        if waits_here and self._now() < worker.met_at + self._grace:
             return True
         return self.registry.all_lag(worker.source.stream)
 
@@ -212,10 +211,13 @@ class Intake:
             if (request := self._own(worker, chunk.request_key)) is not None:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, f"scores of its prompt were refused: {error}")
             return
-        request = self.registry.scored_by(chunk.request_key, worker.source, now)
-        consumer = None if request is None else self.registry.consumer_of(request)
-        if request is not None and consumer is not None:
+        if (request := self.registry.scored_by(chunk.request_key, worker.source, now)) is None:
+            return
+        if (consumer := self.registry.consumer_of(request)) is not None:
             consumer.scored(request, chunk, pending_ack)
+        elif not request.is_claimed:
+            pending_ack.keep()
+            request.scores.append((chunk, pending_ack))
 
     def _own(self, worker: Worker, request_id: int) -> Request | None:
         """Return a request that a worker has."""
@@ -340,7 +342,7 @@ class Intake:
             through = acks.middle
             self._clients.evict(oldest, even_little=now - oldest.arrived_at > patience)
             if is_pending_here:
-                self.registry.evict_slowest(oldest, through)
+                self.registry.evict(oldest, through)
             is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._share_pending(worker) <= _SHARE_AFTER_EVICTION:
                 return

@@ -7,9 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import (
     ClosedError,
     Listener,
@@ -21,15 +19,15 @@ from tokenbus_services.bus import (
 )
 from tokenbus_services.bus.addresses import member_address
 from tokenbus_services.clock import Clock, SystemClock
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
+from tokenbus_services.delivery import Step
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.client_connections import ClientConnections
-from tokenbus_services.processor.dispatch import Dispatch, closing_error
+from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.router import BUFFERED, UNROUTED
+from tokenbus_services.processor.router import UNCLAIMED, UNROUTED
+from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.worker_connections import WorkerConnections
 from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import Settings, SettingsError, listed_addresses
@@ -108,8 +106,7 @@ class Core:
 class Processor:
     """Takes workers at one address and clients at another, for as long as `async with` lasts.
 
-    In this process, `steps()` iterates over all steps as columns, `request(request_id)` over one request's tokens, and
-    `generate(...)` asks for a new request.
+    In this process, `steps()` iterates over all steps as columns; clients ask for requests.
 
     Example:
         async with tokenbus.Processor() as processor:
@@ -207,7 +204,6 @@ class Processor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.step_queue is not None:
             self.intake.step_queue.close()
-        self.registry.close("the processor was closed")
         await self._close_listeners()
         await self._close_log()
         _log.info("closed", processor=self.id)
@@ -335,32 +331,7 @@ class Processor:
         finally:
             queue.discard()
             self.intake.step_queue = None
-            self.registry.default_route = BUFFERED
-
-    def request(self, request_id: int, *, position: int = 0) -> RequestTokens:
-        """Return an iterator over a request's tokens, from a position on, whichever client asked for the request.
-
-        It may be asked for before its worker is there, and waits some time for that.
-        """
-        return self.registry.tokens(request_id, position)
-
-    def generate(self, generate: Generate) -> RequestTokens:
-        """Hand a new request to a worker, and return an iterator over its tokens.
-
-        One that breaks its bounds is a ContractError, and one that cannot be taken now a RequestFailedError.
-        """
-        write_frame(ProcessorFrame(generate=generate))
-        if self.clients.is_draining:
-            raise RequestFailedError(closing_error(generate.request_key))
-        self.registry.has_iterators = True
-        request = self.dispatch.submit(generate, BUFFERED)
-        if isinstance(request, RequestError):
-            raise RequestFailedError(request)
-        return self.registry.buffers.open(request)
-
-    def abort(self, request_id: int) -> None:
-        """End a request; it is no error if it has ended, or was never known."""
-        self.registry.abort(request_id)
+            self.registry.default_route = UNCLAIMED
 
 
 def _call_soon(call: Callable[[], None]) -> None:

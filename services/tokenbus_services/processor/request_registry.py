@@ -10,10 +10,9 @@ import numpy.typing as npt
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.clock import Clock
-from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens
+from tokenbus_services.delivery import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.buffers import RequestBuffers
 from tokenbus_services.processor.requests import (
     NO_OWNER,
     NO_STREAM,
@@ -23,11 +22,14 @@ from tokenbus_services.processor.requests import (
     Source,
     State,
 )
-from tokenbus_services.processor.router import BUFFERED, UNROUTED, Consumer, Router
+from tokenbus_services.processor.router import UNCLAIMED, UNROUTED, Consumer, Router
+from tokenbus_services.processor.unclaimed import UnclaimedRows
 from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
+MOST_EARLY = 1024
+"""How many rows of one request wait for those before them: more than a stream's open steps have."""
 _MOST_DROPPED = 256
 """How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
 
@@ -50,27 +52,26 @@ class RequestRegistry:
     The table of requests makes the changes; rows go through the router.
     """
 
-    def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
+    def __init__(
+        self, settings: ProcessorSettings, clock: Clock, workers: Workers, *, max_early: int = MOST_EARLY
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._now = clock.now
         self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
-        self.buffers = RequestBuffers(self.table, settings.request_buffer_rows)
-        self.router = Router(self.table, self, settings.request_buffer_rows)
-        self.router.consumers[BUFFERED] = self.buffers
-        self.default_route = BUFFERED
+        self.unclaimed = UnclaimedRows(self.table)
+        self.router = Router(self.table, self, max_early)
+        self.default_route = UNCLAIMED
         """The route of requests that no client asked for."""
         self.counts = RequestCounts()
-        self.has_iterators = False
-        """Whether requests are iterated over in this process, which may let their workers wait."""
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
     # How they begin.
 
-    def submit(self, generate: Generate, stream: int, route: int, owner: int = NO_OWNER) -> Request:
-        """Open a request that was asked for here: at the stream of the worker that is sent it, or queued without one.
+    def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
+        """Open a request that a client asks for: at the stream of the worker that is sent it, or queued without one.
 
         The caller checks first that there is room.
         """
@@ -129,8 +130,6 @@ class RequestRegistry:
         request = self.table.appear(
             request_id, position, source, deadline, route, is_midway=not begins_here, is_claimed=shown_only
         )
-        if not shown_only:
-            self.buffers.open(request)
         self.counts.opened += 1
         return request
 
@@ -193,9 +192,8 @@ class RequestRegistry:
             return
         consumer = self.consumer_of(request)
         request.owner = owner
-        if consumer is not None and consumer.name:  # it waits for its owner from now on
-            self.table.disown(request, BUFFERED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
-            self.buffers.open(request)
+        if consumer is not None:  # it waits for its owner from now on
+            self.table.disown(request, UNCLAIMED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
             consumer.fail(request, self.not_theirs(request.id, consumer.name))
 
     def not_theirs(self, request_id: int, client: str) -> RequestError:
@@ -250,7 +248,6 @@ class RequestRegistry:
         request = table.get(request_id)
         if request is None:
             request = table.open(request_id, position, NO_STREAM, State.ORPHANED, Deadline(now))
-            self.buffers.open(request)
         was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
         table.claim(request, route, owner, drafts=drafts)
         if has_moved:
@@ -346,7 +343,7 @@ class RequestRegistry:
         if request.is_claimed:
             self.table.close(request, None)
         else:
-            self.table.end(request)
+            self.table.end(request, None)
 
     def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
         """End a request with an error that says how far it got; one that has ended already, as others did, stays so."""
@@ -380,7 +377,7 @@ class RequestRegistry:
         if request.is_claimed or self.table.state_of(request) is State.ENDED:
             self.table.close(request, error)
         else:
-            self.table.end(request)
+            self.table.end(request, error)
         if may_go_on:
             self.table.forget_end(request.id)
 
@@ -398,25 +395,8 @@ class RequestRegistry:
         if is_open and consumer is not None and self.table.state_of(request) is State.RESUMED:
             consumer.look_elsewhere(error)
 
-    def end_slow(self, request: Request) -> None:
-        """End a request that is not read here, and drop its rows, so that they hold no stream back."""
-        tokens = self.buffers.tokens_of(request)
-        waiting = f"its consumer left {len(tokens)} steps' tokens waiting, from token {tokens.position} on"
-        self.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, waiting)
-        self.buffers.forget(tokens)
-
-    def check_buffers(self, pending_items: int) -> None:
-        """End the requests that have too many rows waiting here, or let that slow their workers down.
-
-        A row waits only while its step is pending: a request's rows are at most as many as a stream's pending items.
-        """
-        for tokens in self.buffers.check(pending_items):
-            request = self.table.get(tokens.request_id)
-            if request is not None and self._settings.slow_consumer == "end":
-                self.end_slow(request)
-
-    def evict_slowest(self, pending_ack: PendingAck, through: int) -> None:
-        """End the requests that are not read here and hold a stream back the longest.
+    def evict(self, pending_ack: PendingAck, through: int) -> None:
+        """End the requests whose rows wait here and hold a stream back the longest.
 
         Of those that no client asked for, all go at once that hold it back up to a sequence. A request whose client is
         here, and which is on its way from one worker to another, has the time that a hand-off may take.
@@ -426,17 +406,10 @@ class RequestRegistry:
                 if request.released_at is None or not request.is_claimed:
                     self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
                 continue
-            if self.table.route[request.slot] != BUFFERED:
-                continue
-            step = self.buffers.tokens_of(request).oldest()
-            if step is None:
-                continue
-            found = step.pending_ack
-            if not request.is_claimed:
+            if request.waiting:
+                found = request.waiting[0][0].pending_ack
                 if found is pending_ack or (found.stream is pending_ack.stream and found.last_sequence <= through):
                     self._drop_unclaimed(request)
-            elif found is pending_ack and self._settings.slow_consumer == "end":
-                self.end_slow(request)
 
     def abort(self, request_id: int) -> None:
         """Ask the worker that has a request to end it; a request that has ended or was never known needs no end."""
@@ -555,11 +528,10 @@ class RequestRegistry:
 
     def _drop(self, request: Request) -> None:
         """Forget what came of a request that no client has claimed, and end it at its workers."""
-        tokens = self.buffers.tokens_of(request)
         self._abort_at_workers(request)
         self._drop_early(request)
-        self.buffers.forget(tokens)
-        self.table.close(request, tokens.error)
+        self.unclaimed.drop(request)
+        self.table.close(request, request.error)
 
     def _drop_unclaimed(self, request: Request) -> None:
         self.counts.unclaimed += 1
@@ -608,13 +580,12 @@ class RequestRegistry:
         their way to a client.
         """
         for request in self.table.unclaimed_of(source):
-            tokens = self.buffers.tokens_of(request)
             if self._has_rows_of_others(request, acks):  # which would be acknowledged, and lost
                 if self.table.state_of(request) is State.RUNNING and self.table.stream_of(request) == source.stream:
                     self.table.hand_off(request, self._now())
                 continue
             self._drop_early(request)
-            self.buffers.forget(tokens)
+            self.unclaimed.drop(request)
             self.table.close(request, None)
             self.table.forget_end(request.id)
         for request in self.table.of_stream(source.stream):
@@ -632,7 +603,7 @@ class RequestRegistry:
 
     def _has_rows_of_others(self, request: Request, acks: AckTracker) -> bool:
         """Tell whether rows of a request wait here that are not of a certain stream."""
-        steps = [step for step, _ in self.buffers.tokens_of(request).waiting] + [early.step for early in request.early]
+        steps = [step for step, _ in request.waiting] + [early.step for early in request.early]
         return any(step.pending_ack.stream is not acks for step in steps)
 
     def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
@@ -655,18 +626,3 @@ class RequestRegistry:
         let_go = self.table.state_of(request) is State.HANDED_OFF and request.handed_off_by == stream
         has_it = request.is_taken_over and self.table.handoff_target[request.slot] == stream
         return request if let_go or has_it else None
-
-    def close(self, message: str) -> None:
-        """End the requests that are iterated over in this process: nothing more comes. Their workers keep them."""
-        for request in self.table.open_requests():
-            if request.is_claimed and self.table.route[request.slot] == BUFFERED:
-                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, message, tell_worker=False)
-
-    def tokens(self, request_id: int, position: int = 0) -> RequestTokens:
-        """Claim a request for an iterator in this process, and return that."""
-        self.has_iterators = True
-        request = self.claim(request_id, position, BUFFERED, drafts=True)
-        tokens = self.buffers.adopt(request)
-        tokens.position = position
-        self.settle(request)
-        return tokens

@@ -8,15 +8,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.columns import RequestColumns
-from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_services.delivery.ack_tracker import PendingAck
 from tokenbus_services.delivery.slots import SlotMap, Slots
 from tokenbus_services.delivery.step import Step
 from tokenbus_services.processor.stream import StreamCounts
@@ -123,6 +124,12 @@ class Request:
     """Whether the decode worker said that it has the request before the prefill worker's last row of it came."""
     early: list["EarlyRow"] = field(default_factory=list)
     """Rows that came out of order."""
+    waiting: list[tuple[Step, int]] = field(default_factory=list)
+    """Rows that wait for its client, as a step and a place in it."""
+    scores: list[tuple[PromptScoresChunk, PendingAck]] = field(default_factory=list)
+    """What the model says of its prompt's tokens, which waits for its client."""
+    error: RequestError | None = None
+    """What it ended with before its client claimed it."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
     has_moved: bool = False
@@ -165,7 +172,7 @@ class RequestTable:
     """All open requests, and for a while those that ended.
 
     The columns (`next_position`, `stream`, `state` ...) have a value for each slot. Any module reads them; only the
-    methods here write them, except `contexts`.
+    methods here write them.
     """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
@@ -190,8 +197,6 @@ class RequestTable:
         self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
         """When to look at each request again."""
-        self.contexts: list[Any] = []
-        """What belongs to the consumer of each request, by slot."""
         self.running = self._running()
         """Which rows come next, and which consumer takes them, for what reads the columns in place."""
 
@@ -205,11 +210,11 @@ class RequestTable:
         """Whether no more may be opened."""
         return len(self._slots) >= self._max_requests
 
-    def limit_for(self, payer: Payer | None) -> str:
+    def limit_for(self, payer: Payer) -> str:
         """Return which limit keeps one more from being opened for a peer; empty: none."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
-        if payer is not None and not self.room_for(payer):
+        if not self.room_for(payer):
             return f"open requests of one {payer[0]}: at most {self._per_peer}"
         return ""
 
@@ -424,9 +429,10 @@ class RequestTable:
             self.handoff_target[request.slot] = NO_STREAM
             request.is_taken_over = False
 
-    def end(self, request: Request) -> None:
+    def end(self, request: Request, error: RequestError | None) -> None:
         """End a request that no client has claimed yet."""
         self._move(request, State.ENDED, State.RUNNING, State.HANDED_OFF, State.ORPHANED)
+        request.error = error
         self.stream[request.slot] = NO_STREAM
 
     def close(self, request: Request, error: RequestError | None) -> None:
@@ -441,7 +447,6 @@ class RequestTable:
         )
         for name, value in _EMPTY.items():
             getattr(self, name)[slot] = value
-        self.contexts[slot] = None
         if len(self._ended) > self._ended_requests:
             self._ended.popitem(last=False)
 
@@ -520,7 +525,6 @@ class RequestTable:
 
     def _add_slot(self) -> None:
         self._requests.append(None)
-        self.contexts.append(None)
         if len(self._requests) > self.stream.size:
             for name, value in _EMPTY.items():
                 column = getattr(self, name)
@@ -538,6 +542,6 @@ class RequestTable:
         )
 
 
-def client_payer(owner: int) -> Payer | None:
-    """Return what the requests of a client count against; this process's own are not counted."""
-    return None if owner == NO_OWNER else ("client", owner)
+def client_payer(owner: int) -> Payer:
+    """Return what the requests of a client count against."""
+    return "client", owner

@@ -226,12 +226,12 @@ class Resumes:
             registry.say_found(request)
         error = None
         if not was_claimed:
-            tokens = registry.buffers.tokens_of(request)
-            error = tokens.error
-            for chunk, pending_ack in tokens.give_up_scores():
+            error = request.error
+            for chunk, pending_ack in request.scores:
                 session.scored(request, chunk, pending_ack)
                 pending_ack.release()
-            for step, row in tokens.give_up():
+            request.scores = []
+            for step, row in registry.unclaimed.take(request):
                 draft = step.draft_rows
                 session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, request_id), step.pending_ack)
                 step.pending_ack.release()

@@ -26,8 +26,8 @@ from tokenbus_services.processor.step_parts import Part, Rows, StepParts, dealt
 if TYPE_CHECKING:
     from tokenbus_services.processor.request_registry import RequestRegistry
 
-BUFFERED = 0
-"""The route of requests whose rows wait in a buffer of their own."""
+UNCLAIMED = 0
+"""The route of requests whose rows wait until a client resumes them."""
 UNROUTED = -1
 """The route of requests that only `steps()` shows."""
 
@@ -36,10 +36,9 @@ _MOST_TURNED_AWAY = 16
 
 
 class Consumer(Protocol):
-    """Takes the rows of the requests whose route leads to it: a client's session, or the buffers of this process."""
+    """Takes the rows of the requests whose route leads to it: a client's session."""
 
     name: str
-    """The client's name; empty: an iterator in this process."""
     looks_elsewhere: bool
     """Whether it looks for a request at other processors when it ends here because no worker here has it."""
 
@@ -99,7 +98,7 @@ class Router:
         slots = self._table.slots_of(step.rows.request_keys)
         parts: Iterable[Part] | None = None
         if step.draft_rows is None:
-            parts = dealt(step.rows, slots, self._table.running, source.stream, BUFFERED + 1)
+            parts = dealt(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
         if parts is None:
             slots = self._settle(step, slots, source, now)
             self._table.advance(slots, step.rows.token_counts)
@@ -116,8 +115,9 @@ class Router:
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
         for part in parts:
-            consumer = self.consumers.get(part.route)
-            if consumer is not None:  # else no client has asked for these, or it ended just now
+            if part.route == UNCLAIMED:
+                self._registry.unclaimed.put(step, slots, part)
+            elif (consumer := self.consumers.get(part.route)) is not None:  # else only steps() shows it, or it ended
                 consumer.give(step, slots, part)
         leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():

@@ -289,12 +289,6 @@ class WorkerConnections(Connections[Worker]):
             stream.grant()
             self._workers.send(worker, ProcessorFrame(credit=stream.credit.frame()))
 
-    def tick(self, now: float) -> None:
-        """Do what time alone demands: heartbeats, lost workers, late steps, late replays, acks."""
-        super().tick(now)
-        most = max((len(worker.stream.acks) for worker in self._workers.by_id.values()), default=0)
-        self._intake.registry.check_buffers(most)
-
     def _check(self, known: Worker, now: float) -> None:
         if now - known.last_heard > self._timeout:
             self._workers.cut_off(known)

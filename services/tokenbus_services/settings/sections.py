@@ -187,8 +187,6 @@ class ProcessorSettings(Section):
     credit_bytes: int = 67_108_864  # the same: eight of the largest messages
     pending_items: int = 2048  # of a stream, that wait for consumers; then the slowest one is evicted
     pending_bytes: int = 134_217_728  # the same
-    request_buffer_rows: int = 1024  # that wait for the iterator over one request in the processor's process
-    slow_consumer: Literal["end", "wait"] = "wait"  # then: the request ends, or its worker waits
     step_timeout_ms: int = 2000  # for a step's other parts, which ranks of one engine send within milliseconds
     unclaimed_timeout_ms: int = 10_000  # for an unknown request's client, which resumes as soon as it is back
     handoff_timeout_ms: int = 10_000  # for the decode worker's first row of a request that was handed off

@@ -60,11 +60,11 @@ async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
 async def test_stopping_worker_finishes_its_requests() -> None:
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         engine = SyntheticEngine(drafts=True, parts=2)
         working = asyncio.create_task(serve_engine(engine, settings, stop, steps_per_second=50, transport=transport))
         await until(lambda: processor.workers.by_id)
-        tokens = processor.generate(generate(300))
+        tokens = client.generate(generate(300))
         first = await anext(tokens)
         stop.set()
         rest = [token.id async for token in tokens]
@@ -76,12 +76,12 @@ async def test_stopping_worker_finishes_its_requests() -> None:
 async def test_worker_leaves_when_its_drain_is_over() -> None:
     settings = memory_settings(worker__drain_timeout_ms=1)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         working = asyncio.create_task(
             serve_engine(SyntheticEngine(), settings, stop, transport=transport, steps_per_second=99)
         )
         await until(lambda: processor.workers.by_id)
-        tokens = processor.generate(generate(2**31 - 1))
+        tokens = client.generate(generate(2**31 - 1))
         await anext(tokens)
         stop.set()
         await asyncio.wait_for(working, MOST)
@@ -107,10 +107,10 @@ async def test_engine_that_fails_ends_the_worker() -> None:
     """An engine that raises ends the worker with an error that says what it raised, and its requests with one too."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         working = asyncio.create_task(serve_engine(Failing(), settings, asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
-        tokens = processor.generate(generate(5))
+        tokens = client.generate(generate(5))
         with pytest.raises(EngineBrokenError, match=r"EngineBrokenError: 3 steps failed .*the last with: out of"):
             await asyncio.wait_for(working, MOST)
         with pytest.raises(RequestFailedError):

@@ -17,6 +17,7 @@ from tests.support.waiting import MOST
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.processor import PROCESSOR
@@ -52,6 +53,7 @@ class Bus:
         self.settings = chosen or settings()
         transport = MemoryTransport(self.settings.bus)
         self.processor = Processor(self.settings, transport=transport)
+        self.client = Client(self.settings, transport=transport)
         self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
         self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 
@@ -60,7 +62,7 @@ class Bus:
         """Run both for at most some seconds, and wait until the worker is known."""
         connected = asyncio.Event()
         self.processor.intake.stream_observers.append(lambda _worker: connected.set())
-        async with asyncio.timeout(seconds), self.processor, self.publisher:
+        async with asyncio.timeout(seconds), self.processor, self.client, self.publisher:
             await connected.wait()
             yield
 
@@ -75,7 +77,7 @@ class Bus:
                     sampling=SamplingParameters(max_tokens=tokens),
                     top_logprobs=2,
                 )
-                assert len([token async for token in self.processor.generate(asked)]) == tokens
+                assert len([token async for token in self.client.generate(asked)]) == tokens
         finally:
             stop.set()
             await serving

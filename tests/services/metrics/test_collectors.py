@@ -14,12 +14,12 @@ from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import ANONYMOUS
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.metrics.processor import PROCESSOR, processor_collector
 from tokenbus_services.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus_services.metrics.view import StepTimes
-from tokenbus_services.processor import RequestFailedError
 from tokenbus_services.worker import RetentionFullError
 
 UNITS = re.compile(
@@ -33,9 +33,9 @@ LABELS = {"worker", "state", "code", "outcome", "rule", "side", "of", "head", "a
 W = "worker-0"
 
 
-def _another_models() -> Generate:
-    sampling = SamplingParameters(max_tokens=1)
-    return Generate(request_key=5, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, model="another")
+def _too_much() -> Generate:
+    sampling = SamplingParameters(max_tokens=1, min_tokens=2)
+    return Generate(request_key=5, tokens=TokenPrompt(token_ids=[1]), sampling=sampling)
 
 
 class Watched:
@@ -113,13 +113,9 @@ async def test_a_run_is_told_by_its_worker_too(watched: Watched) -> None:
 
 async def test_what_waits_is_told(watched: Watched) -> None:
     async with watched.bus.running():
-        tokens = watched.bus.processor.request(1)
         watched.bus.publisher.publish(rows([(0, 1)]))
-        await until(lambda: len(tokens) == 1)
+        await until(lambda: watched.processor()("buffered_rows") == 1)
         told = watched.processor()
-        await anext(tokens)
-    assert told("buffered_rows") == told("fullest_buffer_rows") == 1
-    assert told("fill_ratio", of="buffer_rows") == 1 / watched.bus.settings.processor.request_buffer_rows
     assert told("stream_pending_items", worker=W) == told("stream_peak_pending_items", worker=W) == 1
     assert told("fill_ratio", of="pending_items") == 1 / watched.bus.settings.processor.pending_items
     assert told("open_requests", state="running") == 1
@@ -143,21 +139,22 @@ async def test_steps_that_wait_are_told(watched: Watched) -> None:
 
 async def test_errors_are_told_by_code(watched: Watched) -> None:
     """All codes that have no name, as a worker may send them, are counted as one."""
-    processor, publisher = watched.bus.processor, watched.bus.publisher
+    publisher = watched.bus.publisher
     async with watched.bus.running():
         for key, code in enumerate((ErrorCode.ERROR_CODE_ENGINE, 77, 78, 79), 1):
-            tokens = processor.request(key)
             publisher.publish(rows([(0, 1)] * key, step=key))
+            tokens = watched.bus.client.resume(key, 0)
             await anext(tokens)
             publisher.failed_request(key, code, "on fire", emitted_tokens=1)  # type: ignore[arg-type]
             with pytest.raises(RequestFailedError):
                 await anext(tokens)
+        refused = watched.bus.client.generate(_too_much())
         with pytest.raises(RequestFailedError):
-            processor.generate(_another_models())
+            await anext(refused)
         told = watched.processor()
     codes = [told("failed_requests_total", code=code) for code in ("engine", "other", "77")]
     assert codes == [1, 3, None]
-    assert told("refused_requests_total", code="no_worker") == 1
+    assert told("refused_requests_total", code="invalid_request") == 1
 
 
 async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
@@ -224,8 +221,9 @@ async def _all_told(watched: Watched) -> list[Scrape]:
     async with watched.bus.running():
         await watched.bus.serve(requests=1, tokens=6)
         watched.bus.processor.clients.receive(b"peer", [b"\xff"], 0.0)
+        refused = watched.bus.client.generate(_too_much())
         with pytest.raises(RequestFailedError):
-            watched.bus.processor.generate(_another_models())
+            await anext(refused)
         return [watched.processor(), watched.publisher()]
 
 

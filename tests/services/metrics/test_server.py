@@ -83,7 +83,7 @@ async def test_processor_serves_metrics_and_health() -> None:
         "id": bus.processor.id,
         "is_draining": False,
         "workers": 1,
-        "clients": 0,
+        "clients": 1,
         "open_requests": 0,
     }
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.metrics.running import Bus, scrape
+from tests.support.waiting import until
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.metrics.processor import processor_collector
@@ -63,7 +64,7 @@ async def test_no_draft_is_told_as_no_rate() -> None:
     bus.processor.intake.step_observers.append(times.observe)
     async with bus.running():
         bus.publisher.publish(rows([(0, 1)]))
-        await bus.processor.request(1).__anext__()
+        await until(lambda: bus.processor.intake.steps)
         told = scrape(processor_collector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
     assert told("speculative_draft_tokens_total", worker="worker-0") == 0
     for name in ("acceptance", "efficiency", "head_acceptance"):

@@ -12,7 +12,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk
 from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
-from tokenbus_services.processor.request_registry import RequestRegistry
+from tokenbus_services.processor.request_registry import MOST_EARLY, RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Source
 from tokenbus_services.processor.step_parts import Part
 from tokenbus_services.processor.workers import Workers
@@ -80,17 +80,20 @@ class Recorder:
 class Table:
     """A registry of requests whose rows go to recorders; each request was asked for, and has a stream."""
 
-    def __init__(self, requests: dict[int, int], routes: int = 2, **processor: object) -> None:
+    def __init__(
+        self, requests: dict[int, int], routes: int = 2, *, max_early: int = MOST_EARLY, **processor: object
+    ) -> None:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
         chosen = settings(overrides).processor
-        self.registry = RequestRegistry(chosen, self.clock, _Workers(chosen, self.aborted))
+        workers = _Workers(chosen, self.aborted)
+        self.registry = RequestRegistry(chosen, self.clock, workers, max_early=max_early)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.registry.router.consumers.update(self.recorders)
         for place, (key, stream) in enumerate(requests.items()):
-            self.registry.submit(generate_of(key), stream, 1 + place % routes)
+            self.registry.submit(generate_of(key), stream, 1 + place % routes, NO_OWNER)
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         step = step_of(target, draft)

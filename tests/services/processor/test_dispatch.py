@@ -13,16 +13,13 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 from tokenbus_services.bus import Outcome
-from tokenbus_services.processor.router import BUFFERED
+from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.workers import Worker
 
 
-def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> RequestError | None:
-    request = bench.core.dispatch.submit(generate, BUFFERED, may_wait=may_wait)
-    if isinstance(request, RequestError):
-        return request
-    bench.core.registry.buffers.open(request)
-    return None
+def submit(bench: Bench, generate: Generate) -> RequestError | None:
+    request = bench.core.dispatch.submit(generate, 1, NO_OWNER)
+    return request if isinstance(request, RequestError) else None
 
 
 def keys(worker: BenchWorker) -> list[int]:
@@ -308,7 +305,7 @@ def test_request_that_could_not_be_told_is_told_later() -> None:
 
 def test_requests_wait_for_workers_after_a_start() -> None:
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
-    assert code(submit(bench, generate_of(1), may_wait=True)) == ErrorCode.ERROR_CODE_NO_WORKER
+    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_NO_WORKER
     bench.core.begin(bench.clock.now())
     client = bench.client()
     client.ask(generate_of(1))

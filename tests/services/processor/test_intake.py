@@ -12,7 +12,7 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, WorkerFrame
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.buffers import StepQueue
+from tokenbus_services.processor.step_queue import StepQueue
 
 FINISHED = RowStatus.FINISHED_LENGTH
 GAP = ErrorCode.ERROR_CODE_GAP

@@ -6,10 +6,10 @@ from tests.services.builders import generate_of
 from tests.services.processor.settling import Table, source
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery import RequestTokens, Step
-from tokenbus_services.processor.requests import NO_STREAM, Request, State
-from tokenbus_services.processor.router import BUFFERED, UNROUTED
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import Step
+from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State
+from tokenbus_services.processor.router import UNCLAIMED, UNROUTED
 
 FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
 ROUTE = 1
@@ -25,10 +25,28 @@ def state(table: Table, key: int) -> State:
     return State(table.registry.table.state[known(table, key).slot])
 
 
-def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
-    """Return where each row that waits begins, and how many tokens it has."""
-    found = [step.rows.row(place) for step, place in tokens.waiting]
-    return [(row.position, row.token_ids.size) for row in found]
+class Claim:
+    """What a client gets that resumes a request."""
+
+    def __init__(self, table: Table, key: int, position: int = 0) -> None:
+        registry, self._recorder, self._key = table.registry, table.recorders[ROUTE], key
+        request = registry.claim(key, position, ROUTE, drafts=True)
+        self._error = request.error
+        self._waited: list[tuple[int, int]] = []
+        for step, place in registry.unclaimed.take(request):
+            row = step.rows.row(place)
+            self._waited.append((row.position, row.token_ids.size))
+            step.pending_ack.release()
+        registry.settle(request)
+
+    @property
+    def error(self) -> RequestError | None:
+        return self._error or self._recorder.failed.get(self._key)
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """Where each of its rows begins, and how many tokens it has."""
+        return self._waited + [(row[2], len(row[6])) for row in self._recorder.rows if row[0] == self._key]
 
 
 def come(
@@ -71,10 +89,10 @@ def test_waiting_rows_go_to_who_asks() -> None:
     """A request whose rows waited is taken over from a position on: nothing lost, and nothing twice (case 22)."""
     table = Table({})
     come(table, 9, 6, 9, 12)
-    tokens = table.registry.tokens(9, 9)
-    assert positions(tokens) == [(9, 3), (12, 3)]
+    claim = Claim(table, 9, 9)
+    assert claim.positions == [(9, 3), (12, 3)]
     come(table, 9, 15)
-    assert positions(tokens)[-1] == (15, 3)
+    assert claim.positions[-1] == (15, 3)
     assert table.registry.table.stream[known(table, 9).slot] == 0
 
 
@@ -82,40 +100,38 @@ def test_request_whose_beginning_is_retained_goes_on() -> None:
     """After a restart a worker sends a request again from token 0: all rows wait in order, however many (case 17)."""
     table = Table({})
     come(table, 9, 0, 3, 6)
-    tokens = table.registry.tokens(9, 0)
-    assert positions(tokens) == [(0, 3), (3, 3), (6, 3)]
+    claim = Claim(table, 9, 0)
+    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
     come(table, 9, 9)
-    assert positions(tokens)[-1] == (9, 3)
-    assert not tokens.has_ended
+    assert claim.positions[-1] == (9, 3)
+    assert claim.error is None
 
 
 def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
     """Rows from token 0 that a client holds already are not handed out twice (case 14)."""
     table = Table({})
     come(table, 9, 0, 3)
-    tokens = table.registry.tokens(9, 5)
+    claim = Claim(table, 9, 5)
     come(table, 9, 6)
-    assert tokens.position == 5
-    assert positions(tokens) == [(0, 3), (3, 3), (6, 3)]
+    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
 
 
 def test_claim_before_the_worker_is_there_waits_for_it() -> None:
     table = Table({})
-    tokens = table.registry.tokens(9, 6)
+    claim = Claim(table, 9, 6)
     assert state(table, 9) is State.RESUMED
     table.registry.answer(9, source(0))
     assert (state(table, 9), table.registry.table.stream[known(table, 9).slot]) == (State.RUNNING, 0)
     come(table, 9, 3, 6)
-    assert positions(tokens) == [(6, 3)]
+    assert claim.positions == [(6, 3)]
 
 
 def test_claim_of_what_ended_gets_all_and_the_end() -> None:
     table = Table({})
     come(table, 9, 0)
     table.route(batch([RowShape(9, 3, 1, FINISHED)], step=9), 0)
-    tokens = table.registry.tokens(9)
-    assert positions(tokens) == [(0, 3), (3, 1)]
-    assert tokens.status is FINISHED
+    claim = Claim(table, 9)
+    assert claim.positions == [(0, 3), (3, 1)]
     assert table.registry.table.get(9) is None
     ended = table.registry.table.ended(9)
     assert ended is not None
@@ -127,18 +143,18 @@ def test_failed_before_anybody_asked() -> None:
     come(table, 9, 0)
     table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
     assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
-    tokens = table.registry.tokens(9)
-    assert tokens.error is not None
-    assert tokens.error.emitted_tokens == 3
+    claim = Claim(table, 9)
+    assert claim.error is not None
+    assert claim.error.emitted_tokens == 3
 
 
 def test_lost_tokens_are_told_to_who_asks() -> None:
     """Where what is sent again begins after what a client holds, the request ends and says what is lost (case 21)."""
     table = Table({})
     come(table, 9, 6, has=(9,))
-    tokens = table.registry.tokens(9, 4)
-    assert tokens.error is not None
-    assert tokens.error.message == "tokens 4 to 5 never came from worker-0/7"
+    claim = Claim(table, 9, 4)
+    assert claim.error is not None
+    assert claim.error.message == "tokens 4 to 5 never came from worker-0/7"
 
 
 def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
@@ -153,7 +169,7 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
 
 def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
     table = Table({})
-    table.registry.tokens(9, 6)
+    Claim(table, 9, 6)
     table.registry.answer(9, source(1, takes_over=True))
     assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
     table.registry.answer(9, source(0))
@@ -175,7 +191,7 @@ def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
 def test_deadline(asked_ms: int, seconds: float) -> None:
     """A request ends at its own deadline or the processor's, whichever is earlier, and not a moment before."""
     table = Table({})
-    table.registry.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE)
+    table.registry.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE, NO_OWNER)
     table.clock.advance(seconds - 0.01)
     table.registry.expire()
     assert table.ends() == {}
@@ -227,24 +243,24 @@ def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], co
 def test_request_that_no_worker_has_ends() -> None:
     """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
-    tokens = table.registry.tokens(9, 6)
+    claim = Claim(table, 9, 6)
     table.clock.advance(9.99)
     table.registry.expire()
-    assert not tokens.has_ended
+    assert claim.error is None
     table.clock.advance(0.01)
     table.registry.expire()
-    assert tokens.error is not None
-    assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
+    assert claim.error is not None
+    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
 
 def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
     table.registry.answer(9, source(1, takes_over=True))
-    tokens = table.registry.tokens(9, 6)
+    claim = Claim(table, 9, 6)
     table.clock.advance(10.0)
     table.registry.expire()
-    assert tokens.error is not None
-    assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
+    assert claim.error is not None
+    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
 
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
@@ -266,14 +282,14 @@ def test_claim_gives_a_request_its_full_time() -> None:
     table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
     come(table, 9, 0)
     table.clock.advance(9.0)
-    tokens = table.registry.tokens(9)
+    claim = Claim(table, 9)
     table.clock.advance(99.99)
     table.registry.expire()
-    assert not tokens.has_ended
+    assert claim.error is None
     table.clock.advance(0.01)
     table.registry.expire()
-    assert tokens.error is not None
-    assert tokens.error.code == ErrorCode.ERROR_CODE_DEADLINE
+    assert claim.error is not None
+    assert claim.error.code == ErrorCode.ERROR_CODE_DEADLINE
 
 
 # How they end.
@@ -308,24 +324,21 @@ def test_early_rows_are_let_go_when_their_request_ends() -> None:
 
 def test_who_holds_a_stream_back_gives_way() -> None:
     """Of the requests that hold a stream's oldest step, unclaimed ones are dropped and those with early rows end."""
-    table = Table({1: 0}, slow_consumer="wait")
-    made = batch([RowShape(8, 0, 1), RowShape(9, 0, 1)])
-    step = table.route(made, 0)
-    slow = table.registry.tokens(8)
+    table = Table({1: 0})
+    step = table.route(batch([RowShape(9, 0, 1)]), 0)
     (early,) = come(table, 1, 3, stream=1)
-    table.registry.evict_slowest(step.pending_ack, 0)
+    table.registry.evict(step.pending_ack, 0)
     assert table.registry.table.get(9) is None
-    assert not slow.has_ended
-    table.registry.evict_slowest(early.pending_ack, 0)
+    table.registry.evict(early.pending_ack, 0)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
 def test_request_between_two_workers_keeps_its_early_rows() -> None:
     """Its prefill worker may be on its way from another processor with the rows before: a hand-off has its own time."""
-    table = Table({1: 0}, slow_consumer="wait")
+    table = Table({1: 0})
     table.route(batch([RowShape(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
     (early,) = come(table, 1, 3, stream=1)
-    table.registry.evict_slowest(early.pending_ack, 0)
+    table.registry.evict(early.pending_ack, 0)
     assert table.recorders[ROUTE].failed == {}
     assert early.pending_ack.count > 0
     table.registry.settle(table.registry.claim(1, 3, ROUTE, drafts=True, has_moved=True))
@@ -341,19 +354,6 @@ def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
     table.registry.answer(8, source(0))
     assert table.registry.table.get(8) is None
-    table.registry.default_route = BUFFERED
+    table.registry.default_route = UNCLAIMED
     table.route(batch([RowShape(9, 7, 1, FINISHED)], step=2), 0)
     assert table.registry.table.get(9) is None
-
-
-def test_slow_iterator_ends_where_that_is_wanted() -> None:
-    """With slow_consumer "end", an iterator that holds a stream back ends with an error, and its rows are let go."""
-    table = Table({}, slow_consumer="end")
-    steps = come(table, 9, 0, 3)
-    tokens = table.registry.tokens(9)
-    table.registry.evict_slowest(steps[0].pending_ack, 0)
-    assert tokens.error is not None
-    assert tokens.error.code == ErrorCode.ERROR_CODE_SLOW_CLIENT
-    assert tokens.error.message == "its consumer left 2 steps' tokens waiting, from token 0 on"
-    assert [step.pending_ack.count for step in steps] == [1, 1]
-    assert table.aborted == [(0, 9)]

@@ -24,13 +24,13 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 def test_slot_is_clean_for_the_next_request() -> None:
     made = table()
     first = opened(made, 1, position=9)
-    made.contexts[first.slot], made.route[first.slot], made.wants_draft[first.slot] = "old", 5, False
+    made.route[first.slot], made.wants_draft[first.slot] = 5, False
     made.look_again(first, 1.0)
     made.close(first, None)
     second = opened(made, 2)
     slot = second.slot
     assert slot == first.slot
-    assert (made.contexts[slot], made.route[slot], made.wants_draft[slot], made.due[slot]) == (None, 0, True, 100.0)
+    assert (made.route[slot], made.wants_draft[slot], made.due[slot]) == (0, True, 100.0)
     assert (made.next_position[slot], made.get(1)) == (0, None)
 
 

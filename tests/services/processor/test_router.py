@@ -140,7 +140,7 @@ def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
 
 def test_early_rows_are_bounded() -> None:
     """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
-    table = Table({1: 0}, request_buffer_rows=2)
+    table = Table({1: 0}, max_early=2)
     held = [table.route(batch([RowShape(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
     assert [step.pending_ack.count for step in held] == [1, 2, 2]
     table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
@@ -155,7 +155,7 @@ def test_early_rows_are_bounded() -> None:
 
 def test_single_early_row_may_be_replaced() -> None:
     """Where one row may wait, a later one takes its place, whatever positions the two have."""
-    table = Table({1: 0}, request_buffer_rows=1)
+    table = Table({1: 0}, max_early=1)
     table.route(batch([RowShape(1, 0, 5)]), 0)
     for place in (9, 5, 7):
         table.route(batch([RowShape(1, place, 1)], step=place), 1)
@@ -188,7 +188,7 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     request = table.registry.table.get(99)
     assert request is not None
     assert table.registry.table.state[request.slot] == State.ENDED
-    assert len(table.registry.buffers.tokens_of(request)) == 2
+    assert len(request.waiting) == table.registry.unclaimed.count == 2
 
 
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:

@@ -45,7 +45,7 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
         lambda table, request: table.go_on(request, 2),
         {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING},
     ),
-    "end": (lambda table, request: table.end(request), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
+    "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
 }
 

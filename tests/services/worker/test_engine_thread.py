@@ -9,6 +9,7 @@ from tests.services.cli.helpers import generate, memory_settings
 from tests.support.waiting import MOST, soon, until
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays
 from tokenbus_services.worker.run import EngineThread, run_engine, serve_engine
@@ -37,10 +38,10 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
         made.append(Noting())
         return made[0]
 
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         working = asyncio.create_task(serve_engine(make, settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
-        assert len([token async for token in processor.generate(generate(9))]) == 9
+        assert len([token async for token in client.generate(generate(9))]) == 9
         stop.set()
         await asyncio.wait_for(working, MOST)
     (engine,) = made
@@ -56,12 +57,12 @@ class Rank(SyntheticEngine):
 async def test_rank_of_the_engine_is_the_workers() -> None:
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with Processor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         steps = processor.steps()
         working = asyncio.create_task(serve_engine(Rank(), settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         assert [worker.stream.hello.dp_rank for worker in processor.workers.by_id.values()] == [3]
-        tokens = processor.generate(generate(9))
+        tokens = client.generate(generate(9))
         assert (await soon(anext(steps))).target.header.dp_rank == 3
         await steps.aclose()
         assert len([token async for token in tokens]) > 0
