@@ -9,17 +9,13 @@ import select
 import socket
 import struct
 import termios
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenbus_services.bus.monitor import Monitor
+from collections.abc import Callable
 
 _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
 _MUCH = 1_048_576
-_DOUBTFUL = 16_777_216
-_IPC_SECONDS = 0.02
-"""How long an unfinished message on a Unix socket must keep growing before its bytes are charged to that peer."""
+_STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
+"""What has arrived, and how long no message was read: then the process's growth is charged to the connection."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
 
@@ -32,13 +28,15 @@ class AcceptedConnection:
     """A connection that libzmq has accepted, by a duplicate of its descriptor.
 
     libzmq holds an unfinished message of several parts without any bound, and does not report it. But the kernel counts
-    a TCP connection's bytes: those that arrived, less those that were read as whole messages, are held. For a Unix
-    socket the kernel has no such count: what is held is taken to be the process's growth since the connection last
-    finished a message, once more of it was seen to come for a while.
+    a TCP connection's bytes: those that arrived, less those that were read as whole messages, are held. It does not for
+    a Unix socket, and of tiny parts libzmq holds thirty times their bytes: so the process's growth since the connection
+    last finished a message counts as well, while more of one comes.
     """
 
-    monitor: "Monitor"
-    """That of the listening socket which accepted it."""
+    report: Callable[["AcceptedConnection", str], None]
+    """Reports why it was cut off, to the owner of the listening socket."""
+    is_read_out: Callable[[], bool]
+    """Returns, on the event loop, whether every message that arrived at the listening socket was read."""
 
     def __init__(self, descriptor: int, listens_at: object, handshakes: int, now: float) -> None:
         """Duplicate a descriptor; `handshakes` is the number of those that were answered before it was accepted.
@@ -62,13 +60,12 @@ class AcceptedConnection:
         """The key that its peer proved, in Z85; empty where none is asked for."""
         self.delivered = 0
         """Bytes that were read, with their framing; only the event loop writes it."""
-        self.held = 0
+        self.held = self.grown = 0
+        """Bytes over TCP that were not read as whole messages; what the process grew by during an unfinished one."""
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
-        self.read_before = -1
-        self._has_spoken = False
+        self._read_before = -1
         self._grown_from = 0
-        self._unread_at: float | None = None
 
     @property
     def is_tcp(self) -> bool:
@@ -76,52 +73,22 @@ class AcceptedConnection:
         return self.connection.family != socket.AF_UNIX
 
     def measure(self, now: float, resident: int) -> None:
-        """Update `held`; `resident` is the process's memory in bytes."""
+        """Update `held` and `grown`; `resident` is the process's memory in bytes."""
         if self.is_tcp:
-            self._measure_tcp()
-        else:
-            self._measure_ipc(now, resident)
-        if self.delivered != self.read_before or not self.held:
-            self.read_before, self.moved = self.delivered, now
+            self.held = self._measure_tcp()
+        if self.delivered != self._read_before or (self.is_tcp and not self.held):
+            self._read_before, self.moved, self._grown_from = self.delivered, now, resident
+        self._grown_from = min(self._grown_from, resident)
+        is_unfinished = self.held > _STUCK_BYTES if self.is_tcp else self._in_kernel() > 0
+        self.grown = resident - self._grown_from if is_unfinished and now - self.moved > _STUCK_SECONDS else 0
 
-    def has_spoken(self) -> bool:
-        """Tell whether its peer has sent anything; of a Unix socket's peer only a whole message is known."""
-        if not self._has_spoken:
-            with contextlib.suppress(OSError):  # it has ended already
-                self._has_spoken = bool(self.peer or (self.is_tcp and self._received()))
-        return self._has_spoken
-
-    def _received(self) -> int:
+    def _measure_tcp(self) -> int:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
-        return int(received)
-
-    def _measure_tcp(self) -> None:
-        held = self._received() - self.delivered
+        held = int(received) - self.delivered
         if held > _MUCH:  # less may be in the kernel's buffer, which is not this process's memory
             held -= self._in_kernel()
-        self.held = max(0, held)
-
-    def _measure_ipc(self, now: float, resident: int) -> None:
-        if self.delivered != self.read_before:
-            self._grown_from, self._unread_at, self.held = resident, None, 0
-            return
-        self._grown_from = min(self._grown_from, resident)
-        if not self._in_kernel():
-            return
-        if self._unread_at is None:
-            self._unread_at = now
-        if now - self._unread_at >= _IPC_SECONDS:
-            self.held = resident - self._grown_from
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its duplicate is closed: it has ended."""
-        return self.connection.fileno() < 0
-
-    def is_doubtful(self, resident: int) -> bool:
-        """Tell whether what the process grew by may be this one's, which only many looks at it can tell."""
-        return not self.is_tcp and resident - self._grown_from > _DOUBTFUL
+        return max(0, held)
 
     def _in_kernel(self) -> int:
         return int.from_bytes(fcntl.ioctl(self.connection, termios.FIONREAD, bytes(4)), "little")

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 import socket as sockets
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 import zmq
@@ -24,7 +24,6 @@ _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
 """After so many events room is made: more connections might find no descriptor, and each look costs time."""
 _MOST_CUT = 4096
-_MOST_CUT_AT_ONE = 16
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
 
@@ -58,11 +57,9 @@ class Monitor:
         self._allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, AcceptedConnection] = {}
-        self.is_read_out = is_read_out
+        self._is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
-        self._cut_unread: dict[int, deque[range]] = {}
-        """By descriptor, the handshakes of connections that were cut off before any message of theirs was read."""
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
@@ -107,7 +104,7 @@ class Monitor:
                 return None
             connection = self._identify(peer, frame)
             if connection is None:  # its connection has ended
-                return None if self._was_cut(frame) else peer
+                return peer
         if connection.is_cut or connection.cut_at is not None:
             return None
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
@@ -118,12 +115,6 @@ class Monitor:
                 self.guard.cut(connection, "bytes", reason)
             return None
         return peer
-
-    def _was_cut(self, frame: zmq.Frame) -> bool:
-        """Tell whether a message is of a connection that was cut off before; libzmq still had it."""
-        handshake = int(frame.get(HANDSHAKE))
-        with self.guard.lock:
-            return any(handshake in each for each in self._cut_unread.get(int(frame.get(zmq.SRCFD)), ()))
 
     def identity(self, peer: bytes) -> Identity:
         """Return a peer's identity, as the allow-list has it now."""
@@ -214,7 +205,7 @@ class Monitor:
             if not late and not self._silenced:
                 connection = self.guard.accept(value, self._listens_at, self._authenticator.handshakes)
                 if connection is not None:
-                    connection.monitor = self
+                    connection.report, connection.is_read_out = self.report, self._is_read_out
                     self.connections[value] = connection
         elif event & _FAILURES:
             self._failure = self._why(event, value)  # the next event is this connection's end
@@ -273,7 +264,4 @@ class Monitor:
                     self._cut_peers[connection.peer] = None
                     if len(self._cut_peers) > _MOST_CUT:
                         self._cut_peers.popitem(last=False)
-            elif connection.is_cut and not connection.peer:
-                handshakes = range(connection.handshakes + 1, self._authenticator.handshakes + 1)
-                self._cut_unread.setdefault(descriptor, deque(maxlen=_MOST_CUT_AT_ONE)).append(handshakes)
             connection.close()

@@ -94,13 +94,12 @@ class PeerBounds:
         self._unadmitted: Counter[str] = Counter()
         """How many peers of each name have not introduced themselves."""
         self._bytes = {True: 0, False: 0}  # unread, by whether their peer was admitted
-        self._peak_bytes = 0
 
     def usage(self) -> Usage:
         """Return how much of the bounds is in use."""
         admitted = sum(peer.is_admitted for peer in self._peers)
         held = sum(self._bytes.values())
-        return Usage(admitted, len(self._peers) - admitted, held, self._peak_bytes, dict(self.cut_off), self._dropped())
+        return Usage(admitted, len(self._peers) - admitted, held, dict(self.cut_off), self._dropped())
 
     def _dropped(self) -> dict[str, int]:
         most = sorted(self._names.items(), key=lambda each: -each[1].dropped)[:_MOST_SHOWN]
@@ -172,7 +171,6 @@ class PeerBounds:
         unread = peer.conversation.unread_bytes
         self._bytes[peer.is_admitted] += unread - peer.counted
         peer.counted = unread
-        self._peak_bytes = max(self._peak_bytes, sum(self._bytes.values()))
         if not unread:
             self._left.pop(peer, None)
 

@@ -84,7 +84,6 @@ class Usage:
     """Connections that were not."""
     pending_bytes: int = 0
     """Bytes that have arrived over tcp and were not read as whole messages, at the last check."""
-    peak_pending_bytes: int = 0
     cut_off: Mapping[str, int] = field(default_factory=dict)
     """Connections that were cut off, by the bound that they exceeded."""
     dropped: Mapping[str, int] = field(default_factory=dict)

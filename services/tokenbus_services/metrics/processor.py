@@ -234,7 +234,6 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
             lambda of: of.usage().dropped,
         ),
         ("tokenbus_pending_bytes", "Bytes over tcp that were not read yet.", lambda of: of.usage().pending_bytes),
-        ("tokenbus_peak_pending_bytes", "Their peak.", lambda of: of.usage().peak_pending_bytes),
     ),
     Family(
         "tokenbus_known_workers{state}",

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -72,29 +71,6 @@ async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deploymen
         assert at.peak - before < _MORE_MIB
 
 
-@pytest.mark.parametrize("when", variants("after its hello", long=("around a restart",)))
-async def test_message_that_never_ends_behind_others_is_not_held(deployment: Deployment, when: str) -> None:
-    """A peer that was welcomed, or that was there before the processor was, is bounded in the same way."""
-    async with scene(deployment) as at:
-        if when == "around a restart":
-            await asyncio.to_thread(at.restart)
-        before = at.peak
-
-        def attack() -> None:
-            """Be a client, and then send without end."""
-            with Tcp(at.clients) as attacker, ClientPeer("tcp://127.0.0.1:1") as said:
-                assert attacker.shake_hands()
-                hello = ClientFrame(hello=said._hello).SerializeToString()
-                assert attacker.part(hello, more=False)
-                for _ in range(_SENT_MIB):
-                    if not attacker.part(b"\0" * _MIB, more=True):
-                        return
-
-        await asyncio.to_thread(attack)
-        await at.victim.unharmed()
-        assert at.peak - before < _MORE_MIB
-
-
 def _serves(at: Scene) -> None:
     """Fail unless the processor's own page answers."""
     address = json.loads(at.processor.wait_for('"serving metrics"'))["address"]
@@ -141,40 +117,9 @@ async def test_silent_connections_use_up_no_descriptors(
         await at.victim.unharmed()
 
 
-async def test_silent_connections_that_come_at_a_trickle_use_up_no_descriptors(deployment: Deployment) -> None:
-    """Connections that come a few at a time, and each stay silent, are closed as fast as they come."""
-    async with scene(deployment, before=FEW_DESCRIPTORS, metrics__address="127.0.0.1:0") as at:
-        with ExitStack() as stack:
-
-            def attack() -> None:
-                """Connect and do the handshake, now and then."""
-                for _ in range(30):
-                    for peer in stack.enter_context(many(lambda: Tcp(at.clients), 10)):
-                        peer.send(Tcp.GREETING)
-
-            await asyncio.to_thread(attack)
-            await _new_client_is_served(at)
-            await asyncio.to_thread(_serves, at)
-        await at.victim.unharmed()
-
-
 async def _new_client_is_served(at: Scene) -> None:
     async with Client(at.deployment.settings(client__drain_timeout_ms=0)) as client:
         await all_exact(ask(client, 2, 60), 60)
-
-
-async def test_random_bytes_at_a_high_rate_harm_no_client(deployment: Deployment) -> None:
-    """Connections that say random bytes, hundreds a second at both addresses, keep no client from its tokens."""
-    noise = random.Random(3).randbytes(256)  # noqa: S311 - the same each time
-    async with scene(deployment) as at:
-
-        def attack() -> None:
-            for number in range(1000):
-                with Tcp((at.clients, at.workers_address)[number % 2]) as peer:
-                    peer.send(noise)
-
-        await asyncio.to_thread(attack)
-        await at.victim.unharmed()
 
 
 async def test_welcomed_connections_keep_no_places(deployment: Deployment) -> None:

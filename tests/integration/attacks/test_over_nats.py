@@ -18,12 +18,9 @@ ATTACKS: dict[str, Callable[[Deployment], Awaitable[None]]] = {
     "another's request": partial(
         test_ownership.test_request_of_a_live_client_cannot_be_resumed, name="victim", position=30
     ),
-    "nothing is acknowledged": partial(
-        test_fairness.test_clients_that_acknowledge_nothing_stall_nobody_else, manner="silent"
-    ),
+    "nothing is acknowledged": test_fairness.test_ten_clients_that_acknowledge_nothing_lose_their_own_requests,
     "rows of a forged worker": partial(test_identity.test_rows_of_a_forged_worker_reach_no_client, later=1),
     "an abort": test_ownership.test_request_of_a_live_client_cannot_be_aborted,
-    "resumes at a high rate": test_ownership.test_resumes_at_a_high_rate_take_nothing,
 }
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from contextlib import ExitStack
 
 import pytest
 
@@ -40,26 +39,6 @@ async def test_request_of_a_live_client_cannot_be_resumed(deployment: Deployment
         answers = await asyncio.to_thread(attack)
         assert answers
         assert {answer.error.code for answer in answers} == {_UNKNOWN}, answers
-        await at.victim.unharmed()
-
-
-async def test_resumes_at_a_high_rate_take_nothing(deployment: Deployment) -> None:
-    """Ten attackers resume each request of a live client as often as they can, and its owner misses nothing."""
-    async with scene(deployment, steps_per_second=100) as at:
-
-        def attack() -> None:
-            with ExitStack() as stack:
-                thieves = [stack.enter_context(ClientPeer(at.clients, name=f"thief-{place}")) for place in range(10)]
-                for thief in thieves:
-                    thief.hello()
-
-                def resume_all() -> None:
-                    for thief in thieves:
-                        thief.resume_all(_keys(at))
-
-                repeat(resume_all, 2.0, 0.02)
-
-        await asyncio.to_thread(attack)
         await at.victim.unharmed()
 
 

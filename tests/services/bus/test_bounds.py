@@ -70,15 +70,14 @@ def _address(kind: str, folder: Path) -> str:
     return f"ipc://{folder}/victim" if kind == "ipc" else "tcp://127.0.0.1:0"
 
 
-@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+@pytest.mark.parametrize(("kind", "attackers"), [("tcp", 1), ("tcp", 20), ("ipc", 1)])
 @pytest.mark.parametrize("hello", [False, True], ids=["unadmitted", "admitted"])
-@pytest.mark.parametrize("attackers", [1, 20])
 async def test_messages_that_never_end(tmp_path: Path, kind: str, hello: bool, attackers: int) -> None:  # noqa: FBT001
     """A peer that sends parts without end is cut off, and the listener's memory stays in bounds; good peers go on.
 
-    Over ipc they keep to half a gigabyte a second together, so that their bytes are rarely seen before they are read.
+    Over ipc it keeps to half a gigabyte a second, so that its bytes are rarely seen before they are read.
     """
-    pause = attackers / 500 if kind == "ipc" else 0
+    pause = 0.002 if kind == "ipc" else 0
     async with Victim(LARGE_PARTS, _address(kind, tmp_path)) as victim, good_peer(victim) as good:
         sent = await asyncio.gather(
             *[in_thread(send_without_end, victim.address, hello=hello, pause=pause) for _ in range(attackers)]
@@ -221,24 +220,6 @@ async def test_peer_that_chooses_its_id() -> None:
             await in_thread(peer.wait_for_end)
         await victim.refused("cut off: it chose an id for itself, of 1000 bytes$")
         await good.goes_on()
-
-
-async def test_what_is_left_of_a_peer_that_was_cut_off_is_not_received(make: Make) -> None:
-    bus, reasons = make("zeromq-tcp"), list[str]()
-    bus = bus.with_settings(replace(SETTINGS, max_unadmitted_bytes=MIB))
-    listener = await bus.listen(refused=reasons.append)
-
-    def attack() -> RawPeer:
-        peer = RawPeer(listener.address)
-        for _ in range(40):
-            peer.part(bytes(65_536))
-        return peer
-
-    with await in_thread(attack):
-        await until(lambda: any(f"more than {MIB}" in reason for reason in reasons))
-        connection = await bus.connect(listener.address)
-        assert connection.send([b"good"])
-        assert (await soon(listener.receive()))[1] == [b"good"]
 
 
 async def test_peer_that_sends_and_sends_and_does_not_introduce_itself_is_cut_off(make: Make) -> None:

@@ -77,7 +77,6 @@ async def test_message_that_never_ends(ends: Ends, attacker: Attacker, name: str
         await attacker.say(Frame(Kind.MORE, number, 0, bytes(100_000)))
     await until(lambda: listener.usage().cut_off["bytes"] == 1)
     assert listener.usage().pending_bytes == 0
-    assert 500_000 < listener.usage().peak_pending_bytes <= 700_000
     assert "more than 600000" in ends.reasons[0]
     await introduce(await ends.connect(listener.address), listener)
 
