@@ -50,9 +50,9 @@ if TYPE_CHECKING:
         Token,
         connect,
     )
+    from tokenbus_services.client.weight_spans import WeightSpan
     from tokenbus_services.delivery import RequestFailedError, Step
     from tokenbus_services.delivery.step import TokenExtras
-    from tokenbus_services.delivery.weight_spans import WeightSpan
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.items import RecordingError, StreamItem, read_recording
@@ -139,7 +139,7 @@ _HOMES = {
     "StructuredOutput Token connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
     "tokenbus_services.delivery.step": "TokenExtras",
-    "tokenbus_services.delivery.weight_spans": "WeightSpan",
+    "tokenbus_services.client.weight_spans": "WeightSpan",
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",
     "tokenbus_services.items": "RecordingError StreamItem read_recording",

@@ -19,7 +19,8 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.client.tokens import RequestTokens
+from tokenbus_services.delivery import RequestFailedError, Token
 from tokenbus_services.delivery.step import TokenLists
 from tokenbus_services.link import ReconnectingSession
 from tokenbus_services.settings import Settings

@@ -4,8 +4,8 @@ from tokenbus_services.client.client import Client, connect
 from tokenbus_services.client.operator import ControlError, Operator
 from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
 from tokenbus_services.client.steps import RequestEnd, StepRows, Stream
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
-from tokenbus_services.delivery.tokens import Generation
+from tokenbus_services.client.tokens import Generation
+from tokenbus_services.delivery import RequestFailedError, Token
 
 __all__ = [
     "Client",
@@ -15,7 +15,6 @@ __all__ = [
     "RequestEnd",
     "RequestFailedError",
     "RequestParameters",
-    "RequestTokens",
     "StepRows",
     "Stream",
     "StructuredOutput",

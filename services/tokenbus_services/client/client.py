@@ -22,10 +22,10 @@ from tokenbus_services.client.parameters import Prompt, RequestParameters, named
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession, TakeItem
 from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
+from tokenbus_services.client.tokens import Generation, RequestTokens
 from tokenbus_services.clock import Clock
-from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
-from tokenbus_services.delivery.tokens import Generation
 from tokenbus_services.items import Lives, StreamItem
 from tokenbus_services.link import PROOF_BYTES, SessionState
 from tokenbus_services.processor_list import processors_at

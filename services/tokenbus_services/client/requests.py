@@ -25,13 +25,13 @@ from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.client.received_scores import ReceivedScores
 from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
 from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
+from tokenbus_services.client.tokens import RequestTokens, stop_of
+from tokenbus_services.client.waiter import WakeUps
+from tokenbus_services.client.weight_spans import WeightSpans
+from tokenbus_services.delivery import PendingAck, RequestFailedError, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
-from tokenbus_services.delivery.tokens import stop_of
-from tokenbus_services.delivery.waiter import WakeUps
-from tokenbus_services.delivery.weight_spans import WeightSpans
 from tokenbus_services.link import SessionState
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus
+from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.delivery.weight_spans import WeightSpan
 
 T = TypeVar("T")
 

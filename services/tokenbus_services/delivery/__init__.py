@@ -3,6 +3,5 @@
 from tokenbus_services.delivery.ack_tracker import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step, Token
-from tokenbus_services.delivery.tokens import RequestTokens
 
-__all__ = ["AckTracker", "PendingAck", "RequestFailedError", "RequestTokens", "Step", "Token"]
+__all__ = ["AckTracker", "PendingAck", "RequestFailedError", "Step", "Token"]

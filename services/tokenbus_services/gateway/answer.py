@@ -9,14 +9,14 @@ from typing import NamedTuple, Protocol
 
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
-from tokenbus_services.delivery.stop_strings import RunningText
-from tokenbus_services.delivery.tokens import stop_of
+from tokenbus_services.client.tokens import stop_of
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Part, Piece, size_of
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.stop_strings import RunningText
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 

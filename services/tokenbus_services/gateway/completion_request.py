@@ -9,8 +9,7 @@ import orjson
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.delivery.stop_strings import Stopping
-from tokenbus_services.delivery.weight_spans import WeightSpan
+from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.gateway import generate_body, messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
@@ -24,6 +23,7 @@ from tokenbus_services.gateway.output_form import (
 )
 from tokenbus_services.gateway.prompts import Cut, PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes, check_texts
+from tokenbus_services.gateway.stop_strings import Stopping
 from tokenbus_services.gateway.tool_parsers import PARSERS
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary

@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 
 from tokenbus_contracts import PromptScores, RowStatus
-from tokenbus_services.delivery.stop_strings import RunningText
-from tokenbus_services.delivery.weight_spans import WeightSpan
+from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest
@@ -16,6 +15,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.stop_strings import RunningText
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from tokenbus_services.delivery.stop_strings import beginning
+from tokenbus_services.gateway.stop_strings import beginning
 
 _MOST_CHARACTERS = 131_072
 """Of one call, or of one list of them; what is longer is a text."""

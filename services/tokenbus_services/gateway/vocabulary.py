@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenbus_services.delivery.stop_strings import REPLACEMENT
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.native import Form, Fragments
+from tokenbus_services.gateway.stop_strings import REPLACEMENT
 from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
 from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed

@@ -11,7 +11,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, 
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.client.tokens import RequestTokens
 from tokenbus_services.link import SessionState
 
 INTERVAL, TIMEOUT = 1.0, 3.0

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_services.delivery.stop_strings import RunningText, Stopping
+from tokenbus_services.gateway.stop_strings import RunningText, Stopping
 
 
 def _cut(data: bytes, cuts: list[int]) -> list[bytes]:

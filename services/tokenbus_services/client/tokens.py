@@ -10,12 +10,11 @@ import numpy as np
 
 from tokenbus_contracts import LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
-from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk, RequestError
-from tokenbus_services.delivery.ack_tracker import PendingAck
+from tokenbus_contracts.generated.request_pb2 import RequestError
+from tokenbus_services.client.waiter import Waiter, WakeUps
+from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step, Token
-from tokenbus_services.delivery.waiter import Waiter, WakeUps
-from tokenbus_services.delivery.weight_spans import WeightSpan
 
 
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
@@ -37,13 +36,7 @@ class RequestTokens:
     at a time, as arrays. One task may use one of the two. The deliverer bounds how many rows wait.
     """
 
-    def __init__(
-        self,
-        request_id: int,
-        position: int = 0,
-        *,
-        wake_ups: WakeUps | None = None,
-    ) -> None:
+    def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         """Begin with the token at a position; `wake_ups` is shared by requests whose consumers go on together."""
         self.request_id = request_id
         self.resume_id = request_id
@@ -64,7 +57,6 @@ class RequestTokens:
         self.waiting: deque[tuple[Step, int]] = deque()
         """The rows that were not taken yet, as a step and a place in it; after adding to it, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
-        self._scores: list[tuple[PromptScoresChunk, PendingAck]] = []
         self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
     def __len__(self) -> int:
@@ -84,15 +76,6 @@ class RequestTokens:
         self.wake()
         return len(self.waiting)
 
-    def put_scores(self, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
-        """Add what the model says of some of the prompt's tokens, which the pending ack counts."""
-        self._scores.append((chunk, pending_ack))
-
-    def give_up_scores(self) -> list[tuple[PromptScoresChunk, PendingAck]]:
-        """Return the prompt's scores that were not taken, and forget them; the caller releases their pending acks."""
-        scores, self._scores = self._scores, []
-        return scores
-
     def finish(self, status: RowStatus, stop: int | str | None = None) -> None:
         """End it without an error: the last row has come, perhaps with a stop of the request's own."""
         self.status = status
@@ -108,23 +91,12 @@ class RequestTokens:
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.wake()
 
-    def give_up(self) -> deque[tuple[Step, int]]:
-        """Return the rows that were not taken, and forget them; the caller releases their pending acks."""
-        rows = self.waiting.copy()
-        self.waiting.clear()
-        return rows
-
     def close(self) -> None:
         """Drop what was not taken."""
-        for step, _ in self.give_up():
+        for step, _ in self.waiting:
             step.pending_ack.release()
-        for _, pending_ack in self.give_up_scores():
-            pending_ack.release()
+        self.waiting.clear()
         self._tokens.clear()
-
-    def oldest(self) -> Step | None:
-        """Return the step of the row that has waited the longest."""
-        return self.waiting[0][0] if self.waiting else None
 
     def wake(self) -> None:
         """Let a waiting consumer look again."""

@@ -10,7 +10,8 @@ from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_engines import synthetic
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
+from tokenbus_services.client.tokens import RequestTokens
+from tokenbus_services.delivery import RequestFailedError, Step, Token
 from tokenbus_services.delivery.errors import brief, code_name
 
 KEY = 5
@@ -107,16 +108,13 @@ async def test_row_is_held_until_it_is_taken() -> None:
     tokens = RequestTokens(KEY)
     steps = [put(tokens, 0, 2), put(tokens, 2, 1)]
     assert [step.pending_ack.count for step in steps] == [2, 2]
-    assert tokens.oldest() is steps[0]
     assert len(tokens) == 2
     await anext(tokens)
     assert [step.pending_ack.count for step in steps] == [1, 2]
     await anext(tokens)
     assert [step.pending_ack.count for step in steps] == [1, 2]
-    assert tokens.oldest() is steps[1]
     await anext(tokens)
     assert [step.pending_ack.count for step in steps] == [1, 1]
-    assert tokens.oldest() is None
 
 
 async def test_consumer_waits_until_something_comes() -> None:
@@ -155,16 +153,6 @@ async def test_error_comes_after_what_came_before_it() -> None:
             await anext(tokens)
         assert (raised.value.request_id, raised.value.code) == (KEY, ErrorCode.ERROR_CODE_GAP)
         assert (raised.value.emitted_tokens, raised.value.reason) == (3, "lost")
-
-
-async def test_rows_given_up_are_somebody_elses() -> None:
-    tokens = RequestTokens(KEY)
-    step = put(tokens, 0, 1)
-    assert list(tokens.give_up()) == [(step, 1)]
-    assert step.pending_ack.count == 2
-    assert len(tokens) == 0
-    put(tokens, 1, 1)
-    assert len(tokens) == 1
 
 
 def test_codes_have_names() -> None:
