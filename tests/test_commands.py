@@ -44,7 +44,7 @@ NOT_RUN = {
         *("make examples", "node examples/node/"),
     ),
     "it needs NATS; tests/integration/test_nats.py and tests/services/durable_log run such lines on servers": (
-        *("tokenbus log --to", "tokenbus tap --from", "nats stream"),
+        *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
         *(f"tokenbus {name} --bus" for name in ("processor", "worker --id worker-1", "gateway")),
     ),
     "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
@@ -78,8 +78,8 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/recording.md": ["tokenbus export steps.tokenbus", "tokenbus inspect steps.tokenbus"],
-    "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
-    "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
+    "docs/scaling.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus api-keys add"],
+    "docs/security.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
 """How the lines begin that the tests below run, by page."""
 EXAMPLES = {

@@ -77,7 +77,7 @@ async def test_two_commands_write_one_log(deployment: Deployment) -> None:
     with ExitStack() as stack:
         stack.callback(server.kill)
         deployment.start_processor()
-        command = [COMMAND, "log", "--to", f"nats://{server.server}", "--json"]
+        command = [COMMAND, "record", "--to", f"nats://{server.server}", "--json"]
         logs = [deployment.start(f"log-{number}", command) for number in range(2)]
         for each in logs:
             each.wait_for('"writing"')

@@ -258,6 +258,15 @@ def test_help(arguments: list[str]) -> None:
     assert "tokenbus" in lines(run)[0]
 
 
+def test_help_lists_all_commands_in_groups() -> None:
+    printed = lines(tokenbus("--help"))
+    headings = [line for line in printed if line.endswith(":")]
+    assert headings == ["run:", "look:", "keys:", "schema:", "engines and plugins:", "options:"]
+    commands = [line.split()[0] for line in printed[: printed.index("options:")] if line.startswith("  ")]
+    assert len(commands) <= 14
+    assert {"demo", "worker", "record", "keys", "check", "fastdeploy"} <= set(commands)
+
+
 def test_reader_that_goes_away() -> None:
     files = " ".join([GOOD] * 200)
     script = f"'{COMMAND}' check --rows {files} | head -n 1"

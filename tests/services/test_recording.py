@@ -14,7 +14,7 @@ from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.cli.record import Files
+from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.items import (
     Lives,
     Recorder,

@@ -18,7 +18,7 @@ from tests.support.settings import take_constants
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
 _PRELOADED = (
-    *(f"tokenbus_services.cli.{name}" for name in ("check", "gateway", "log", "processor", "record", "tap")),
+    *(f"tokenbus_services.cli.{name}" for name in ("check", "gateway", "processor", "record", "tap")),
     "tokenbus_services.cli.worker",
     "tokenbus_engines.ngram",
     "tokenbus_engines.synthetic",

@@ -48,7 +48,7 @@ def load_key(path: str) -> KeyPair:
     except (OSError, ValueError) as error:
         raise SettingsError("bus.key_file", f"a key file that can be read: {_reason(error)}", path) from None
     if secret is None or not (is_key(public) and is_key(secret)):
-        raise SettingsError("bus.key_file", "a file with a secret key, as `tokenbus keygen` writes it", path)
+        raise SettingsError("bus.key_file", "a file with a secret key, as `tokenbus keys make` writes it", path)
     return KeyPair(public, secret)
 
 

@@ -18,23 +18,31 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.python_version import PythonVersionError
 
-_COMMANDS = {
-    "check": "check message files and recordings against the schema, and say what is wrong",
-    "schema": "print the schema in other tools' forms, or what a change of it breaks",
-    "up": "run a whole system on this machine",
-    "demo": "start a system, send 200 requests, check every token, and stop",
-    "processor": "take workers' streams, and deliver each request its tokens",
-    "worker": "run an engine, and publish its tokens",
-    "gateway": "serve OpenAI's API and the inspector's page over HTTP",
-    "api-keys": "make, list and revoke API keys for the gateway",
-    "tap": "show workers' streams as they pass",
-    "record": "write a worker's stream to a file",
-    "inspect": "show a recording's tokens by probability",
-    "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
-    "log": "write every worker's stream to a durable log over NATS",
-    "keygen": "make the key of one process, for encrypted tcp",
-    "keys": "manage the allow-list: which keys may connect, and their roles",
+_GROUPS = {
+    "run": {
+        "demo": "start a system, send 200 requests, check every token, and stop",
+        "up": "run a whole system on this machine",
+        "processor": "take workers' streams, and deliver each request its tokens",
+        "worker": "run an engine, and publish its tokens",
+        "gateway": "serve OpenAI's API and the inspector's page over HTTP",
+    },
+    "look": {
+        "tap": "show workers' streams as they pass, or a durable log",
+        "record": "write workers' streams to files, or to a durable log over NATS",
+        "inspect": "show a recording's tokens by probability",
+        "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
+    },
+    "keys": {
+        "keys": "make processes' keys for encrypted tcp, and say which may connect, in which roles",
+        "api-keys": "make, list and revoke API keys for the gateway",
+    },
+    "schema": {
+        "check": "check message files and recordings against the schema, and say what is wrong",
+        "schema": "print the schema in other tools' forms, or what a change of it breaks",
+    },
 }
+"""The commands by what they are for, each in the order in which a newcomer needs them."""
+_COMMANDS = {name for group in _GROUPS.values() for name in group}
 _INTERRUPTED = 130
 
 
@@ -124,15 +132,22 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _parser() -> Parser:
-    commands = _COMMANDS | {name: summary for name, summary in brought().items() if name not in _COMMANDS}
+    added = {name: summary for name, summary in brought().items() if name not in _COMMANDS}
+    groups = {**_GROUPS, "engines and plugins": added} if added else _GROUPS
+    commands = [name for group in groups.values() for name in group]
     width = max(map(len, commands))
+    listed = (
+        f"{heading}:\n" + "".join(f"  {name:{width}}  {summary}\n" for name, summary in group.items())
+        for heading, group in groups.items()
+    )
     parser = Parser(
         prog="tokenbus",
+        usage="tokenbus COMMAND [options]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"
-        "commands:\n" + "\n".join(f"  {name:{width}}  {summary}" for name, summary in commands.items()),
+        + "\n".join(listed),
         epilog="`tokenbus COMMAND --help` has the options of each, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
-    parser.add_argument("command", choices=commands, metavar="COMMAND", help="what to do")
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

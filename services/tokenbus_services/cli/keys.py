@@ -1,4 +1,4 @@
-"""tokenbus keys: which keys may connect, and what each may do."""
+"""tokenbus keys: the keys of processes, which of them may connect, and what each may do."""
 
 import argparse
 import json
@@ -8,34 +8,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allow_list import AllowedKey, AllowListError, new_key, read_keys, write_keys
-from tokenbus_services.bus.keys import public_key
+from tokenbus_services.bus.allow_list import NAME, AllowedKey, AllowListError, new_key, read_keys, write_keys
+from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.watched_files import locked
 
 _DESCRIPTION = """\
-Change or show the allow-list: the file that says which keys may connect to the processor, and to decode workers for
-hand-offs. The processor and decode workers read it again within a
-second, without a restart, and cut off the connections of a revoked key.
+Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says
+which keys may connect to the processor, and to decode workers for hand-offs. Both read the list again within a second,
+without a restart, and cut off the connections of a revoked key.
 
-  tokenbus keys add NAME PUBLIC --role ROLE [--names PATTERN]
-  tokenbus keys revoke NAME|PUBLIC
-  tokenbus keys list [--json]
+  make NAME            make the key of one process, NAME.key_secret and NAME.key, in a folder; no file is replaced
+  add NAME PUBLIC      allow a key, in each --role that is given
+  list                 show the allow-list
+  revoke NAME|PUBLIC   cut a key off
 
-PUBLIC is the path of a public certificate, as keys/worker-0.key, or its 40 characters. A role says what a key may do:
-  worker    publish, under the worker ids that its patterns match
-  client    ask for requests, under the client names that its patterns match
-  observer  watch workers' streams (tap, record, the inspector)
-  handoff   hand requests off to decode workers, as a prefill worker does
-  operator  pause workers' engines, change their weights and adapters
+A process needs its own secret key as bus.key_file: only its owner may read it, and it is never printed. All others need
+the processor's public key as bus.server_key. PUBLIC is the path of a public key, as keys/worker-0.key, or the key's 40
+characters.
+
+  --role worker    publish, under the worker ids that its patterns match
+  --role client    ask for requests, under the client names that its patterns match
+  --role observer  watch workers' streams (tap, record, the inspector)
+  --role handoff   hand requests off to decode workers, as a prefill worker does
+  --role operator  pause workers' engines, change their weights and adapters
 
 To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A
 revoked key stays in the file, so that it cannot be added again.
 
 examples:
+  tokenbus keys make processor
+  tokenbus keys make worker-0
   tokenbus keys add worker-0 keys/worker-0.key --role worker
-  tokenbus keys add prefill keys/prefill.key --role worker --role handoff --names 'prefill-*'
   tokenbus keys add gateway keys/gateway.key --role client --role observer
   tokenbus keys revoke worker-0
   tokenbus keys list --json | jq '.keys[] | select(.revoked == null).name'
@@ -47,8 +52,8 @@ _DEFAULT = "keys/allowed.toml"
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.usage = f"{parser.prog} {{add,revoke,list}} [NAME] [PUBLIC] [options]"
-    parser.add_argument("action", choices=("add", "revoke", "list"), help="what to do")
+    parser.usage = f"{parser.prog} {{make,add,list,revoke}} [NAME] [PUBLIC] [options]"
+    parser.add_argument("action", choices=("make", "add", "list", "revoke"), help="what to do")
     parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name, and for add its public part")
     parser.add_argument(
         "--role", action="append", choices=[role.value for role in Role], help="what it may do; may be repeated"
@@ -59,6 +64,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="the worker ids or client names that it may use, as a shell's patterns; may be repeated (NAME)",
     )
+    parser.add_argument("--folder", default="keys", metavar="DIR", help="where make writes both files (keys)")
     parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
     parser.add_argument("--json", action="store_true", help="list as one JSON document")
 
@@ -67,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
     """Do what was asked for."""
     path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
     try:
-        if options.action == "list":
+        if options.action == "make":
+            _make(Path(options.folder), options)
+        elif options.action == "list":
             _expect(options, 0, "list: no names")
             _show(path, read_keys(path), as_json=options.json)
         else:
@@ -78,6 +86,21 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"{error.filename or path}: {reason_of(error)}", WRONG_USE) from None
     return 0
+
+
+def _make(folder: Path, options: argparse.Namespace) -> None:
+    (name,) = _expect(options, 1, "make: NAME")
+    if not NAME.fullmatch(name):
+        limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
+        raise CommandError(f"make: NAME: {limit}, got {name!r}", WRONG_USE)
+    try:
+        public, secret = create_key(folder, name)
+    except FileExistsError as error:
+        there = error.filename2 or error.filename
+        raise CommandError(f"{there}: there already; a key is never replaced", WRONG_USE) from None
+    print(f"secret  {printable(str(secret))}  for this process alone: bus.key_file")
+    print(f"public  {printable(str(public))}  for others")
+    print(f"key     {public_key(str(public)).decode()}")
 
 
 def _add(path: Path, options: argparse.Namespace) -> str:

@@ -1,8 +1,7 @@
-"""The items that `tap`, `record` and `log` watch."""
+"""The items that `tap` and `record` watch."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from tokenbus_services.bus import Transport
 from tokenbus_services.client import Client
@@ -10,9 +9,6 @@ from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
 _MOST_WAITING = 2048
-_WINDOW_FRAMES = 4096
-_WINDOW_BYTES = 1 << 26
-"""Enough for a burst of some fast workers. Each item may have a frame before it that announces its stream."""
 
 
 async def watched(
@@ -38,9 +34,3 @@ async def watched(
                 yield await anext(items)
         finally:
             stopping.cancel()
-
-
-def widened(settings: Settings) -> Settings:
-    """Return settings with a window that leaves hardly an item of a fast worker out."""
-    frames, size = max(settings.client.window_frames, _WINDOW_FRAMES), max(settings.client.window_bytes, _WINDOW_BYTES)
-    return replace(settings, client=replace(settings.client, window_frames=frames, window_bytes=size))

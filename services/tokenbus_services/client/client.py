@@ -46,7 +46,7 @@ def connect(
         address: where the processor takes clients, as `tcp://127.0.0.1:5571`, or the addresses of several with commas
             between; default: `bus.clients_address`.
         name: what the client is called in the processor's logs; default: `client.name`.
-        key_file: the file of the client's own CURVE key, as `tokenbus keygen` writes it; default: `bus.key_file`.
+        key_file: the file of the client's own CURVE key, as `tokenbus keys make` writes it; default: `bus.key_file`.
         server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
         settings: all settings; default: those of the environment and of the file that it names.
 

@@ -61,7 +61,7 @@ class BusSettings(Section):
     heartbeat_timeout_ms: int = milliseconds(
         3000, "after how long a silent peer is lost; at least 500, and twice heartbeat_interval_ms", high=HOUR_MS
     )
-    key_file: str = path("the file of this process's own key for tcp, as `tokenbus keygen` writes it; empty: none")
+    key_file: str = path("the file of this process's own key for tcp, as `tokenbus keys make` writes it; empty: none")
     server_key: str = path("for workers and clients with a key: the processor's public key, or its certificate's path")
     allowed_keys: str = path(
         "for processors and decode workers with a key: the file of the keys that may connect, as `tokenbus keys` "

@@ -19,7 +19,7 @@ from tests.support.settings import settings_of
 from tests.support.waiting import wait_until
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.record import Files
+from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.items import read_items
 
 DATA = recording(payloads(requests=4, tokens=24, drafts=True))
@@ -28,7 +28,7 @@ PART_BYTES = 2000
 KILLED = f"""
 import os, sys
 from pathlib import Path
-from tokenbus_services.cli.record import Files
+from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.items import read_recording
 
 files = Files(sys.argv[2], {PART_BYTES})

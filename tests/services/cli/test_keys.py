@@ -1,4 +1,4 @@
-"""`tokenbus keygen` and `tokenbus keys`: files that only their owner reads, an allow-list, and errors of one line."""
+"""`tokenbus keys`: files that only their owner reads, an allow-list, and errors of one line."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 def test_key_is_made_for_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Both files are there, the secret one for its owner alone in a folder of its owner's, and is never printed."""
-    status, out, err = said(capsys, "keygen", "--name", "w0")
+    status, out, err = said(capsys, "keys", "make", "w0")
     assert (status, err) == (0, "")
     assert [mode_of(path) for path in ("keys", "keys/w0.key_secret", "keys/w0.key")] == [0o700, 0o600, 0o644]
     pair = load_key("keys/w0.key_secret")
@@ -47,31 +47,31 @@ def test_key_is_made_for_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_key_is_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that has a file already, either one, is refused, and what was there stays."""
-    said(capsys, "keygen")
-    before = Path("keys/tokenbus.key_secret").read_text()
-    assert said(capsys, "keygen") == (
+    said(capsys, "keys", "make", "w0")
+    before = Path("keys/w0.key_secret").read_text()
+    assert said(capsys, "keys", "make", "w0") == (
         2,
         "",
-        _complaint("keys/tokenbus.key_secret: there already; a key is never replaced"),
+        _complaint("keys/w0.key_secret: there already; a key is never replaced"),
     )
-    Path("keys/tokenbus.key_secret").rename("keys/kept")
-    assert said(capsys, "keygen")[0] == 2
-    assert sorted(path.name for path in Path("keys").iterdir()) == ["kept", "tokenbus.key"]
+    Path("keys/w0.key_secret").rename("keys/kept")
+    assert said(capsys, "keys", "make", "w0")[0] == 2
+    assert sorted(path.name for path in Path("keys").iterdir()) == ["kept", "w0.key"]
     assert Path("keys/kept").read_text() == before
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "-x", "x" * 65, "new\nline"])
 def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A name that would be another path, or no file's, is refused before anything is made."""
-    status, out, err = said(capsys, "keygen", f"--name={name}")
+    status, out, err = said(capsys, "keys", "make", "--", name)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "--name: 1 to 64 letters" in err
+    assert "make: NAME: 1 to 64 letters" in err
     assert list(Path().iterdir()) == []
 
 
 def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
-    status, _, err = said(capsys, "keygen", "--folder", "file")
+    status, _, err = said(capsys, "keys", "make", "w0", "--folder", "file")
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith("tokenbus: file: ")
 
@@ -79,7 +79,7 @@ def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[
 def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     """A key is added by its certificate's path or its text, listed, revoked by its name or itself, and stays listed."""
     for name in ("w0", "g"):
-        said(capsys, "keygen", "--name", name)
+        said(capsys, "keys", "make", name)
     added = said(capsys, "keys", "add", "w0", "keys/w0.key", "--role", "worker", "--names", "w0", "--names", "w-*")
     assert added == (0, f"added w0: worker as w0, w-* in {FILE}\n", "")
     text = load_key("keys/g.key_secret").public.decode()
@@ -98,8 +98,8 @@ def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rotation(capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "keygen", "--name", "w0")
-    said(capsys, "keygen", "--name", "w0", "--folder", "next")
+    said(capsys, "keys", "make", "w0")
+    said(capsys, "keys", "make", "w0", "--folder", "next")
     for path in ("keys/w0.key", "next/w0.key"):
         assert said(capsys, "keys", "add", "w0", path, "--role", "worker")[0] == 0
     said(capsys, "keys", "revoke", "keys/w0.key")
@@ -108,7 +108,7 @@ def test_rotation(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_revoked_key_does_not_come_back(capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "keygen", "--name", "w0")
+    said(capsys, "keys", "make", "w0")
     add = ("keys", "add", "w0", "keys/w0.key", "--role", "worker")
     said(capsys, *add)
     assert said(capsys, *add) == (2, "", _complaint("add: this key is there already: revoke it first, as w0"))
@@ -119,7 +119,7 @@ def test_revoked_key_does_not_come_back(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is the one that is named, else the one that the processor's variable names."""
-    said(capsys, "keygen", "--name", "w0")
+    said(capsys, "keys", "make", "w0")
     monkeypatch.setenv("TOKENBUS_BUS_ALLOWED_KEYS", "by-variable.toml")
     said(capsys, "keys", "add", "w0", "keys/w0.key", "--role", "worker")
     said(capsys, "keys", "add", "w0", "keys/w0.key", "--role", "worker", "--file", "by-option.toml")
@@ -129,6 +129,7 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (("make",), "make: NAME, got nothing"),
         (("add",), "add: NAME PUBLIC, got nothing"),
         (("add", "w0"), "add: NAME PUBLIC, got 'w0'"),
         (("add", "w0", "keys/w0.key"), "add: --role, one or several of worker, client, observer, handoff, operator"),
@@ -147,7 +148,7 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
 )
 def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:
     """Wrong use and broken files are status 2 and one line with what is wrong; no file is changed."""
-    said(capsys, "keygen", "--name", "w0")
+    said(capsys, "keys", "make", "w0")
     Path("broken.toml").write_text("[[key]")
     status, out, err = said(capsys, "keys", *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -23,8 +23,10 @@ from tests.services.cli.helpers import (
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.record import Files, record
+from tokenbus_services.cli.record import record
+from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import watched
 from tokenbus_services.items import StreamItem, read_items, read_recording
 from tokenbus_services.processor import Processor
@@ -147,3 +149,17 @@ def test_recorded_by_a_process(tmp_path: Path) -> None:
     assert (summary["items"], summary["missing_items"]) == (5, 1)
     assert summary["files"][0]["last_sequence"] == "6"
     assert after_hello((tmp_path / "again").read_bytes()) == after_hello(data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "FILE, or --to ADDRESS: one of them"),
+        (["a", "b"], "FILE, or --to ADDRESS: one of them"),
+        (["a", "--to", "nats://127.0.0.1:1"], "FILE, or --to ADDRESS: one of them"),
+        (["--to", "nats://127.0.0.1:1", "--format", "parquet"], "--format: with FILE, not with --to"),
+    ],
+)
+def test_streams_go_to_one_place(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    assert main(["record", *arguments]) == 2
+    assert capsys.readouterr().err == f"tokenbus: {line}\n"

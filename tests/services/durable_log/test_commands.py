@@ -1,4 +1,4 @@
-"""`tokenbus log` and `tap --from`: a log is written and shown."""
+"""`record --to` and `tap --from`: a log is written and shown."""
 
 import asyncio
 import json
@@ -24,7 +24,8 @@ from tests.support.processes import run
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.cli.log import log
+from tokenbus_services.cli.record import record_to_log
+from tokenbus_services.cli.watching import watched
 from tokenbus_services.items import hello_entry, read_items
 from tokenbus_services.processor import Processor
 
@@ -41,7 +42,7 @@ async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: Nat
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        writing = asyncio.create_task(log(settings, stop, worker_id=WORKER, transport=transport))
+        writing = asyncio.create_task(record_to_log(watched(settings, WORKER, stop, transport), settings, stop))
         await until(lambda: len(processor.clients.watchers))
         server.kill()
         small = hello()
