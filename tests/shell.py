@@ -2,18 +2,15 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import Signals
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from tests.integration.programs import Program
 from tests.pages import blocks
 from tests.services.cli.local import environment
 
@@ -61,12 +58,12 @@ def variables(folder: Path, **settings: object) -> dict[str, str]:
     return own | {"PATH": f"{_BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-class Shell:
+class Shell(Program):
     """A shell in a folder that runs some command lines, in a group of its own that is gone after `with`."""
 
     def __init__(self, commands: str, folder: Path, given: Mapping[str, str]) -> None:
         """Start it; what it prints and what it logs come as one."""
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", "-c", f"exec 2>&1\n{commands}\n"],  # noqa: S607 - whichever the documents' reader has
             cwd=folder,
             env=dict(given),
@@ -75,48 +72,16 @@ class Shell:
             text=True,
             start_new_session=True,
         )
-        self.lines: list[str] = []
-        self._guard = threading.Timer(_LONGEST, self._kill)  # a line that never comes must not hang the tests
-        self._guard.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._guard.cancel()
-        self._kill()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self.process.wait()
-
-    def until(self, text: str) -> str:
-        """Return the next line in which a text appears."""
-        for printed in self.process.stdout or ():
-            self.lines.append(printed.rstrip("\n"))
-            if text in printed:
-                return self.lines[-1]
-        raise AssertionError(f"it ended without {text!r}: {self.lines}")
+        super().__init__("the shell", process, _LONGEST)
 
     def until_all(self, *texts: str) -> None:
         """Wait until each of some texts has appeared in a line, in whatever order."""
         missing = list(texts)
         while missing:
-            found = self.until("")
+            found = self.line("")
             missing = [text for text in missing if text not in found]
 
-    def signal(self, number: Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send all of it a signal, as a terminal does for Ctrl-C."""
-        os.killpg(self.process.pid, number)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit status, and what it printed since the last line that was waited for."""
-        printed, _ = self.process.communicate()
-        return self.process.returncode, printed
-
-    def _kill(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # all of it has ended
-            return
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(self.pid, number)

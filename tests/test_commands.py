@@ -178,9 +178,9 @@ def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
         reserved_port() as port,
         Shell("exec " + command.replace("5570", str(port)), folder, variables(folder)) as shell,
     ):
-        shell.until(SERVICES[command])
+        shell.line(SERVICES[command])
         shell.signal(SIGINT if " up " in command else SIGTERM)
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
     assert status == 0, printed
 
 
@@ -189,7 +189,7 @@ def test_check_of_the_contract(folder: Path) -> None:
     shown = line("docs/contract.md", "tokenbus check")
     (folder / "step-41.binpb").write_bytes(nan_batch())
     with Shell(shown.command, folder, variables(folder)) as shell:
-        assert shell.end() == (1, shown.printed)
+        assert shell.end() == (1, shown.printed, "")
 
 
 def test_recording_page(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_recording_page(folder: Path) -> None:
     commands = [each.command for each in command_lines() if each.page == "docs/recording.md"]
     mine = [each for each in commands if each.startswith(tuple(SCENARIOS["docs/recording.md"]))]
     with Shell("\n".join(["set -e", *mine]), folder, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
     assert status == 0, printed
     assert sorted(path.name for path in folder.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
 
@@ -205,7 +205,7 @@ def test_recording_page(folder: Path) -> None:
 def test_processes_of_the_readme(folder: Path) -> None:
     commands = [line("README.md", f"tokenbus {name}").command for name in ("processor", "worker")]
     with Shell("\n".join([*commands, "wait"]), folder, on_one_bus(folder)) as shell:
-        shell.until('"worker connected"')
+        shell.line('"worker connected"')
 
 
 def test_keys_of_the_security_page(folder: Path) -> None:
@@ -213,7 +213,7 @@ def test_keys_of_the_security_page(folder: Path) -> None:
     written = [each.command for each in command_lines() if each.page == "docs/security.md"]
     set_up, rotate = written[:5], written[5:]
     with Shell("\n".join(["set -e", *set_up]), folder, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
         assert status == 0, printed
     with reserved_port() as port, reserved_port() as clients:
         there = {
@@ -228,12 +228,12 @@ def test_keys_of_the_security_page(folder: Path) -> None:
             ) as processor,
             Shell("exec tokenbus worker --engine synthetic", folder, variables(folder, **there, **own)) as worker,
         ):
-            processor.until('"worker connected"')
+            processor.line('"worker connected"')
             with Shell("\n".join(["set -e", *rotate]), folder, variables(folder)) as shell:
-                status, printed = shell.end()
+                status, printed, _ = shell.end()
                 assert status == 0, printed
-            processor.until("its key was revoked")
-            worker.until("handshake failed")
+            processor.line("its key was revoked")
+            worker.line("handshake failed")
     assert (printed.count(" revoked 2"), printed.count(" added 2")) == (1, 2)
 
 
@@ -242,7 +242,7 @@ def test_scaling_page(folder: Path) -> None:
     page = "docs/scaling.md"
     lines = [each.command for each in command_lines(page) if each.command.startswith(tuple(SCENARIOS[page]))]
     with Shell("\n".join(["set -e", *lines]), folder, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
         assert status == 0, printed
     path = folder / "tokenbus.toml"
     path.write_text(blocks("toml", of=page)[0].text)
@@ -282,7 +282,7 @@ def test_keys_of_the_gateway_page(folder: Path) -> None:
     """The page's keys are made, listed and revoked as it is written, and the file is one that a gateway takes."""
     commands = [each.command for each in command_lines() if each.command.startswith("tokenbus api-keys")]
     with Shell("\n".join(commands), folder, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
     assert status == 0, printed
     assert '"id": "batch"' in printed
     assert [key.id for key in read_keys(folder / "keys.json")] == ["alice"]
@@ -290,7 +290,7 @@ def test_keys_of_the_gateway_page(folder: Path) -> None:
 
 def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, object]]]]:
     with Shell(command.replace("curl ", "curl --silent "), folder, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
     assert status == 0, printed
     answered: dict[str, list[dict[str, dict[str, object]]]] = json.loads(printed)
     return answered
@@ -303,35 +303,35 @@ def test_first_hour(folder: Path) -> None:
         reserved_port() as port,
         Shell("exec " + _of_hour("tokenbus up --port", port), folder, variables(folder)) as up,
     ):
-        mixed = up.until("mixed-0")
+        mixed = up.line("mixed-0")
         while " process " not in mixed:
-            mixed = up.until("mixed-0")
-        private = up.until("  watch   ").rpartition("ipc://")[2].removesuffix("/clients")
-        up.until("stop    Ctrl-C")
+            mixed = up.line("mixed-0")
+        private = up.line("  watch   ").rpartition("ipc://")[2].removesuffix("/clients")
+        up.line("stop    Ctrl-C")
         answered = _curl(_of_hour("curl", port), folder)
         assert answered["choices"][0]["logprobs"]["tokens"]
         export = line(page, "export").command.replace("/tmp/tokenbus-...", private)  # noqa: S108 - the page's
         assert export.count(private) == 2
         with Shell(f"{export}\n{_of_hour('tokenbus tap', port)}", folder, variables(folder)) as tap:
-            tap.until('"connected"')
+            tap.line('"connected"')
             for _ in range(3):  # the first one may be over before it watches
                 ask(port, max_tokens=64, n=4)
-            tap.until(" #")
+            tap.line(" #")
         with Shell(f"{export}\n{_of_hour('tokenbus record', port)}", folder, variables(folder)) as record:
-            record.until('"connected"')
-            while record.process.poll() is None:
+            record.line('"connected"')
+            while record.is_running:
                 ask(port, max_tokens=100, n=4)  # several at once, so that each worker has some
-            assert record.end()[0] == 0
+            assert record.wait() == 0
         with Shell(f"{export}\n{_of_hour('tokenbus inspect', port)}", folder, variables(folder)) as inspect:
-            status, printed = inspect.end()
+            status, printed, _ = inspect.end()
         assert status == 0, printed
         kill = line(page, "kill")
         (process,) = re.findall(r"process (\d+)", mixed)
         with Shell(kill.command.replace("PROCESS", process), folder, variables(folder)) as shell:
-            assert shell.end() == (0, "")
-        assert up.until("SIGKILL") == kill.printed.rstrip("\n")
+            assert shell.end() == (0, "", "")
+        assert up.line("SIGKILL") == kill.printed.rstrip("\n")
         up.signal(SIGINT)
-        status, _ = up.end()
+        status = up.wait()
     assert status == 1  # as a service had died
     assert [path.name for path in folder.glob("tokenbus-*")] == []
 
@@ -344,7 +344,7 @@ def _of_hour(begin: str, port: int) -> str:
 def test_list_of_benchmarks(folder: Path) -> None:
     command = line("docs/first-hour.md", ".venv/bin/python -m benchmarks --list").command
     with Shell(command.replace(".venv/bin/python", sys.executable), ROOT, variables(folder)) as shell:
-        status, printed = shell.end()
+        status, printed, _ = shell.end()
     assert status == 0
     assert {"bus", "codec", "gateway"} <= {each.split()[0] for each in printed.splitlines()}
 

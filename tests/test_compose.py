@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -20,7 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from tests.integration.programs import Program
 from tests.support.ports import reserved_port
+from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,28 +148,20 @@ class Deployment:
         self._folder = folder
         self._cleanup = cleanup
         self._ports: dict[tuple[str, str], int] = {}
-        self._logs: dict[str, Path] = {}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: dict[str, Program] = {}
 
     def start(self, name: str) -> None:
         entry: list[str] = json.loads(instructions("ENTRYPOINT")[0])
         program, arguments = entry[0], entry[1:] + SERVICES[name]["command"]
         assert program == "tokenbus"
         command = [str(Path(sys.executable).with_name(program)), *(self._here(name, text) for text in arguments)]
-        self._run(name, command, self.environment(name))
+        process = start(command, self.environment(name), is_merged=True, folder=self._folder)
+        self.programs[name] = self._cleanup.enter_context(Program(name, process))
 
     def environment(self, name: str) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
         given = dockerfile_environment() | SERVICES[name]["environment"]
         return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
-
-    def _run(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        self._logs[name] = self._folder / f"{name}.log"
-        with self._logs[name].open("wb") as log:
-            process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=log, stderr=log)
-        self.processes[name] = process
-        self._cleanup.callback(process.wait)
-        self._cleanup.callback(process.kill)
 
     def make_keys(self) -> None:
         """Run what makes the keys, twice as at another start, and check that the second time changes nothing."""
@@ -194,7 +187,7 @@ class Deployment:
         command = [sys.executable, *(self._here(name, text) for text in arguments)]
 
         def is_healthy() -> bool:
-            assert self.processes[name].poll() is None, self._logs[name].read_text()
+            assert self.programs[name].is_running, self.programs[name].output
             return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
         wait_until(is_healthy)
@@ -253,7 +246,7 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
     deployment.make_keys()
     for name in ("worker", "gateway", "processor"):
         deployment.start(name)
-    assert set(deployment.processes) == set(OURS)
+    assert set(deployment.programs) == set(OURS)
     for name in OURS:
         deployment.becomes_healthy(name)
     deployment.until_told("processor", "tokenbus_known_workers", "connected", 1.0)
@@ -261,8 +254,7 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
     deployment.until_told("gateway", "tokenbus_gateway_connected_processors", "", 1.0)
     assert ("tokenbus_stream_tokens_total", "worker-0") in deployment.metrics("processor")
     for name in ("gateway", "worker", "processor"):
-        deployment.processes[name].send_signal(signal.SIGTERM)
-        assert deployment.processes[name].wait(MOST) == 0, name
+        assert deployment.programs[name].terminate() == 0, name
 
 
 def _metrics_port(name: str) -> str:

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.deployment import COMMAND
+from tests.integration.programs import Program
 from tests.pages import blocks, module_of
+from tests.support.processes import start
 from tests.support.waiting import MOST, until
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
@@ -160,19 +161,8 @@ def test_program_as_it_is_written() -> None:
             "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
             "TOKENBUS_METRICS_ADDRESS": "",
         }
-        tokenbus = str(Path(sys.executable).with_name("tokenbus"))
-        started = [
-            subprocess.Popen(command, env=os.environ | own, stderr=subprocess.PIPE, text=True)
-            for command in ([tokenbus, "processor"], [sys.executable, str(program)])
-        ]
-        try:
-            worker = started[1]
-            assert worker.stderr is not None
-            assert any(re.search('"engine":"words"', line) for line in worker.stderr)
-            assert any('"connected"' in line for line in worker.stderr)
-            worker.terminate()
-            assert worker.wait(MOST) == 0
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
+        processor = Program("processor", start([COMMAND, "processor"], os.environ | own))
+        with processor, Program("worker", start([sys.executable, str(program)], os.environ | own)) as worker:
+            worker.complaint('"engine":"words"')
+            worker.complaint('"connected"')
+            assert worker.terminate() == 0

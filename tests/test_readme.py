@@ -8,13 +8,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 import tokenbus
+from tests.integration.deployment import COMMAND
+from tests.integration.programs import Program
 from tests.pages import ROOT, blocks
+from tests.support.processes import start
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_services.settings import Settings
@@ -35,13 +38,13 @@ def environment() -> Iterator[dict[str, str]]:
         }
 
 
-def _started(commands: list[list[str]], environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
-    """Start a processor and a worker, and wait until the one listens and the other is connected."""
-    started = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
-    for process, ready in zip(started, (b"listening", b"connected"), strict=True):
-        assert process.stderr is not None
-        assert any(ready in line for line in process.stderr)
-    return started
+@contextmanager
+def _beside_a_processor(command: list[str], environment: dict[str, str]) -> Iterator[Program]:
+    """Run a worker that is connected to a processor."""
+    processor = Program("processor", start([COMMAND, "processor"], environment, is_merged=True))
+    with processor, Program("worker", start(command, environment, is_merged=True)) as worker:
+        worker.wait_for("connected")
+        yield worker
 
 
 def test_batch_example() -> None:
@@ -52,16 +55,9 @@ def test_batch_example() -> None:
 
 def test_request_example_with_the_commands_above_it(environment: dict[str, str]) -> None:
     """Beside `tokenbus processor` and `tokenbus worker`, the README's client prints a request's eight tokens."""
-    tokenbus = str(Path(sys.executable).with_name("tokenbus"))
-    commands = [[tokenbus, "processor"], [tokenbus, "worker"]]
-    started = _started(commands, environment)
-    try:
+    with _beside_a_processor([COMMAND, "worker"], environment):
         example = [sys.executable, "-c", REQUEST]
         run = subprocess.run(example, env=environment, check=True, capture_output=True, text=True)
-    finally:
-        for process in reversed(started):
-            process.terminate()
-            process.communicate()
     lines = [line.split(" ", 4) for line in run.stdout.splitlines()]
     assert [int(position) for position, *_ in lines] == list(range(8))
     assert all(float(logprob) <= 0 and int(rank) >= 1 for _, _, logprob, rank, _ in lines)
@@ -75,18 +71,10 @@ def test_readme_is_short() -> None:
 
 async def test_engine_example(environment: dict[str, str]) -> None:
     """The README's engine, run as a program beside a processor, answers with the prompt's last token until SIGTERM."""
-    tokenbus_command = str(Path(sys.executable).with_name("tokenbus"))
-    commands = [[tokenbus_command, "processor"], [sys.executable, "-c", ENGINE]]
-    started = _started(commands, environment)
-    try:
+    with _beside_a_processor([sys.executable, "-c", ENGINE], environment) as worker:
         async with tokenbus.connect(environment["TOKENBUS_BUS_CLIENTS_ADDRESS"]) as client:
             assert [token.id async for token in client.generate([5, 6, 7])] == [7]
-        started[1].terminate()
-        assert await asyncio.to_thread(started[1].wait, 60) == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        assert await asyncio.to_thread(worker.terminate) == 0
 
 
 async def test_embedded_example(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.integration.programs import Program
 from tests.support.nats import NatsServer
+from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tokenbus_services.settings import Settings
 
@@ -67,7 +68,7 @@ class Deployment:
 
     def start(self, name: str, command: Sequence[str], **overrides: object) -> Program:
         """Start any command with the settings; it ends with the deployment."""
-        program = Program(name, command, self.environment(**overrides))
+        program = Program(name, start(command, self.environment(**overrides), is_merged=True))
         self._programs.append(program)
         return program
 

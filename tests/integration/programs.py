@@ -1,15 +1,19 @@
 """Processes that a test starts, listens to, stops and kills; each only through its own handle."""
 
 import signal
+import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import IO, TypeVar
 
-from tests.support.processes import start
 from tests.support.waiting import MOST
+from tokenbus_services.child_process import ChildProcess
 
 _LINES = 4096
+_Self = TypeVar("_Self", bound="Program")
 
 
 def tell(line: str) -> None:
@@ -18,80 +22,139 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-class Program:
-    """A process; what it writes is read as it comes, so that it never waits for a reader."""
+class Lines:
+    """The last lines that a process wrote to one stream, and which of them a test has read."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a command; the name is for the message of a failure."""
+    def __init__(self) -> None:
+        self._all: deque[str] = deque(maxlen=_LINES)
+        self._unread: deque[str] = deque(maxlen=_LINES)
+        self.news = threading.Condition()
+        self.at_end = False
+
+    def add(self, line: str) -> None:
+        with self.news:
+            self._all.append(line)
+            self._unread.append(line)
+            self.news.notify_all()
+
+    def end(self) -> None:
+        with self.news:
+            self.at_end = True
+            self.news.notify_all()
+
+    def having(self, text: str) -> list[str]:
+        """Return the lines in which a text appears."""
+        with self.news:
+            return [line for line in self._all if text in line]
+
+    def read(self, stream: "IO[str] | None") -> None:
+        with stream or nullcontext(()) as lines:
+            for line in lines:
+                self.add(line.rstrip("\n"))
+        self.end()
+
+    def next(self, text: str) -> "str | None":
+        """Return the next line with a text, of those that were not read yet; the lines before it are read, too."""
+        while self._unread:
+            line = self._unread.popleft()
+            if text in line:
+                return line
+        return None
+
+    def rest(self) -> str:
+        """Return what was not read yet of a stream that ends."""
+        with self.news:
+            self.news.wait_for(lambda: self.at_end, MOST)
+        lines = list(self._unread)
+        self._unread.clear()
+        return "".join(f"{line}\n" for line in lines)
+
+
+class Program(ChildProcess):
+    """A process that ends with the test, and what it has written."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[str]", patience: float = MOST) -> None:
+        """Read what it writes; the name is for the message of a failure, which comes after so many seconds."""
         self.name = name
-        self._process = start(command, environment, is_merged=True)
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._news = threading.Condition()
-        self._at_end = False
-        self._reader = threading.Thread(target=self._read, name=f"reads {self.name}", daemon=True)
-        self._reader.start()
+        self._patience = patience
+        self._printed, self._complaints = Lines(), Lines()
+        super().__init__(process, self._printed.add, lambda _: self._printed.end())
+        threading.Thread(target=self._complaints.read, args=(process.stderr,), daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 - Self is not in Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
 
     @property
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     @property
     def output(self) -> str:
         """The last lines that it wrote."""
-        with self._news:
-            return "\n".join(self._lines)
+        return "\n".join(self.lines(""))
 
     def lines(self, text: str) -> list[str]:
         """Return the lines so far in which a text appears."""
-        with self._news:
-            return [line for line in self._lines if text in line]
+        return self._printed.having(text)
 
     def wait_for(self, text: str, times: int = 1) -> str:
         """Return the line in which a text appears for the so-manieth time; fail if the process ends before."""
-        with self._news:
-            self._news.wait_for(lambda: self._at_end or len(self.lines(text)) >= times, MOST)
+        printed = self._printed
+        with printed.news:
+            printed.news.wait_for(lambda: printed.at_end or len(self.lines(text)) >= times, self._patience)
             found = self.lines(text)
         if len(found) >= times:
             return found[times - 1]
         raise AssertionError(f"{self.name} did not write {text!r} {times} times; it wrote:\n{self.output}")
 
+    def line(self, text: str) -> str:
+        """Return the next line that it prints with a text in it; fail if it ends before."""
+        return self._next(self._printed, text)
+
+    def complaint(self, text: str) -> str:
+        """Return the next line of its errors, or its log, with a text in it; fail if it ends before."""
+        return self._next(self._complaints, text)
+
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        self._process.kill()
+        self.signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it run again."""
-        self._process.send_signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def terminate(self) -> int:
         """Ask it to end, and return its exit status."""
-        self._process.terminate()
+        self.signal(signal.SIGTERM)
         return self.wait()
 
-    def wait(self) -> int:
+    def wait(self, seconds: float | None = None) -> int:
         """Return its exit status, once it has ended and all of its output is read."""
-        status = self._process.wait(MOST)
-        self._reader.join(MOST)
-        return status
+        return super().wait(seconds or self._patience)
 
-    def _read(self) -> None:
-        stdout = self._process.stdout
-        if stdout is None:
-            return
-        with stdout:
-            for line in stdout:
-                with self._news:
-                    self._lines.append(line.rstrip("\n"))
-                    self._news.notify_all()
-        with self._news:
-            self._at_end = True
-            self._news.notify_all()
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit status, and what was not read yet of its output and of its complaints."""
+        return self.wait(), self._printed.rest(), self._complaints.rest()
+
+    def _next(self, lines: Lines, text: str) -> str:
+        found: list[str] = []
+
+        def is_found() -> bool:
+            found.extend(line for line in [lines.next(text)] if line is not None)
+            return lines.at_end or bool(found)
+
+        with lines.news:
+            lines.news.wait_for(is_found, self._patience)
+        if found:
+            return found[0]
+        raise AssertionError(f"{self.name} did not write {text!r} any more; it wrote:\n" + "\n".join(lines.having("")))

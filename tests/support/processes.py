@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tests.support.fork_server import COMMAND, Request
 
@@ -57,6 +57,7 @@ class Forked:
         """Fork it; `files` are its standard input, output and error."""
         sys.audit(FORK, request.command)
         self.args = request.command
+        self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
         self.returncode: int | None = None
@@ -87,21 +88,8 @@ class Forked:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-    def communicate(self) -> tuple[str, str]:
-        """Return the rest of its output and of its errors, once it has ended."""
-        errors: list[str] = []
-        reader = threading.Thread(target=lambda: errors.append(_rest(self.stderr)))
-        reader.start()
-        output = _rest(self.stdout)
-        reader.join()
-        self.wait()
-        return output, errors[0]
 
     def _receive(self) -> int:
         received = self._status.recv(8)
@@ -111,14 +99,19 @@ class Forked:
 
 
 def start(
-    command: Sequence[str], env: Mapping[str, str] | None = None, *, is_merged: bool = False
-) -> "Forked | subprocess.Popen[str]":
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    is_merged: bool = False,
+    folder: "Path | None" = None,
+) -> "subprocess.Popen[str]":
     """Start a command that has no input; `stdout` and `stderr` read its output and its errors, or `stdout` both."""
     environment = os.environ if env is None else env
     if not _is_forkable(command, environment):
         return subprocess.Popen(
             command,
             env=dict(environment),
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if is_merged else subprocess.PIPE,
@@ -128,11 +121,11 @@ def start(
         nothing = stack.enter_context(_closing(os.open(os.devnull, os.O_RDONLY)))
         pipes = [os.pipe() for _ in range(1 if is_merged else 2)]
         written = [stack.enter_context(_closing(end)) for _, end in pipes]
-        forked = Forked(_request(command, environment), [nothing, written[0], written[-1]])
+        forked = Forked(_request(command, environment, folder), [nothing, written[0], written[-1]])
     streams = [os.fdopen(end, encoding="utf-8") for end, _ in pipes]
     forked.stdout = streams[0]
     forked.stderr = None if is_merged else streams[1]
-    return forked
+    return cast("subprocess.Popen[str]", forked)
 
 
 def run(  # noqa: PLR0913 - those of subprocess.run
@@ -182,13 +175,6 @@ def _closing(file: int) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def _rest(stream: "IO[str] | None") -> str:
-    if stream is None or stream.closed:
-        return ""
-    with stream:
-        return stream.read()
 
 
 @cache

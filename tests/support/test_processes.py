@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.programs import Program
 from tests.support.fork_server import COMMAND
 from tests.support.processes import Forked, run, start
 
@@ -33,8 +34,8 @@ def test_environment_decides() -> None:
     assert b"TOKENBUS_BUS_NO_SUCH" in run([COMMAND, "processor"], env=setting).stderr
     for command, variable in (([sys.executable, "-c", ""], {}), (WRONG, {"PYTHONDEVMODE": "0"})):
         started = start(command, {**os.environ, **variable})
-        started.communicate()
         assert not isinstance(started, Forked)
+        Program("it", started).wait()
 
 
 def test_signal_is_the_status(tmp_path: Path) -> None:
@@ -42,11 +43,10 @@ def test_signal_is_the_status(tmp_path: Path) -> None:
     addresses = [f"--{which}-address=ipc://{tmp_path}/{which}" for which in ("workers", "clients")]
     process = start([COMMAND, "processor", *addresses, "--metrics-address="], is_merged=True)
     assert isinstance(process, Forked)
-    assert process.stdout is not None
-    assert "listening" in process.stdout.readline()
-    assert process.poll() is None
-    process.kill()
-    process.communicate()
+    program = Program("the processor", process)
+    program.wait_for("listening")
+    assert program.is_running
+    program.kill()
     assert process.wait() == process.poll() == -signal.SIGKILL
 
 

@@ -4,8 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from tokenbus_services.child_process import ChildProcess
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.starting import Output, SignsOfLife
 from tokenbus_services.printable import printable, reason_of
@@ -24,7 +25,6 @@ START_SECONDS = 60
 _MOST_STARTS = 60
 """So many times that long a service may start altogether, whatever it does."""
 _LOOK_SECONDS = 1.0
-_LONGEST_LINE = 1_048_576
 _LAST_LINES = 20
 _ERROR = "tokenbus: "
 """Begins the line of an error that ends a command."""
@@ -80,14 +80,14 @@ class Child:
         self.is_stopping = False
         self.status: int | None = None
         """Its exit status; negative: the signal that ended it; None: it has not ended."""
-        self.ended: asyncio.Task[None] | None = None
-        """The task that reads its output until it ends; None before it started."""
+        self.ended: asyncio.Future[None] | None = None
+        """Set once it has ended and its output is read; None before it started."""
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._output = Output()
         self._lines = 0
         self._ready = asyncio.Event()
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def runs(self) -> bool:
@@ -121,26 +121,33 @@ class Child:
         line = next((line for line in lines if line.startswith(_ERROR)), "".join(lines[:1]))
         return line and f": {line.removeprefix(_ERROR)}"
 
-    async def start(self, folder: Path) -> None:
+    def start(self, folder: Path) -> None:
         """Start it; it removes the folder should this process be killed."""
+        # -P: nothing of the folder that it is started in takes the place of a module.
+        command = [sys.executable, "-P", "-m", "tokenbus_services.cli.child"]
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                # -P: nothing of the folder that it is started in takes the place of a module.
-                *(sys.executable, "-P", "-m", "tokenbus_services.cli.child"),
-                *(f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments),
-                stdin=PIPE,  # never written: its end tells the child that this process has ended
-                stdout=PIPE,
-                stderr=STDOUT,
+            started = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+                [*command, f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments],
+                stdin=subprocess.PIPE,  # never written: its end tells the child that this process has ended
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
                 env=dict(self.service.environment),
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which stops its children
-                limit=_LONGEST_LINE,
             )
         except OSError as error:
             why = reason_of(error)
             raise CommandError(f"{self.name}: no process can be started: {why}") from None
-        self.pid = process.pid
+        self.pid = started.pid
         self._report(News(self.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
-        self.ended = asyncio.create_task(self._watch(process))
+        loop = asyncio.get_running_loop()
+        self.ended = ended = loop.create_future()
+        self._process = ChildProcess(
+            started,
+            on_line=lambda line: loop.call_soon_threadsafe(self.take, line),
+            on_end=lambda status: loop.call_soon_threadsafe(self._end, ended, status),
+        )
 
     async def ready(self, seconds: float) -> None:
         """Wait until it is ready; raise a CommandError where it ends before, or does nothing for so long."""
@@ -182,40 +189,29 @@ class Child:
         if self._process is None or self.ended is None or self.status is not None:
             return
         self.is_stopping = True
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        self._process.signal(signal.SIGTERM)
         await self._first(hurry, self.service.stop_seconds)
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.signal(signal.SIGKILL)
         await self.ended
 
     async def _first(self, event: asyncio.Event, seconds: float) -> None:
         """Wait until an event is set or it has ended, for so long at most."""
         waiting = asyncio.ensure_future(event.wait())
         try:
-            tasks = [waiting, *([self.ended] if self.ended else [])]
+            tasks: list[asyncio.Future[Any]] = [waiting, *([self.ended] if self.ended else [])]
             await asyncio.wait(tasks, timeout=seconds, return_when="FIRST_COMPLETED")
         finally:
             waiting.cancel()
 
-    async def _watch(self, process: Process) -> None:
-        if process.stdout is not None:
-            await self._read(process.stdout)
-        self.status = await process.wait()
+    def _end(self, ended: "asyncio.Future[None]", status: int) -> None:
+        self.status = status
+        ended.set_result(None)
         if not self.is_stopping or self.has_failed:
             self._report(News(self.name, "ended", f"{self.how_it_ended}{self.last_line}", {"status": self.status}))
 
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                line = await stream.readline()
-            except ValueError:  # a line above the limit is dropped
-                continue
-            if not line:
-                return
-            self._take(line.decode(errors="replace").strip())
-
-    def _take(self, text: str) -> None:
+    def take(self, text: str) -> None:
+        """Take a line that it wrote."""
+        text = text.strip()
         self._lines += 1
         try:
             line = json.loads(text)
@@ -301,7 +297,7 @@ class Supervisor:
         try:
             for children in self._grouped("starts"):
                 for child in children:
-                    await child.start(self._folder)
+                    child.start(self._folder)
                 await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
             return await work()
         finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.services.cli.guarded import Guarded
+from tests.integration.programs import Program
+from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
@@ -165,22 +166,20 @@ def after_hello(data: bytes) -> bytes:
     return data[head + size :]
 
 
-class Service(Guarded):
+class Service(Program):
     """A subcommand whose log can be waited for."""
 
     def __init__(self, *arguments: str, **values: object) -> None:
         """Start it; `values` are settings and constants, with a double underscore for the dot in a key."""
         variables = environment_of({key.replace("__", "."): values[key] for key in values})
-        super().__init__([str(COMMAND), *arguments], MOST, {**os.environ, **variables})
+        super().__init__(arguments[0], start([str(COMMAND), *arguments], {**os.environ, **variables}))
 
     def logged(self, event: str) -> dict[str, Any]:
         """Return the first line of its log, of those that were not read yet, with an event."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            values: dict[str, Any] = json.loads(line)
+        while True:
+            values: dict[str, Any] = json.loads(self.complaint(f'"{event}"'))
             if values["event"] == event:
                 return values
-        raise AssertionError(f"it ended without logging {event!r}")
 
 
 def addresses(folder: Path) -> list[str]:

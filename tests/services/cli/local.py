@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.services.cli.guarded import Guarded
+from tests.integration.programs import Program
 from tests.services.cli.helpers import COMMAND
+from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
 from tokenbus_services.settings import ENTRIES
 
@@ -29,20 +30,11 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     return ours | own | given
 
 
-class Command(Guarded):
+class Command(Program):
     """`tokenbus` with some arguments; its children end with it."""
 
     def __init__(self, arguments: list[str], variables: Mapping[str, str], program: list[str] | None = None) -> None:
-        super().__init__([*(program or [str(COMMAND)]), *arguments], _LONGEST, variables)
-        self.lines: list[str] = []
-
-    def line(self, text: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if text in line:
-                return self.lines[-1]
-        raise AssertionError(f"it ended without {text!r}: {self.lines}")
+        super().__init__("tokenbus", start([*(program or [str(COMMAND)]), *arguments], variables), _LONGEST)
 
     def event(self, event: str) -> dict[str, Any]:
         """Return the next event of a kind; each line must be a JSON object."""
@@ -56,7 +48,7 @@ class Command(Guarded):
 
         def holds() -> object:
             found = condition()
-            assert found or self.process.poll() is None, "it ended before"
+            assert found or self.is_running, "it ended before"
             return found
 
         wait_until(holds, _LONGEST)

@@ -79,7 +79,7 @@ def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
     """A demo whose worker is killed says which one in a line, with status 1, and leaves nothing behind."""
     with Command(["demo"], environment(folder)) as command:
         command.line("processes: ")
-        children = dict(children_of(command.process.pid))
+        children = dict(children_of(command.pid))
         (doomed, *_) = (pid for pid, words in children.items() if "--engine ngram" in words)
         os.kill(doomed, SIGKILL)
         status, _, complaints = command.end()
@@ -92,8 +92,8 @@ def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
 def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
     with Command(["demo", "--json"], environment(folder)) as command:
         # The processor is there, and a worker has been started.
-        command.wait_until(lambda: len(dict(children_of(command.process.pid))) > 1)
-        children = dict(children_of(command.process.pid))
+        command.wait_until(lambda: len(dict(children_of(command.pid))) > 1)
+        children = dict(children_of(command.pid))
         command.signal(SIGINT)
         assert command.end() == (130, "", "")
     assert not any(map(is_running, children))

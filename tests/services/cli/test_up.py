@@ -1,6 +1,7 @@
 """tokenbus up: a whole system as child processes, and that nothing of it is left behind."""
 
 import asyncio
+import json
 import os
 import re
 import select
@@ -19,6 +20,7 @@ import pytest
 
 from tests.services.cli.helpers import COMMAND, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
+from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli import main
@@ -82,14 +84,14 @@ def test_people_are_told_where_to_look(folder: Path) -> None:
     """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
     with Command(["up", *FEW, "--model", "books"], environment(folder)) as command:
         command.line("stop    Ctrl-C")
-        text = "\n".join(command.lines)
+        text = command.output
         (ask,) = re.findall(r"  ask     (.*)\\\n(.*)", text)
         _, url, _, header, _, body = shlex.split(" ".join(ask))
         name, _, value = header.partition(": ")
         assert httpx.post(url, content=body, headers={name: value}, timeout=MOST).json()["model"] == "books"
         (add,) = re.findall("  add     tokenbus (.*)", text)
         with Command(shlex.split(add), environment(folder)) as worker:
-            assert any("connected" in line for line in worker.process.stderr or ())
+            worker.complaint("connected")
             worker.signal(SIGINT)
             worker.end()
         command.signal(SIGINT)
@@ -118,11 +120,11 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
         while b"open requests" not in seen:
             assert select.select([ours], [], [], MOST)[0], seen
             seen += os.read(ours, 65_536)
-        children = {words: pid for pid, words in children_of(command.process.pid)}
+        children = {words: pid for pid, words in children_of(command.pid)}
         assert len(children) == 3
         os.close(theirs)
         os.close(ours)
-        assert command.process.wait(MOST) in (0, 1)
+        assert command.wait() in (0, 1)
     assert b"\x1b[1mTokenbus is up" in seen
     assert not any(map(is_running, children.values()))
     assert left_in(folder) == []
@@ -187,14 +189,19 @@ def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> No
 
 def test_reader_that_goes_away_stops_it(folder: Path) -> None:
     """When nobody can read what it prints any more, everything is stopped, with status 1 and no traceback."""
-    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder)) as command:
-        processes = pids(command.event("up"))
-        assert command.process.stdout is not None
-        command.process.stdout.close()
+    process = start([str(COMMAND), "up", *FEW, "--workers", "2", "--json"], environment(folder))
+    try:
+        assert process.stdout is not None
+        up = next(found for line in process.stdout if (found := json.loads(line))["event"] == "up")
+        process.stdout.close()
+        processes = pids(up)
         os.kill(processes["mixed-0"], SIGKILL)  # something to tell
-        assert command.process.wait(MOST) == 1
-        assert command.process.stderr is not None
-        assert "Traceback" not in command.process.stderr.read()
+        assert process.wait(MOST) == 1
+        assert process.stderr is not None
+        with process.stderr:
+            assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
     assert none_runs(processes)
     assert left_in(folder) == []
 
@@ -268,7 +275,7 @@ def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
     with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
         up = command.event("up")
         command.signal(SIGTSTP)
-        command.wait_until(lambda: state_of_process(command.process.pid) == "T")
+        command.wait_until(lambda: state_of_process(command.pid) == "T")
         # Each has had its signal by then; the kernel stops it when it next looks.
         command.wait_until(lambda: {state_of_process(pid) for pid in pids(up).values()} == {"T"})
         command.signal(SIGCONT)
