@@ -26,7 +26,7 @@ from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.router import UNCLAIMED, UNROUTED
+from tokenbus_services.processor.requests import UNCLAIMED, UNROUTED
 from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.worker_connections import WorkerConnections
 from tokenbus_services.processor.workers import Workers

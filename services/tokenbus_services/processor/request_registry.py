@@ -16,13 +16,15 @@ from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.requests import (
     NO_OWNER,
     NO_STREAM,
+    UNCLAIMED,
+    UNROUTED,
     Deadline,
     Request,
     RequestTable,
     Source,
     State,
 )
-from tokenbus_services.processor.router import UNCLAIMED, UNROUTED, Consumer, Router
+from tokenbus_services.processor.router import Consumer, Router
 from tokenbus_services.processor.unclaimed import UnclaimedRows
 from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import ProcessorSettings
@@ -127,9 +129,7 @@ class RequestRegistry:
         begins_here = position == 0 or shown_only
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
-        request = self.table.appear(
-            request_id, position, source, deadline, route, is_midway=not begins_here, is_claimed=shown_only
-        )
+        request = self.table.appear(request_id, position, source, deadline, route, is_midway=not begins_here)
         self.counts.opened += 1
         return request
 
@@ -193,7 +193,7 @@ class RequestRegistry:
         consumer = self.consumer_of(request)
         request.owner = owner
         if consumer is not None:  # it waits for its owner from now on
-            self.table.disown(request, UNCLAIMED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
+            self.table.disown(request, self._now() + self._settings.unclaimed_timeout_ms / 1000)
             consumer.fail(request, self.not_theirs(request.id, consumer.name))
 
     def not_theirs(self, request_id: int, client: str) -> RequestError:

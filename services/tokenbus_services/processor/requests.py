@@ -24,6 +24,10 @@ from tokenbus_services.processor.stream import StreamCounts
 
 NO_STREAM = -1
 NO_OWNER = 0
+UNCLAIMED = 0
+"""The route of requests whose rows wait until a client resumes them."""
+UNROUTED = -1
+"""The route of requests that only `steps()` shows."""
 Payer = tuple[str, int | str]
 """What an open request counts against: the client that asked for it, or the worker or key that brought it unasked."""
 
@@ -161,7 +165,7 @@ _EMPTY: Mapping[str, float] = {
     "stream": NO_STREAM,
     "handoff_target": NO_STREAM,
     "state": State.CLOSED,
-    "route": 0,
+    "route": UNCLAIMED,
     "wants_draft": True,
     "due": np.inf,
 }
@@ -355,14 +359,13 @@ class RequestTable:
         route: int,
         *,
         is_midway: bool,
-        is_claimed: bool,
     ) -> Request:
         """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
         is_its = not is_midway or (request_id in source.owners and not source.takes_over)
         state = State.ORPHANED if is_midway else State.RUNNING
         request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
-        request.is_claimed = is_claimed
+        request.is_claimed = route != UNCLAIMED
         request.brought_by = source.stream
         self._charge(request, source.payer)
         self.route[request.slot] = route
@@ -397,13 +400,13 @@ class RequestTable:
         request.released_at = now if is_free else None
         self.next_position[request.slot] = request.first_position = position
 
-    def disown(self, request: Request, route: int, due: float) -> None:
+    def disown(self, request: Request, due: float) -> None:
         """Let a request that a client resumed without a right to it wait for its owner."""
         self._move(request, State.ORPHANED, State.RESUMED)
         request.is_claimed = False
         request.released_at = None
         self._charge(request, None)
-        self.route[request.slot] = route
+        self.route[request.slot] = UNCLAIMED
         self.due[request.slot] = due
 
     def lose(self, request: Request, now: float) -> None:

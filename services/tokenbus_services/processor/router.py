@@ -15,6 +15,7 @@ from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
+    UNCLAIMED,
     EarlyRow,
     Request,
     RequestTable,
@@ -25,11 +26,6 @@ from tokenbus_services.processor.step_parts import Part, Rows, StepParts, dealt
 
 if TYPE_CHECKING:
     from tokenbus_services.processor.request_registry import RequestRegistry
-
-UNCLAIMED = 0
-"""The route of requests whose rows wait until a client resumes them."""
-UNROUTED = -1
-"""The route of requests that only `steps()` shows."""
 
 _MOST_TURNED_AWAY = 16
 """How many requests of one step a worker is asked to end: to say so costs more than to read the step."""

@@ -11,8 +11,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.processor import client_frames, send_queue
-from tokenbus_services.processor.requests import Deadline, RequestTable, Source
-from tokenbus_services.processor.router import UNCLAIMED
+from tokenbus_services.processor.requests import UNCLAIMED, Deadline, RequestTable, Source
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
@@ -280,7 +279,7 @@ def test_requests_of_one_key_are_charged_together_and_released_apart() -> None:
     table = RequestTable(8, 8, per_peer=3)
     first, second = (Source(stream, f"{stream}/7", is_resumed=True, takes_over=False, key="gpu") for stream in (1, 2))
     for request_id, source in ((1, first), (2, second), (3, second)):
-        table.appear(request_id, 5, source, Deadline(9.0), UNCLAIMED, is_midway=True, is_claimed=False)
+        table.appear(request_id, 5, source, Deadline(9.0), UNCLAIMED, is_midway=True)
     assert table.limit_for(second.payer) == "open requests of one key: at most 3"
     assert [request.id for request in table.unclaimed_of(second)] == [2, 3]
     assert table.room_for(("worker", 3)) == 3

@@ -8,8 +8,7 @@ from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State
-from tokenbus_services.processor.router import UNCLAIMED, UNROUTED
+from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, UNCLAIMED, UNROUTED, Request, State
 
 FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
 ROUTE = 1

@@ -11,8 +11,7 @@ from tests.services.processor.settling import Arrival, Model, Recorder, Table, d
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.processor.requests import NO_STREAM, State
-from tokenbus_services.processor.router import UNROUTED
+from tokenbus_services.processor.requests import NO_STREAM, UNROUTED, State
 from tokenbus_services.processor.stream import StreamCounts
 
 REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tests.services.builders import generate_of
 from tests.services.processor.settling import source
-from tokenbus_services.processor.requests import NO_STREAM, Deadline, Request, RequestTable, State, TransitionError
+from tokenbus_services.processor.requests import (
+    NO_STREAM,
+    UNCLAIMED,
+    Deadline,
+    Request,
+    RequestTable,
+    State,
+    TransitionError,
+)
 
 ID, DEADLINE = 7, Deadline(1.0)
 CLOSED, QUEUED, RUNNING, HANDED_OFF, ORPHANED, RESUMED, ENDED = State
@@ -18,11 +26,11 @@ OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
     "queue": (lambda table: table.submit(generate_of(ID), NO_STREAM, 1, 5, DEADLINE), QUEUED),
     "dispatch": (lambda table: table.submit(generate_of(ID), 0, 1, 5, DEADLINE), RUNNING),
     "appear": (
-        lambda table: table.appear(ID, 0, source(0), DEADLINE, 1, is_midway=False, is_claimed=False),
+        lambda table: table.appear(ID, 0, source(0), DEADLINE, UNCLAIMED, is_midway=False),
         RUNNING,
     ),
     "appear midway": (
-        lambda table: table.appear(ID, 9, source(0), DEADLINE, 1, is_midway=True, is_claimed=False),
+        lambda table: table.appear(ID, 9, source(0), DEADLINE, UNCLAIMED, is_midway=True),
         ORPHANED,
     ),
 }
@@ -35,7 +43,7 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
         lambda table, request: table.vouch(request, 1),
         {QUEUED: RUNNING, HANDED_OFF: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING},
     ),
-    "disown": (lambda table, request: table.disown(request, 1, 2.0), {RESUMED: ORPHANED}),
+    "disown": (lambda table, request: table.disown(request, 2.0), {RESUMED: ORPHANED}),
     "lose": (
         lambda table, request: table.lose(request, 0.0),
         {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED},
