@@ -119,13 +119,14 @@ def test_nonsense_is_refused(parts: list[bytes]) -> None:
 
 
 def test_abort_of_own_request_reaches_its_worker() -> None:
+    """A request is aborted by any connection of its owner, and by no other client."""
     bench, worker, client = serving(1)
     worker.heard()
-    other = bench.client(6)
+    other = bench.client(6, name="other")
     for key in (1, 99):
         other.say(ClientFrame(abort=Abort(request_key=key)))
     assert worker.heard() == []
-    client.say(ClientFrame(abort=Abort(request_key=1)))
+    bench.client(7).say(ClientFrame(abort=Abort(request_key=1)))
     assert [frame.abort.request_key for frame in worker.heard()] == [1]
     worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
     client.say(ClientFrame(abort=Abort(request_key=1)))
