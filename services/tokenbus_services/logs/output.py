@@ -6,8 +6,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NoReturn, TextIO
 
 import structlog
@@ -28,8 +26,6 @@ class _Output:
     level = logging.DEBUG
     render: Processor | None = None
     """None until `configure`."""
-    values: Mapping[str, object] = MappingProxyType({})
-    """What every line has, such as which of several processes wrote it."""
 
     def write(self, line: str) -> None:
         """Write a line; one that cannot be written is lost, because logging must not end the process."""
@@ -48,17 +44,17 @@ class _Output:
 _output = _Output()
 
 
-def configure(settings: LogSettings, stream: TextIO | None = None, **values: object) -> None:
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Write all of Tokenbus's logs to a stream, by default to standard error, from now on.
 
     The format auto is lines for people on a terminal and JSON elsewhere. A terminal gets colours, unless NO_COLOR
-    says otherwise. Loggers that exist already follow. Every line has `values`.
+    says otherwise. Loggers that exist already follow.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream is not None and stream.isatty()
     console = settings.format == "console" or (settings.format == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    _output.stream, _output.level, _output.values = stream, _LEVELS[settings.level], values
+    _output.stream, _output.level = stream, _LEVELS[settings.level]
     _output.render = (
         structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
         if console
@@ -91,7 +87,7 @@ def _process(wrapped: WrappedLogger, method: str, event: EventDict) -> str:
     if level < _output.level:
         raise structlog.DropEvent
     line = _TIME(wrapped, method, {"level": method})
-    line.update(_safe_values({**event, **_output.values}))
+    line.update(_safe_values(event))
     return str(render(wrapped, method, line))
 
 
