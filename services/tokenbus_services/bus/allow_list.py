@@ -22,8 +22,7 @@ KEY_BYTES = 32
 KEY_LENGTH = 40
 """Characters of a key in Z85."""
 MOST_PATTERNS = 64
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A key's name; its files are named after it."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_KEYS = 65_536
 _MOST_BYTES = 2**24
 _LONGEST_PATTERN = 64
@@ -31,6 +30,14 @@ _MODE = 0o644
 _FIELDS = {"name", "public", "roles", "names", "added", "revoked"}
 _HEAD = "# The keys that may connect. `tokenbus keys` writes this file; listeners reload it when it changes.\n"
 _log = logger("bus")
+
+
+def checked_name(name: object) -> str:
+    """Return a key's name, after which its files are named; raises ValueError with the reason if it is none."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
+        raise ValueError(f"name: {limit}, got {name!r}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +148,7 @@ def _parsed(entry: object) -> AllowedKey:
     unknown = sorted(entry.keys() - _FIELDS)
     if unknown:
         raise ValueError(f"no such field: {unknown[0]!r}; there are {', '.join(sorted(_FIELDS))}")
-    name, public = entry.get("name"), entry.get("public")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"name: 1 to 64 letters, digits, dots, dashes and underscores, got {name!r}")
+    name, public = checked_name(entry.get("name")), entry.get("public")
     if not isinstance(public, str) or not is_key(public.encode()):
         raise ValueError(f"public: a public key of 40 characters, got {public!r}")
     roles = _texts(entry, "roles", len(Role))

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import TextIO
 
 from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.cli.commands import CommandKind, brought
-from tokenbus_services.cli.commands import command as brought_command
+from tokenbus_services.cli.commands import COMMANDS, CommandKind, summaries
 from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.plugins import PluginError, load, names
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.python_version import PythonVersionError
 
@@ -85,7 +85,7 @@ def _status(given: list[str]) -> int:
     except CommandError as error:
         _complain(str(error))
         return error.status
-    except PythonVersionError as error:
+    except (PluginError, PythonVersionError) as error:
         _complain(str(error))
         return 1
 
@@ -94,11 +94,10 @@ def _command(name: str) -> ModuleType | CommandKind:
     """Return a command by its name; `--help`, `--version` and an unknown name raise SystemExit."""
     if name in _COMMANDS:
         return _imported(f"tokenbus_services.cli.{name.replace('-', '_')}")
-    found = None if name.startswith("-") else brought_command(name)
-    if found is None:
+    if name not in names(COMMANDS):
         _parser().parse_args([name])
         raise CommandError(f"{name}: no such command")
-    return found
+    return load(COMMANDS, name, CommandKind)
 
 
 def _imported(name: str) -> ModuleType:
@@ -132,7 +131,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _parser() -> Parser:
-    added = {name: summary for name, summary in brought().items() if name not in _COMMANDS}
+    added = {name: summary for name, summary in summaries(COMMANDS, CommandKind).items() if name not in _COMMANDS}
     groups = {**_GROUPS, "engines and plugins": added} if added else _GROUPS
     commands = [name for group in groups.values() for name in group]
     width = max(map(len, commands))

@@ -22,7 +22,7 @@ from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
-_EXAMPLES = """\
+_DESCRIPTION = """\
 A file holds one encoded LogprobBatch, or a recording. Each gets one line: ok and a summary, or the place in the file,
 the field, the limit and the value that it is refused for. The exit status is 0 if all files hold, else 1.
 
@@ -45,7 +45,7 @@ _STYLES = {"ok": "green", "refused": "red"}
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.description = _EXAMPLES
+    parser.description = _DESCRIPTION
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a message or a recording; -: a message from standard input"
     )

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.plugins import PluginError, load, names
 
 COMMANDS = "tokenbus.commands"
@@ -21,23 +21,13 @@ class CommandKind:
     run: Callable[[argparse.Namespace], int]
 
 
-def brought() -> dict[str, str]:
-    """Return the added commands and their summaries; for one that cannot be loaded, the error."""
-    return {name: _summary(name) for name in names(COMMANDS)}
+def summaries(group: str, kind: type[Any]) -> dict[str, str]:
+    """Return the plugins of a group and their summaries; for one that cannot be loaded, the error."""
+    return {name: _summary(group, name, kind) for name in names(group)}
 
 
-def command(name: str) -> CommandKind | None:
-    """Return an added command, or None if there is none of that name; raises CommandError if it cannot be loaded."""
-    if name not in names(COMMANDS):
-        return None
+def _summary(group: str, name: str, kind: type[Any]) -> str:
     try:
-        return load(COMMANDS, name, CommandKind)
-    except PluginError as error:
-        raise CommandError(str(error)) from None
-
-
-def _summary(name: str) -> str:
-    try:
-        return load(COMMANDS, name, CommandKind).summary
+        return str(load(group, name, kind).summary)
     except PluginError as error:
         return f"({error})"

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.cli.commands import summaries
 from tokenbus_services.cli.configuration import load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.plugins import ENGINES, PluginError, names
+from tokenbus_services.plugins import ENGINES, names
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineKind, engine_kind
 
@@ -31,12 +32,12 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
 
     def declare_later(given: Sequence[str]) -> None:
         if has_options and {"-h", "--help"} & set(given):
-            listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
+            listed = "\n".join(f"  {each}: {summary}" for each, summary in summaries(ENGINES, EngineKind).items())
             parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
         name = _chosen(given)
         if name not in names(ENGINES):  # the parser refuses it
             return
-        kind = kind_of(name)
+        kind = engine_kind(name)
         parser.keeps_rest = kind.takes_rest
         if has_options:
             try:
@@ -47,17 +48,9 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
     parser.declare_later = declare_later
 
 
-def kind_of(name: str) -> EngineKind:
-    """Return an engine by its name; a CommandError says in one line why that cannot be."""
-    try:
-        return engine_kind(name)
-    except PluginError as error:
-        raise CommandError(str(error)) from None
-
-
 def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings as suits the chosen engine: `--model` may be a folder, and `worker.publisher` is not auto."""
-    kind = kind_of(options.engine)
+    kind = engine_kind(options.engine)
     settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
     if settings.worker.publisher != "auto":
         return settings
@@ -81,7 +74,7 @@ def _with_model(options: argparse.Namespace, kind: EngineKind) -> Settings:
 
 def made(options: argparse.Namespace, settings: Settings) -> Engine:
     """Make the chosen engine; a CommandError says in one line why that cannot be."""
-    kind = kind_of(options.engine)
+    kind = engine_kind(options.engine)
     try:
         return kind.make(options, settings)
     except ValueError as error:
@@ -97,10 +90,3 @@ def _chosen(given: Sequence[str]) -> str:
         return str(parser.parse_known_args(given)[0].engine)
     except argparse.ArgumentError:  # as `--engine` without a name: the command's own parser says so
         return ""
-
-
-def _summary(name: str) -> str:
-    try:
-        return engine_kind(name).summary
-    except PluginError as error:
-        return f"({error})"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allow_list import NAME, AllowedKey, AllowListError, new_key, read_keys, write_keys
+from tokenbus_services.bus.allow_list import AllowedKey, AllowListError, checked_name, new_key, read_keys, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable, reason_of
@@ -90,11 +90,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _make(folder: Path, options: argparse.Namespace) -> None:
     (name,) = _expect(options, 1, "make: NAME")
-    if not NAME.fullmatch(name):
-        limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
-        raise CommandError(f"make: NAME: {limit}, got {name!r}", WRONG_USE)
     try:
-        public, secret = create_key(folder, name)
+        public, secret = create_key(folder, checked_name(name))
+    except ValueError as error:
+        raise CommandError(f"make: {error}", WRONG_USE) from None
     except FileExistsError as error:
         there = error.filename2 or error.filename
         raise CommandError(f"{there}: there already; a key is never replaced", WRONG_USE) from None

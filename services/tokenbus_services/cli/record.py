@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from tokenbus_services.bus import require_nats
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
+from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import require_parquet
 from tokenbus_services.cli.recording_files import Files
-from tokenbus_services.cli.watching import watched
+from tokenbus_services.cli.watching import declare_watching, watched
 from tokenbus_services.items import StreamItem
 from tokenbus_services.logs import logger
 from tokenbus_services.printable import printable
@@ -65,10 +65,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} (FILE | --to ADDRESS) [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="where to write; {worker} and {epoch} are filled in")
     parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log, instead of FILE")
-    parser.add_argument(
-        "--worker", default="", metavar="ID", help="the worker whose streams are recorded (default: every worker)"
-    )
-    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
     parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="of the files (tokenbus)")
     parser.add_argument(
         "--part-bytes",
@@ -78,7 +74,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help=f"with --format parquet: a file has items of so many bytes ({_PART_BYTES})",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
-    declare_settings(parser, {"--clients-address": "bus.clients_address"})
+    declare_watching(parser)
 
 
 def run(options: argparse.Namespace) -> int:

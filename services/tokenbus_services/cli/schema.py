@@ -20,11 +20,11 @@ from tokenbus_contracts.published.asyncapi import asyncapi
 from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema, proto_files
 from tokenbus_contracts.published.json_schema import json_schema
-from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
-_EXAMPLES = """\
+_DESCRIPTION = """\
 forms:
   proto [FILE]        the .proto files, or one of them; with --output into a folder
   descriptor          a FileDescriptorSet, with comments and with what it imports
@@ -46,7 +46,7 @@ _MOST_BYTES = 16_777_216
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.description = _EXAMPLES
+    parser.description = _DESCRIPTION
     parser.add_argument("form", choices=("proto", "descriptor", "json", "asyncapi", "diff"), help="what to print")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a file, a message, or the schemas to compare")
     parser.add_argument("--output", type=Path, metavar="PATH", help="write there, and not to standard output")
@@ -56,12 +56,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what is asked for."""
     if options.json and options.form != "diff":
-        raise CommandError("--json: only with diff", status=2)
+        raise CommandError("--json: only with diff", WRONG_USE)
     if options.output and options.form == "diff":
-        raise CommandError("--output: not with diff, which prints what it finds", status=2)
+        raise CommandError("--output: not with diff, which prints what it finds", WRONG_USE)
     most = {"proto": 1, "json": 1, "diff": 2}.get(options.form, 0)
     if len(options.names) > most:
-        raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", status=2)
+        raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", WRONG_USE)
     match options.form:
         case "proto":
             _write_protos(options.names, options.output)
@@ -94,7 +94,7 @@ def _write_protos(names: list[str], output: Path | None) -> None:
         chosen = {path: text for path, text in files.items() if path == names[0] or path.endswith(f"/{names[0]}")}
         if not chosen:
             short = ", ".join(path.rpartition("/")[2] for path in files)
-            raise CommandError(f"proto: one of {short}, got {names[0]}", status=2)
+            raise CommandError(f"proto: one of {short}, got {names[0]}", WRONG_USE)
         files = chosen
     if output is None:
         _write("\n".join(files.values()).encode(), None)
@@ -108,13 +108,13 @@ def _write_protos(names: list[str], output: Path | None) -> None:
 def _message(names: list[str]) -> str:
     name = names[0].removeprefix("tokenbus.v1.") if names else "LogprobBatch"
     if name not in Schema.installed().messages:
-        raise CommandError(f"json: a message of the schema, got {name}", status=2)
+        raise CommandError(f"json: a message of the schema, got {name}", WRONG_USE)
     return name
 
 
 def _diff(names: list[str], *, as_json: bool) -> int:
     if not names:
-        raise CommandError("diff: OLD, the schema to compare with, is missing", status=2)
+        raise CommandError("diff: OLD, the schema to compare with, is missing", WRONG_USE)
     old, new = (_schema(name) for name in (names[0], names[1] if len(names) > 1 else "installed"))
     found = changes(old, new)
     breaks = any(change.breaks for change in found)
@@ -135,18 +135,18 @@ def _schema(name: str) -> Schema:
     if name == "installed":
         return Schema.installed()
     if not name or "\0" in name:
-        raise CommandError("diff: the name of a file or a folder, got an empty one or one with a null", status=2)
+        raise CommandError("diff: the name of a file or a folder, got an empty one or one with a null", WRONG_USE)
     path = Path(name)
     if path.is_dir():
         return _compiled(path)
     try:
         if path.exists() and not path.is_file():
-            raise CommandError(f"{name}: a file or a folder, got neither", status=2)
+            raise CommandError(f"{name}: a file or a folder, got neither", WRONG_USE)
         if (size := path.stat().st_size) > _MOST_BYTES:
-            raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", status=2)
+            raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", WRONG_USE)
         return _checked(name, path.read_bytes())
     except OSError as error:
-        raise CommandError(f"{name}: {reason_of(error)}", status=2) from None
+        raise CommandError(f"{name}: {reason_of(error)}", WRONG_USE) from None
 
 
 def _checked(name: str, data: bytes) -> Schema:
@@ -159,10 +159,10 @@ def _checked(name: str, data: bytes) -> Schema:
             if file.name != descriptor_pb2.DESCRIPTOR.name:
                 pool.AddSerializedFile(file.SerializeToString())
     except (DecodeError, TypeError) as error:
-        raise CommandError(f"{name}: a FileDescriptorSet that holds: {str(error).splitlines()[0]}", status=2) from None
+        raise CommandError(f"{name}: a FileDescriptorSet that holds: {str(error).splitlines()[0]}", WRONG_USE) from None
     schema = Schema(files)
     if not schema.messages:
-        raise CommandError(f"{name}: messages of package tokenbus.v1, got none", status=2)
+        raise CommandError(f"{name}: messages of package tokenbus.v1, got none", WRONG_USE)
     return schema
 
 
@@ -170,11 +170,11 @@ def _compiled(folder: Path) -> Schema:
     """Return the schema in a folder of .proto files, which protoc compiles."""
     files = sorted(str(path.relative_to(folder)) for path in (folder / "tokenbus" / "v1").rglob("*.proto"))
     if not files:
-        raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", status=2)
+        raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", WRONG_USE)
     command = [sys.executable, "-m", "grpc_tools.protoc"] if find_spec("grpc_tools") else [shutil.which("protoc") or ""]
     if not command[0]:
         raise CommandError(
-            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install 'tokenbus[schema]')", status=2
+            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install 'tokenbus[schema]')", WRONG_USE
         )
     with tempfile.TemporaryDirectory() as made:
         image = Path(made, "image.binpb")
@@ -182,5 +182,5 @@ def _compiled(folder: Path) -> Schema:
         compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
         if compiled.returncode:
             lines = [line for line in compiled.stderr.splitlines() if line and "warning:" not in line]
-            raise CommandError(f"{folder}: {(lines or [f'protoc ended with {compiled.returncode}'])[0]}", status=2)
+            raise CommandError(f"{folder}: {(lines or [f'protoc ended with {compiled.returncode}'])[0]}", WRONG_USE)
         return _checked(str(folder), image.read_bytes())

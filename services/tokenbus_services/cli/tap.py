@@ -12,10 +12,10 @@ from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptSco
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.bus import require_nats
-from tokenbus_services.cli.arguments import request_id, whole
-from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
+from tokenbus_services.cli.arguments import request_id
+from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import watched
+from tokenbus_services.cli.watching import declare_watching, watched
 from tokenbus_services.items import StreamItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
@@ -51,17 +51,13 @@ Values = dict[str, Any]
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "--worker", default="", metavar="ID", help="the worker whose streams are shown (default: every worker)"
-    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
     parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
-    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items")
     parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of what passes")
     parser.add_argument(
         "--request", type=request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
     )
-    declare_settings(parser, {"--clients-address": "bus.clients_address"})
+    declare_watching(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
-from tokenbus_services.cli.engines import declare_engine, kind_of, load_engine_settings
+from tokenbus_services.cli.engines import declare_engine, load_engine_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervisor
 from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
@@ -23,6 +23,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
+from tokenbus_services.worker import engine_kind
 
 _DESCRIPTION = """\
 Start a processor, workers and gateways on this machine, as processes of their own that meet at sockets in a private
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_engine_settings(options)
     model = _model(options)
-    ranks = kind_of(options.engine).ranks(getattr(options, "rest", ()))
+    ranks = engine_kind(options.engine).ranks(getattr(options, "rest", ()))
     options.workers *= len(ranks)
     for role in ("prefill", "decode"):
         if getattr(options, role) is None:
@@ -241,7 +242,7 @@ def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]
 
 def _model(options: argparse.Namespace) -> Path | None:
     """Return the model's folder, for an engine that reads one."""
-    if not kind_of(options.engine).reads_model:
+    if not engine_kind(options.engine).reads_model:
         return None
     model: Path | None = options.model
     if model is None or not model.is_dir():

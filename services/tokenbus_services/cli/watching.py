@@ -1,14 +1,24 @@
 """The items that `tap` and `record` watch."""
 
+import argparse
 import asyncio
 from collections.abc import AsyncGenerator
 
 from tokenbus_services.bus import Transport
+from tokenbus_services.cli.arguments import whole
+from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.client import Client
 from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
 _MOST_WAITING = 2048
+
+
+def declare_watching(parser: argparse.ArgumentParser) -> None:
+    """Declare which items are watched, and where."""
+    parser.add_argument("--worker", default="", metavar="ID", help="watch this worker's streams alone")
+    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
+    declare_settings(parser, {"--clients-address": "bus.clients_address"})
 
 
 async def watched(

@@ -65,7 +65,7 @@ def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: 
     """A name that would be another path, or no file's, is refused before anything is made."""
     status, out, err = said(capsys, "keys", "make", "--", name)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "make: NAME: 1 to 64 letters" in err
+    assert "make: name: 1 to 64 letters" in err
     assert list(Path().iterdir()) == []
 
 
