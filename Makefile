@@ -5,7 +5,6 @@ MESSAGES ?= 2000000
 EXAMPLES ?= 2000
 KILLS ?= 200
 FAULTS ?= 190
-MINUTES ?= 10
 STEPS ?= 100000
 # What the long form of the tests draws its examples from: another seed each time, printed, and given to repeat it.
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
@@ -188,7 +187,7 @@ sabotage: setup ## Break each line behind a claim of docs/security.md: its test 
 	@echo "==> sabotage"
 	@$(BIN)/python -m tests.sabotage $(LINES)
 
-soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=2000 STEPS=100000 MINUTES=10)
+soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=2000 STEPS=100000)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults, SEED=$(SEED)"
@@ -203,10 +202,6 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, over each bus, SEED=$(SEED)"
 	@for bus in keys found; do \
 		$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --bus $$bus --seed $(SEED) || exit 1; done
-	@echo "==> soak: every variant of the attacks"
-	@SOAK=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
-	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
-	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.integration.asking import Asked, wanted
-from tests.integration.attacks.scene import free_ports
 from tests.integration.deployment import Deployment
 from tests.integration.programs import tell
 from tests.integration.several import Several
@@ -26,6 +25,7 @@ from tests.integration.test_keys import keys_of, listening
 from tests.services.bus.keyed import Keyring
 from tests.support import orphans
 from tests.support.nats import NatsServer
+from tests.support.ports import free_ports
 from tokenbus_services.bus import Role
 from tokenbus_services.client import Client
 from tokenbus_services.logs import configure

@@ -1,4 +1,4 @@
-"""A port for a process that a test is about to start."""
+"""Ports for processes that a test is about to start."""
 
 import socket
 from contextlib import ExitStack
@@ -11,3 +11,9 @@ def reserved_port(cleanup: ExitStack) -> int:
     reserved.bind(("127.0.0.1", 0))
     port: int = reserved.getsockname()[1]
     return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return some ports that are free, as a processor that is to come back at them must have."""
+    with ExitStack() as stack:
+        return [reserved_port(stack) for _ in range(count)]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.integration.asking import Witness
-from tests.integration.attacks.scene import free_ports, peak_mib
 from tests.integration.bad_peers import client_hello, worker_hello
 from tests.integration.deployment import Deployment
 from tests.integration.test_keys import keys_of, listening
 from tests.services.bus.keyed import Keyring
+from tests.support.ports import free_ports
 from tests.support.waiting import soon
 from tests.system.curve_peer import CurvePeer
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
@@ -24,6 +24,12 @@ _MORE_MIB = 256
 """What the processor may take above what it had."""
 _SENT_MIB = 1024
 HELLOS: dict[str, Callable[[], list[bytes]]] = {"workers": worker_hello, "clients": client_hello}
+
+
+def peak_mib(pid: int) -> int:
+    """Return the most memory that a process has had, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) // 1024
 
 
 def _admitted(peer: CurvePeer, at: str) -> None:

@@ -88,6 +88,21 @@ async def test_messages_that_never_end(tmp_path: Path, kind: str, hello: bool, a
         await good.goes_on()
 
 
+async def test_message_of_ever_more_tiny_parts() -> None:
+    """What each part costs the listener is more than what it carries."""
+
+    def send_without_end(address: str) -> None:
+        with contextlib.suppress(ConnectionError), RawPeer(address) as peer:
+            while True:
+                peer.socket.sendall(b"\1\1x" * 4000)
+
+    async with Victim(LARGE_PARTS) as victim, good_peer(victim) as good:
+        await in_thread(send_without_end, victim.address)
+        assert victim.growth < MOST_GROWTH
+        await victim.refused("cut off: .*an unfinished message, for which this process grew by")
+        await good.goes_on()
+
+
 class TimedBus(Bus):
     """A transport whose guard goes by a clock that the test sets, beside a peer that has introduced itself."""
 
