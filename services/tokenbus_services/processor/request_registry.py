@@ -393,7 +393,7 @@ class RequestRegistry:
         consumer = self.consumer_of(request)
         is_open = self.table.get(request.id) is request
         if is_open and consumer is not None and self.table.state_of(request) is State.RESUMED:
-            consumer.look_elsewhere(error)
+            consumer.put_error(error)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests whose rows wait here and hold a stream back the longest.

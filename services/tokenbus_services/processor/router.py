@@ -51,8 +51,8 @@ class Consumer(Protocol):
     def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
         """Take what the model says of some of a prompt's tokens; what is kept of it counts in the pending ack."""
 
-    def look_elsewhere(self, error: RequestError) -> None:
-        """Learn why other processors may have a part of a request; it keeps its place here."""
+    def put_error(self, error: RequestError) -> None:
+        """Tell its client why other processors may have a part of a request; it keeps its place here."""
 
     def unacknowledged_of(self, acks: AckTracker) -> set[int]:
         """Return the requests with rows of a stream that its client has not acknowledged."""

@@ -165,10 +165,6 @@ class Session(KnownPeer):
         ids = request.id.to_bytes(8, "little")
         self.put(Frame(write_frame(ServerFrame(prompt_scores=chunk)), (), pending_ack, ids))
 
-    def look_elsewhere(self, error: RequestError) -> None:
-        """Say why other processors may have a part of a request; it keeps its place here."""
-        self.put_error(error)
-
     def unacknowledged_of(self, acks: AckTracker) -> set[int]:
         """Return the requests with rows of a stream that the client has not acknowledged."""
         return self.send_queue.requests_of(acks)

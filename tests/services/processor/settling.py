@@ -62,7 +62,7 @@ class Recorder:
     def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
         """Prompts do not matter here."""
 
-    def look_elsewhere(self, error: RequestError) -> None:
+    def put_error(self, error: RequestError) -> None:
         """There is nowhere else."""
 
     def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
