@@ -1,8 +1,7 @@
 """Requests of a test's client, each compared with the truth as its tokens come."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from tests.integration.audit import Audit
 from tests.support.waiting import soon, until
@@ -107,13 +106,3 @@ class Witness:
             assert audit.error is None, audit.error
             assert audit.is_exact, audit
             assert audit.position == 60
-
-
-@contextmanager
-def ended_after(asked: Iterable[Asked]) -> Iterator[None]:
-    """Stop consuming at the end of a test that has no more use for its requests."""
-    try:
-        yield
-    finally:
-        for each in asked:
-            each.task.cancel()

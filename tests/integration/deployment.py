@@ -47,18 +47,16 @@ class Deployment:
         ours = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
         return ours | environment_of({**self.overrides, **_keys(overrides)})
 
-    def start_processor(self, *, before: Sequence[str] = (), is_awaited: bool = True, **overrides: object) -> Program:
-        """Start a processor, and return when it listens; `before` is a command that runs it somewhere else."""
-        program = self.start("processor", [*before, COMMAND, "processor"], **overrides)
+    def start_processor(self, *, is_awaited: bool = True, **overrides: object) -> Program:
+        """Start a processor, and return when it listens."""
+        program = self.start("processor", [COMMAND, "processor"], **overrides)
         if is_awaited:
             program.wait_for('"listening"')
         return program
 
-    def start_worker(
-        self, name: str = "worker-0", *arguments: str, before: Sequence[str] = (), **overrides: object
-    ) -> Program:
+    def start_worker(self, name: str = "worker-0", *arguments: str, **overrides: object) -> Program:
         """Start a worker at 300 steps a second, and return when a processor has accepted it."""
-        command = [*before, COMMAND, "worker", "--engine", "synthetic", "--steps-per-second", "300", *arguments]
+        command = [COMMAND, "worker", "--engine", "synthetic", "--steps-per-second", "300", *arguments]
         program = self.start(name, command, worker__id=name, **overrides)
         program.wait_for('"connected"')
         return program

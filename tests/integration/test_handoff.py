@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.asking import Asked, all_exact, all_failed, ask, begun, resumed, wanted
+from tests.integration.asking import all_exact, all_failed, ask, begun, resumed
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.integration.inprocess import trio
 from tests.support.waiting import until
-from tokenbus_contracts import BatchKind, Row, RowStatus
+from tokenbus_contracts import Row, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
@@ -96,40 +96,6 @@ async def test_handed_off_to_nobody_ends_with_an_error(deployment: Deployment) -
         assert {each.audit.position for each in asked} == {2}
 
 
-async def test_preempted_request_goes_on_where_it_was(deployment: Deployment) -> None:
-    """Cases 7 and 22: a preempted row has no token, its neighbours go on, and resumed it misses nothing."""
-    async with (
-        Processor(deployment.settings()) as processor,
-        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
-        publisher(deployment, "worker", "mixed") as worker,
-    ):
-        worker.publish(step(1, [MadeRow(1, 0, 3), MadeRow(2, 0, 3)]))
-        asked = await resumed(client, processor, (1, 2))
-        worker.publish(step(2, [MadeRow(1, 3, 0, RowStatus.PREEMPTED), MadeRow(2, 3, 3)]))
-        worker.publish(step(3, [MadeRow(2, 6, 3)]))
-        worker.publish(step(4, [MadeRow(1, 3, 0, RowStatus.PREFILLING), MadeRow(2, 9, 3)]))
-        ended = RowStatus.FINISHED_STOP
-        worker.publish(step(5, [MadeRow(2, 12, 3, ended), MadeRow(1, 3, 6)]))
-        worker.publish(step(6, [MadeRow(1, 9, 6, ended)]))
-        await all_exact(asked, 15)
-
-
-async def test_frames_that_were_in_flight_at_preemption_are_settled_by_position(deployment: Deployment) -> None:
-    """Case 22: tokens that an engine computes again after preemption are given once; ones it leaves out are a gap."""
-    async with (
-        Processor(deployment.settings()) as processor,
-        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
-        publisher(deployment, "worker", "mixed") as worker,
-    ):
-        worker.publish(step(1, [MadeRow(1, 0, 6), MadeRow(2, 0, 6)]))
-        again, left_out = await resumed(client, processor, (1, 2))
-        worker.publish(step(2, [MadeRow(1, 6, 0, RowStatus.PREEMPTED), MadeRow(2, 6, 0, RowStatus.PREEMPTED)]))
-        worker.publish(step(3, [MadeRow(1, 3, 6, RowStatus.FINISHED_STOP), MadeRow(2, 9, 3)]))
-        await all_exact([again], 9)
-        await all_failed([left_out], ErrorCode.ERROR_CODE_GAP)
-        assert left_out.audit.position == 6
-
-
 async def test_abort_in_flight_ends_a_request_and_not_its_neighbours(deployment: Deployment) -> None:
     """Requests aborted while tokens are on the way end as aborted, after true tokens; others get all of theirs."""
     async with trio(deployment) as three:
@@ -145,65 +111,3 @@ async def test_abort_in_flight_ends_a_request_and_not_its_neighbours(deployment:
             assert each.tokens.status is RowStatus.ABORTED
         await all_exact(others, 600)
         await until(lambda: not three.publisher.session.requests)
-
-
-async def test_unknown_request_is_told_to_be_unknown(deployment: Deployment) -> None:
-    """A client that resumes a request that no worker has gets an error, once its worker could have come back."""
-    async with trio(deployment, processor__handoff_timeout_ms=200, processor__unclaimed_timeout_ms=200) as three:
-        await all_failed([Asked(three.client.resume(4711, 0))], ErrorCode.ERROR_CODE_UNKNOWN_REQUEST)
-
-
-async def test_ended_request_cannot_be_resumed(deployment: Deployment) -> None:
-    """A client that resumes a request too late gets an error: it has ended, and with how many tokens."""
-    async with trio(deployment) as three:
-        (asked,) = ask(three.client, 1, 30)
-        await all_exact([asked], 30)
-        audit = await Asked(three.client.resume(asked.tokens.request_id, 30), 30).ended()
-        assert audit.error is not None
-        assert audit.error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
-        assert audit.error.emitted_tokens == 30
-
-
-async def test_key_in_use_is_refused_and_its_owner_unharmed(deployment: Deployment) -> None:
-    """A second client that asks with the key of an open request is refused; the first gets every token."""
-    async with (
-        trio(deployment) as three,
-        Client(deployment.settings(client__drain_timeout_ms=0, **three.addresses)) as other,
-    ):
-        (asked,) = ask(three.client, 1, 900)
-        await begun([asked])
-        again = await Asked(other.generate(wanted(900, key=asked.tokens.request_id))).ended()
-        assert again.error is not None
-        assert again.error.code == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
-        await all_exact([asked], 900)
-
-
-async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
-    """Rows of a request that has ended are counted and delivered to no consumer, and its neighbours get theirs."""
-    async with (
-        Processor(deployment.settings()) as processor,
-        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
-        publisher(deployment, "worker", "mixed") as worker,
-    ):
-        worker.publish(step(1, [MadeRow(1, 0, 3, RowStatus.FINISHED_STOP), MadeRow(2, 0, 3)]))
-        asked = await resumed(client, processor, (1, 2))
-        worker.publish(step(2, [MadeRow(1, 3, 3), MadeRow(2, 3, 3, RowStatus.FINISHED_STOP)]))
-        await all_exact(asked[:1], 3)
-        await all_exact(asked[1:], 6)
-        assert processor.registry.router.counts.late == 1
-
-
-async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) -> None:
-    """A draft that comes when its step was given out without it is refused, and no request ends."""
-    async with (
-        Processor(deployment.settings()) as processor,
-        Client(deployment.settings(client__drain_timeout_ms=0)) as client,
-        publisher(deployment, "worker", "mixed") as worker,
-    ):
-        worker.publish(step(1, [MadeRow(1, 0, 3)], draft_follows=True))
-        worker.publish(step(2, [MadeRow(1, 3, 3)]))
-        worker.publish(step(3, [MadeRow(1, 6, 3)]))
-        worker.publish(step(1, [MadeRow(1, 0, 3)], BatchKind.DRAFT))
-        worker.publish(step(4, [MadeRow(1, 9, 3, RowStatus.FINISHED_STOP)]))
-        await all_exact(await resumed(client, processor, [1]), 12)
-        assert processor.refused_messages.by_rule.total() == 1

@@ -1,17 +1,14 @@
-"""Links that break between machines: through a proxy always, between network namespaces where that is permitted."""
+"""Links that break between machines, through a proxy."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
-from tests.integration.deployment import Deployment, Overrides
+from tests.integration.deployment import Deployment
 from tests.integration.inprocess import TCP, working
-from tests.integration.namespaces import TwoHosts, why_no_cable
-from tests.support.nats import NatsServer
 from tests.support.proxy import Proxy
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -112,49 +109,3 @@ async def test_client_behind_a_stalled_link_gets_everything(deployment: Deployme
         await until(lambda: not any(session.peer for session in four.processor.clients.sessions.values()))
         four.clients.restore()
         await all_exact(asked, 1800)
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "nats"])
-async def test_cable_between_two_hosts_is_pulled(
-    deployment: Deployment, scheme: str, record_property: Callable[[str, object], None]
-) -> None:
-    """Between two hosts, a short cut of the cable costs nothing; a long one is a lost worker, that comes back.
-
-    Where the kernel permits no namespaces, the proxy's tests above are all the proof there is; the report says so.
-    """
-    reason = why_no_cable()
-    record_property("form", reason or "namespaces")
-    if reason:
-        pytest.skip(f"no namespaces here: {reason}")
-    with ExitStack() as stack:
-        hosts = stack.enter_context(TwoHosts())
-        address = f"tcp://{hosts.address}:5570"
-        if scheme == "nats":
-            server = NatsServer(deployment.folder, host=hosts.address, before=hosts.first)
-            stack.callback(server.kill)
-            address = server.address("workers")
-        await _cable_is_pulled(deployment, hosts, address)
-
-
-async def _cable_is_pulled(deployment: Deployment, hosts: TwoHosts, address: str) -> None:
-    there: Overrides = {
-        "bus__workers_address": address,
-        "bus__heartbeat_timeout_ms": 3000,
-        "bus__insecure": True,
-    }
-    processor = deployment.start_processor(before=hosts.first, **there)
-    worker = deployment.start_worker(before=hosts.second, **there)
-    async with Client(deployment.settings()) as client:
-        asked = ask(client, 8, 2400)
-        await begun(asked)
-        hosts.pull()
-        hosts.plug()
-        await all_exact(asked, 2400)
-        assert not processor.lines('"worker gone"')
-        asked = ask(client, 8, LONG)
-        await begun(asked)
-        hosts.pull()
-        await all_failed(asked, ErrorCode.ERROR_CODE_WORKER_LOST)
-        hosts.plug()
-        await asyncio.to_thread(worker.wait_for, '"connected"', 2)
-        await all_exact(ask(client, 8, 300), 300)

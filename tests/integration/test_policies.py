@@ -3,18 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-import pytest
-
-from tests.integration.asking import all_exact, all_failed, resumed
+from tests.integration.asking import all_exact, resumed
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.support.waiting import soon, until
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker import Publisher, RetentionFullError, WouldWaitError
+from tokenbus_services.worker import Publisher
 
 STEPS = 40
 MANY = tuple(range(1, 9))
@@ -85,16 +82,6 @@ async def test_event_loop_goes_on_while_publishing_waits(deployment: Deployment)
             await until(lambda: not publisher.retention)
 
 
-async def test_publishing_on_the_loop_that_makes_room_is_an_error(deployment: Deployment) -> None:
-    """`publish` would wait for ever on the publisher's own event loop, and says what to use instead."""
-    async with Publisher(deployment.settings(worker__drain_timeout_ms=0, **SMALL)) as publisher:
-        made = batches()
-        for batch in made[:15]:
-            publisher.publish(batch)
-        with pytest.raises(WouldWaitError, match="await publisher"):
-            publisher.publish(made[15])
-
-
 async def test_steps_that_pause_in_the_middle_of_one_lose_nothing(deployment: Deployment) -> None:
     """While a slow iterator over steps makes its worker wait, the time for the rest of a step does not run out.
 
@@ -153,25 +140,3 @@ async def test_shed_rows_have_no_alternatives_but_every_token(deployment: Deploy
     assert [len(token.alternatives) for token in tokens] == [2] * 3 * STEPS + [0] * 60
     assert [token.is_shed for token in tokens] == [False] * 3 * STEPS + [True] * 60
     assert all(token.logprob is not None for token in tokens)
-
-
-async def test_fail_tells_the_engine_and_the_requests(deployment: Deployment) -> None:
-    """Under `fail` a batch without room is an error that names its requests, and they end with a gap."""
-    with Publisher(deployment.settings(worker__policy="fail", **SMALL)) as publisher:
-        made = batches()
-        for batch in made[:15]:
-            publisher.publish(batch)
-        for batch in made[15:20]:
-            with pytest.raises(RetentionFullError) as raised:
-                publisher.publish(batch)
-            assert raised.value.request_keys == {1, 2}
-        async with (
-            Processor(deployment.settings()) as processor,
-            Client(deployment.settings(client__drain_timeout_ms=0)) as client,
-        ):
-            asked = await resumed(client, processor, (1, 2))
-            await all_failed(asked, ErrorCode.ERROR_CODE_GAP)
-            assert {each.audit.position for each in asked} == {45}
-            await until(lambda: not publisher.retention)
-            publisher.publish(step(99, [MadeRow(3, 0, 3, RowStatus.FINISHED_STOP)]))
-            await all_exact(await resumed(client, processor, [3]), 3)

@@ -17,7 +17,7 @@ DECODERS = ("decode-0", "decode-1")
 
 def start(deployment: Deployment, name: str, **overrides: object) -> Program:
     """Start a worker whose role is the beginning of its name."""
-    return deployment.start_worker(name, before=(), worker__role=name.partition("-")[0], **overrides)
+    return deployment.start_worker(name, worker__role=name.partition("-")[0], **overrides)
 
 
 @asynccontextmanager
@@ -81,28 +81,3 @@ async def test_dead_decode_worker_ends_its_requests_alone(deployment: Deployment
             await all_failed(first, ErrorCode.ERROR_CODE_WORKER_LOST)
             await all_exact(second, 900)
         assert list(processor.workers.by_id) == ["prefill-0", DECODERS[1]]
-
-
-async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployment: Deployment) -> None:
-    """Requests for a decode worker that stands still end with an error that says so, after their first token."""
-    async with Processor(deployment.settings(processor__drain_timeout_ms=0, bus__heartbeat_timeout_ms=60_000)):
-        overrides = {"worker__handoff_timeout_ms": 400, "bus__heartbeat_timeout_ms": 60_000}
-        await asyncio.to_thread(start, deployment, "prefill-0", **overrides)
-        still = await asyncio.to_thread(start, deployment, DECODERS[0], **overrides)
-        async with client_of(deployment) as client:
-            still.stop()
-            asked = ask(client, 4, 50)
-            await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
-            still.go_on()
-    assert all("did not answer for 400 ms" in str(each.audit.error) for each in asked)
-    assert [each.audit.position for each in asked] == [1] * 4
-
-
-async def test_without_a_decode_worker_no_request_begins(deployment: Deployment) -> None:
-    """A request that no decode worker can go on with is given to no prefill worker."""
-    async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
-        await asyncio.to_thread(start, deployment, "prefill-0")
-        async with client_of(deployment) as client:
-            asked = ask(client, 2, 50)
-            await all_failed(asked, ErrorCode.ERROR_CODE_NO_WORKER)
-    assert all(each.audit.position == 0 for each in asked)

@@ -1,17 +1,16 @@
 """Two processors as processes: one is killed, stands still, or drains, and every request goes on at the other."""
 
 import asyncio
-import random
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from tests.integration.asking import Asked, all_exact, ask, begun, wanted
+from tests.integration.asking import all_exact, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.serving import plainly
-from tests.integration.several import Several, is_open
+from tests.integration.several import Several
 from tests.support.nats import NatsServer
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -74,18 +73,6 @@ async def test_requests_go_on_when_a_processor_goes(several: Several, how: str) 
         await asyncio.to_thread(several.processors[1 - place].wait_for, CONNECTED, 3)
 
 
-async def test_all_processors_are_killed_and_come_back(several: Several) -> None:
-    """Requests wait while there is no processor, and go on with their next token."""
-    await started(several, workers=2)
-    async with Client(several.settings()) as client:
-        asked = ask(client, 8, 1200)
-        await begun(asked)
-        for program in several.processors.values():
-            await asyncio.to_thread(program.kill)
-        await asyncio.to_thread(several.start_all)
-        await all_exact(asked, 1200)
-
-
 async def test_requests_of_a_killed_worker_end_and_others_notice_nothing(several: Several) -> None:
     """A killed worker's requests end with the error that says so, once no processor has found it."""
     workers = await started(several, *SLOW)
@@ -108,19 +95,6 @@ async def test_requests_of_a_killed_worker_end_and_others_notice_nothing(several
         await all_exact(ask(client, 8, 300), 300)
 
 
-async def test_address_where_nobody_is_costs_nothing_else(deployment: Deployment) -> None:
-    """Workers and clients that list a processor which is not there serve every request at the other."""
-    several = Several(deployment)
-    await asyncio.to_thread(several.start, 1)
-    await asyncio.to_thread(several.worker, "worker-0")
-    async with Client(several.settings()) as client:
-        await all_exact(ask(client, 8, 300), 300)
-        status = await client.status()
-        (worker,) = status.workers
-        assert (worker.worker_id, worker.is_connected) == ("worker-0", True)
-        assert worker.processor_id.startswith("processor-1-")
-
-
 async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
     """Each worker is there once, with the processor that has it, and what is watched comes from all of them."""
     await started(several)
@@ -139,39 +113,6 @@ async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
             client.abort(each.tokens.request_id)
         for each in asked:
             await each.ended()
-
-
-async def test_campaign_over_two_processors_loses_and_repeats_nothing(several: Several) -> None:
-    """Processors are killed, stopped and drained by turns while requests follow each other: each is exact."""
-    await started(several, workers=2)
-    chance = random.Random(15)  # noqa: S311 - a campaign can be run again
-    over = asyncio.Event()
-    audits = []
-
-    async def ask_on(client: Client) -> None:
-        while not over.is_set():
-            audits.append(await Asked(client.generate(wanted(chance.randrange(1, 300)))).task)
-
-    async with Client(several.settings()) as client:
-        asking = [asyncio.create_task(ask_on(client)) for _ in range(8)]
-        for turn in range(6):
-            place = turn % 2
-            before = len(audits)
-            await until(lambda seen=before: len(audits) >= seen + 8)  # type: ignore[misc]
-            program = several.processors[place]
-            how = ("kill", "terminate", "stop")[turn % 3]
-            sessions = await several.connected(client)
-            await asyncio.to_thread(getattr(program, how))
-            if how == "stop":
-                await until(lambda at=sessions[place]: not is_open(at))  # type: ignore[misc]
-                program.go_on()
-            else:
-                await asyncio.to_thread(several.start, place)
-        over.set()
-        await asyncio.wait_for(asyncio.gather(*asking), 60)
-    assert len(audits) > 45
-    assert [str(audit.error) for audit in audits if audit.error is not None] == []
-    assert all(audit.is_exact for audit in audits)
 
 
 async def test_gateway_shows_the_models_and_workers_of_all(deployment: Deployment) -> None:

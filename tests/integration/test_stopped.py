@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.integration.asking import all_exact, all_failed, ask, begun, ended_after
+from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -64,22 +64,6 @@ async def test_client_that_stands_still_loses_its_own_requests_alone(deployment:
     for line in slow.lines("failed "):
         _, key, emitted, _ = line.split()
         assert int(emitted) > taken[int(key)], "the error counts what was dropped too"
-
-
-async def test_client_that_stands_still_for_a_while_gets_everything(deployment: Deployment) -> None:
-    """What waited for a client that stood still, within its bounds, it gets when it goes on."""
-    deployment.start_processor(**SHORT)
-    deployment.start_worker()
-    slow = deployment.start_module("client_program", "1500", "4", **SHORT)
-    async with Client(deployment.settings()) as client:
-        await asyncio.to_thread(slow.wait_for, "token", 8)
-        slow.stop()
-        asked = ask(client, 4, 600)
-        with ended_after(asked):
-            await all_exact(asked, 600)
-        slow.go_on()
-        await asyncio.to_thread(slow.wait_for, "ended", 4)
-    assert set(last_positions(slow.lines("token ")).values()) == {1500}
 
 
 def last_positions(lines: list[str]) -> dict[int, int]:

@@ -24,7 +24,6 @@ class NatsServer:
         self,
         folder: Path,
         config: str = "",
-        host: str = "127.0.0.1",
         before: Sequence[str] = (),
         disk: SmallDisk | None = None,
     ) -> None:
@@ -33,21 +32,20 @@ class NatsServer:
         self.disk = disk
         self._before = before
         self._config = config
-        self._host = host
         self.port = -1
         self.start()
 
     @property
     def server(self) -> str:
         """Return HOST:PORT."""
-        return f"{self._host}:{self.port}"
+        return f"127.0.0.1:{self.port}"
 
     def address(self, name: str, scheme: str = "nats") -> str:
         return f"{scheme}://{self.server}/{name}"
 
     def start(self) -> None:
         path = self.folder / "nats.conf"
-        ports = f"listen: '{self._host}:{self.port}'\nports_file_dir: '{self.folder}'\n"
+        ports = f"listen: '{self.server}'\nports_file_dir: '{self.folder}'\n"
         path.write_text(ports + self._config)
         with (self.folder / "nats.log").open("ab") as log:
             self.process = subprocess.Popen([*self._before, _PROGRAM, "-c", str(path)], stderr=log, stdout=log)

@@ -8,22 +8,37 @@ from typing import Any
 import pytest
 
 from tests.integration.asking import Witness
-from tests.integration.bad_peers import client_hello, worker_hello
 from tests.integration.deployment import Deployment
 from tests.integration.test_keys import keys_of, listening
 from tests.services.bus.keyed import Keyring
 from tests.support.ports import free_ports
 from tests.support.waiting import soon
 from tests.system.curve_peer import CurvePeer
-from tokenbus_contracts.generated.client_pb2 import ServerFrame
-from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, StreamLimits, WorkerFrame, WorkerRole
 from tokenbus_services.client import Client
 
 _MIB = 1 << 20
 _MORE_MIB = 256
 """What the processor may take above what it had."""
 _SENT_MIB = 1024
-HELLOS: dict[str, Callable[[], list[bytes]]] = {"workers": worker_hello, "clients": client_hello}
+
+
+def worker_hello() -> bytes:
+    """Return a worker's first message."""
+    limits = StreamLimits(max_message_bytes=65536, max_rows=8, max_tokens_per_row=4)
+    role = WorkerRole.WORKER_ROLE_MIXED
+    hello = Hello(schema_major=1, worker_id="stranger", role=role, limits=limits, first_sequence=1, next_sequence=1)
+    return WorkerFrame(epoch=7, hello=hello).SerializeToString()
+
+
+def client_hello() -> bytes:
+    """Return a client's first message."""
+    hello = ClientHello(schema_major=1, name="stranger", window_frames=8, window_bytes=65536, session=7)
+    return ClientFrame(hello=hello).SerializeToString()
+
+
+HELLOS: dict[str, Callable[[], bytes]] = {"workers": worker_hello, "clients": client_hello}
 
 
 def peak_mib(pid: int) -> int:
@@ -33,8 +48,7 @@ def peak_mib(pid: int) -> int:
 
 
 def _admitted(peer: CurvePeer, at: str) -> None:
-    (hello,) = HELLOS[at]()
-    peer.part(hello)
+    peer.part(HELLOS[at]())
     frame = (ProcessorFrame if at == "workers" else ServerFrame).FromString(peer.receive())
     assert frame.HasField("welcome"), frame
 
