@@ -97,8 +97,6 @@ def _check(*counts: int) -> None:
 
 
 class _LineConnection:
-    """One connection over a line."""
-
     def __init__(self, line: Line, inner: MemoryConnection) -> None:
         self.inner = inner
         self._line = line

@@ -113,8 +113,6 @@ class ScriptedEngine:
 
 
 class _Row:
-    """An open request, and how far it has come."""
-
     def __init__(self, generate: Generate, answer: Answer, vocabulary_size: int) -> None:
         self.key, self.answer = generate.request_key, answer
         self.is_scored = generate.HasField("top_logprobs")

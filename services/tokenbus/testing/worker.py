@@ -130,7 +130,6 @@ class Worker:
             await self._progress()
 
     async def _progress(self) -> None:
-        """Wait for the processor's next message."""
         self.publisher.link.progress.clear()
         await self.publisher.link.progress.wait()
 

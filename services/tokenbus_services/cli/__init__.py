@@ -91,7 +91,6 @@ def _status(given: list[str]) -> int:
 
 
 def _command(name: str) -> ModuleType | CommandKind:
-    """Return a command by its name; `--help`, `--version` and an unknown name raise SystemExit."""
     if name in _COMMANDS:
         return _imported(f"tokenbus_services.cli.{name.replace('-', '_')}")
     if name not in names(COMMANDS):

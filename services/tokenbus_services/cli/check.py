@@ -190,7 +190,6 @@ def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any
 
 
 def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
-    """Return what a recording holds, or its first fault, with its place in the file."""
     holds = Counter[str](items=0, missing_items=0, batches=0, rows=0, tokens=0)
     life: dict[str, str] = {}
     try:
@@ -211,7 +210,6 @@ def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
 
 
 def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
-    """Return what an item adds to what its recording holds; a ContractError says how it breaks the contract."""
     if item.kind != PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
         if item.event is None:
             raise ContractError("item.payload_kind", "a kind that the schema names", int(item.kind), rule=Rule.NAMED)

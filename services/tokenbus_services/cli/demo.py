@@ -125,7 +125,6 @@ async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) ->
 
 
 async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> Found:
-    """Return what was found, unless a service dies before, or it takes too long."""
     say(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
     gateway = next((child.address for child in system.children if child.name == "gateway"), "")
     showing = asyncio.ensure_future(_show_all(plan.settings, gateway, progress, say))

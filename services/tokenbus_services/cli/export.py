@@ -123,7 +123,6 @@ def _completed(recording: Path) -> dict[str, Any]:
 
 
 def _exported(source: Path, path: Path, rows: str) -> dict[str, Any]:
-    """Write a recording as a Parquet file, if it has an item; return the summary."""
     fault: RecordingError | None = None
     progress = Progress()
     table = table_file(rows, unfinished(path))

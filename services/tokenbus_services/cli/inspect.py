@@ -106,7 +106,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _texts(name: str | None) -> Texts:
-    """Return what makes a token's text, or its id where no tokenizer is named."""
     if name is None:
         return str
     try:
@@ -118,7 +117,6 @@ def _texts(name: str | None) -> Texts:
 
 
 def _tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer of a name, or of a model's folder, with a slash; a ValueError says why there is none."""
     if "/" not in name:
         return load_tokenizer(name)
     try:
@@ -132,10 +130,6 @@ def _tokenizer(name: str) -> Tokenizer:
 
 
 def _loaded(path: Path, request: int | None) -> tuple[_Tokens, str | None]:
-    """Return the tokens of a file, of all requests or of one, and why it could not be read to its end.
-
-    Raises OSError, and ValueError for a Parquet file of something else and for more tokens than there may be.
-    """
     tokens, fault = (_of_parquet(path, request), None) if _is_parquet(path) else _of_recording(path, request)
     if tokens.token_id.size > _MOST_TOKENS:
         raise ValueError(f"{path}: at most {_MOST_TOKENS} tokens, got more; name a request")

@@ -24,8 +24,6 @@ _log = logger("record")
 
 @dataclass(slots=True)
 class _Open:
-    """The file of a stream that is being written."""
-
     path: Path
     file: BinaryIO
     recorder: Recorder
@@ -114,13 +112,11 @@ class Files:
         }
 
     def _close(self, worker_id: str) -> None:
-        """Close the file of a worker's latest life, if it has one."""
         if worker_id in self._open:
             _, file = self._open.pop(worker_id)
             file.close()
 
     def _begun(self, path: Path, item: StreamItem, first_sequence: int) -> _Open:
-        """Begin a stream's file, or its folder's next one, which continues at a sequence."""
         recorder = Recorder(item.epoch, item.hello, first_sequence)
         part = None
         with _writing(path):

@@ -150,7 +150,6 @@ def _schema(name: str) -> Schema:
 
 
 def _checked(name: str, data: bytes) -> Schema:
-    """Return the schema in a FileDescriptorSet; one that no descriptor can be made of is refused."""
     try:
         files = FileDescriptorSet.FromString(data)
         pool = DescriptorPool()
@@ -167,7 +166,6 @@ def _checked(name: str, data: bytes) -> Schema:
 
 
 def _compiled(folder: Path) -> Schema:
-    """Return the schema in a folder of .proto files, which protoc compiles."""
     files = sorted(str(path.relative_to(folder)) for path in (folder / "tokenbus" / "v1").rglob("*.proto"))
     if not files:
         raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", WRONG_USE)

@@ -38,7 +38,6 @@ async def _until_asked_to_leave(serving: Serving, settings: Settings, started: C
 
 
 async def _cancel_at(stop: asyncio.Event, starting: asyncio.Task[None] | None) -> None:
-    """End a start that waits for something which does not come."""
     await stop.wait()
     if starting is not None:
         starting.cancel()

@@ -20,7 +20,6 @@ class SignsOfLife:
     """Tells whether the processes of a session do something: write, compute or read from disks."""
 
     def __init__(self, session: int, now: float) -> None:
-        """Take the session's id, which is its first process's, and the time in seconds."""
         self._session = session
         self._at = now
         self._lines = 0

@@ -71,7 +71,6 @@ class Child:
     """A service's process: started once, stopped by SIGTERM, and killed if that does not help."""
 
     def __init__(self, service: Service, report: Callable[[News], None]) -> None:
-        """Prepare a process; `report` is called with what happens to it."""
         self.service = service
         self.name = service.name
         self.pid = 0
@@ -161,7 +160,6 @@ class Child:
             raise CommandError(f"{self.name}: not ready after {why} (up --start-seconds){self.last_line}")
 
     async def _starts(self, seconds: float) -> str:
-        """Wait until it is ready, has ended or does nothing; return how long that was."""
         time = asyncio.get_running_loop().time
         began = busy = time()
         signs = SignsOfLife(self.pid, began)
@@ -180,7 +178,6 @@ class Child:
             self._report(News(self.name, "starting", text, {"pid": self.pid}))
 
     def _show_output(self) -> None:
-        """Report what it wrote beside its log."""
         if lines := self._output.take():
             self._report(News(self.name, "output", "\n".join(lines), {"lines": lines}))
 
@@ -234,7 +231,6 @@ class Child:
 
 
 def _text_of(line: Mapping[str, Any]) -> str:
-    """Return a logged line for people: its event, its values, and the last line of its traceback."""
     values = {name: value for name, value in line.items() if name not in _OF_EVERY_LINE}
     words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
     text = str(line.get("event", "")) + (f": {', '.join(words)}" if words else "")
@@ -252,7 +248,6 @@ class Supervisor:
         report: Callable[[News], None],
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """Prepare the services, whose sockets are in `folder`; each must be ready within `start_seconds`."""
         self.children = [Child(service, report) for service in services]
         self.leave = asyncio.Event()
         """Set it to end the work and stop everything, as the first signal does."""

@@ -125,7 +125,6 @@ async def _run(plan: Plan, folder: Path, screen: "Screen", start_seconds: float)
 
 
 async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
-    """Show the system until this is cancelled, or until no request can be answered."""
     screen.up(plan, system.children)
     watching = asyncio.create_task(_show_state(plan, screen))
     try:
@@ -141,7 +140,6 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
 
 
 async def _show_state(plan: Plan, screen: "Screen") -> None:
-    """Show the processor's status on a terminal, once a second."""
     if screen.as_json or not sys.stderr or not sys.stderr.isatty():
         return
     async with Client(plan.settings) as client:
@@ -241,7 +239,6 @@ def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]
 
 
 def _model(options: argparse.Namespace) -> Path | None:
-    """Return the model's folder, for an engine that reads one."""
     if not engine_kind(options.engine).reads_model:
         return None
     model: Path | None = options.model

@@ -90,7 +90,6 @@ class Client:
     def __init__(
         self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
     ) -> None:
-        """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
         self.settings = settings or Settings.load()
         client, bus = self.settings.client, self.settings.bus
         processors = processors_at(bus.clients_address, bus)
@@ -436,7 +435,6 @@ class Client:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ack what was taken."""
         self.requests.is_paused = False
         self._connections.wake()
 
@@ -475,5 +473,4 @@ class _Slot:
 
 
 def _random_id() -> int:
-    """Return a random id of 64 bits that is not zero."""
     return secrets.randbits(64) or 1

@@ -213,7 +213,6 @@ def _set(generate: Generate, name: str, value: object) -> None:
 
 
 def _each(name: str, value: object, read: Callable[[str, Any], object]) -> Iterator[Any]:
-    """Yield the elements of a sequence, or a single text as the only one."""
     values = [value] if isinstance(value, str) else value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(values, Sequence) or isinstance(values, (bytes, bytearray)):
         raise ContractError(name, "a sequence", type(value).__name__, rule=Rule.TYPE)

@@ -14,7 +14,6 @@ class ReceivedScores:
     """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
 
     def __init__(self, first_position: int, prompt: Sequence[int]) -> None:
-        """Begin at the first position that was asked for, of a prompt, which is empty where it was given as a text."""
         self._next = max(1, first_position)
         self._prompt = np.array(prompt, np.uint32)
         self._chunks: list[PromptScores] = []

@@ -290,7 +290,6 @@ class OpenRequests:
             self._ends.append(end)
 
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
-        """End a request with an error of a processor; it counts the tokens that came here."""
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
             self._ended_requests.add(request.key, may_go_on=True)
@@ -306,20 +305,17 @@ class OpenRequests:
             self._ends.append(RequestEnd(request.tokens.request_id, None, failed, weight_spans=spans))
 
     def _flush_ends(self) -> None:
-        """Put ends into the output stream, after the rows before them."""
         ends, self._ends = self._ends, []
         if self._on_output is not None:
             for end in ends:
                 self._on_output(end)
 
     def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
-        """End a request with an error of this side, and at its worker."""
         if not request.is_aborted and not request.was_never_sent:
             self._say_abort(request)
         self._broken(request, request_error(request.tokens.request_id, code, message))
 
     def _end_aborted(self, request: OpenRequest) -> None:
-        """End a request that was aborted before a processor answered it."""
         self._remove(request)
         self._ended(request, RowStatus.ABORTED)
 
@@ -392,7 +388,6 @@ class OpenRequests:
         return LogprobBatch.of_views(batch.header, {**batch.columns, "request_keys": np.array(ids, np.uint64)})
 
     def _put(self, step: Step, slots: Slots, places: Slots) -> None:
-        """Let rows wait for the iterators of their requests."""
         waiting = list(map(self._progress.waiting.__getitem__, slots.tolist()))
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, waiting, zip(repeat(step), places.tolist(), strict=False)), maxlen=0)
@@ -403,7 +398,6 @@ class OpenRequests:
                     self._end_slow(self.requests[key])
 
     def _late_row(self, session: "ClientSession", request_id: int, status: RowStatus) -> None:
-        """Drop a row of a request that ended here, and end the request at its worker."""
         if request_id in self._closed:  # its abort was sent
             if status in FINISHED:
                 del self._closed[request_id]
@@ -495,7 +489,6 @@ class OpenRequests:
             self.on_scored(scores)
 
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
-        """Learn which processor has a request."""
         was_lost = request.home is None
         request.generate, request.is_answered, request.home = None, True, session
         if request.closed_at is None:
@@ -535,7 +528,6 @@ class OpenRequests:
         self._flush_ends()
 
     def _has_lost_many(self, request: OpenRequest, error: RequestError) -> bool:
-        """Count a worker that was lost before it answered a request, and tell whether those were too many."""
         if request.generate is not None and error.code == ErrorCode.ERROR_CODE_WORKER_LOST:
             request.losses += 1
         return request.losses > _MOST_LOSSES
@@ -575,7 +567,6 @@ class OpenRequests:
             self._ended_requests.name_to(session)
 
     def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
-        """Send a request that no processor has answered to a connected processor, perhaps again."""
         request.home, request.sent_to = session, session.processor_id
         session.say(ClientFrame(generate=generate))
         session.used(generate.model)
@@ -583,7 +574,6 @@ class OpenRequests:
     # Several processors: where a request goes, and where it is looked for.
 
     def _best(self, model: str, search: Search | None = None) -> "ClientSession | None":
-        """Return the processor with the most room for a model among those that are there, or None."""
         if not self.has_several:
             return self.sessions[0]
         without = search.without if search is not None else set()
@@ -608,11 +598,9 @@ class OpenRequests:
         self._forget_refusals(session)
 
     def _homeless(self) -> list[OpenRequest]:
-        """Return the requests that the client searches for."""
         return [request for request in self.requests.values() if request.home is None]
 
     def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
-        """Look for a request that its processor has no more, or send it anew if that had not answered."""
         request.home = None
         if request.generate is not None:
             self._send_anew(request, request.generate)
@@ -674,7 +662,6 @@ class OpenRequests:
     def _not_taken(
         self, request: OpenRequest, generate: Generate, session: "ClientSession", error: RequestError
     ) -> None:
-        """Send a new request to another processor, or end it if there is none that may take it."""
         search = request.search = request.search or Search()
         search.error, request.home, request.sent_to = error, None, ""
         search.without.add(session)
@@ -686,7 +673,6 @@ class OpenRequests:
         self._place(request, generate, search)
 
     def _place(self, request: OpenRequest, generate: Generate, search: Search) -> None:
-        """Send a request to a processor that has not refused it; end it if there is none and none may come."""
         best = self._best(generate.model, search)
         if best is not None:
             self._send(request, generate, best)

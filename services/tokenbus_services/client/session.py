@@ -208,7 +208,6 @@ class ClientSession(ReconnectingSession):
                     self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
 
     def _of_request(self, frame: ServerFrame, body: str) -> None:
-        """Take what a frame says of one request."""
         if body == "admitted":
             self._requests.admitted(self, frame.admitted)
         elif body == "prompt_scores":

@@ -105,17 +105,14 @@ class Stream(Generic[T]):
     __slots__ = ("__weakref__", "_loop", "_queue", "_unregister")
 
     def __init__(self, queue: StreamQueue[T], unregister: Callable[[], None]) -> None:
-        """Take the queue, and what stops filling it; made on the event loop that calls `unregister`."""
         self._loop = asyncio.get_running_loop()
         self._queue = queue
         self._unregister = unregister
 
     def __len__(self) -> int:
-        """Return how many items wait to be taken."""
         return len(self._queue)
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -129,11 +126,9 @@ class Stream(Generic[T]):
             self._unregister()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         await self.aclose()
 
     def __del__(self) -> None:

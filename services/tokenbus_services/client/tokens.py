@@ -37,7 +37,6 @@ class RequestTokens:
     """
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
-        """Begin with the token at a position; `wake_ups` is shared by requests whose consumers go on together."""
         self.request_id = request_id
         self.resume_id = request_id
         """What processors and workers know it by: its id, or the key under which it was sent anew."""
@@ -60,7 +59,6 @@ class RequestTokens:
         self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
     def __len__(self) -> int:
-        """Return how many rows wait to be taken."""
         return len(self.waiting)
 
     @property
@@ -105,11 +103,9 @@ class RequestTokens:
     # For the consumer.
 
     def __aiter__(self) -> "RequestTokens":
-        """Return itself."""
         return self
 
     async def __anext__(self) -> Token:
-        """Return the next token."""
         while not self._tokens:
             if self.waiting:
                 self._take_tokens()
@@ -138,7 +134,6 @@ class RequestTokens:
         return self.status is not None
 
     def _take_tokens(self) -> None:
-        """Take the next row's tokens, as far as they were not taken before."""
         step, place = self.waiting.popleft()
         tokens = step.token_lists.tokens_of(place)
         step.pending_ack.release()
@@ -184,7 +179,6 @@ class Generation:
     __slots__ = ("_discard", "_loop", "_tokens")
 
     def __init__(self, tokens: RequestTokens, discard: Callable[[int], None]) -> None:
-        """Take the buffer, and what ends the request by its id; made on the event loop that calls `discard`."""
         self._loop = asyncio.get_running_loop()
         self._tokens = tokens
         self._discard = discard
@@ -249,11 +243,9 @@ class Generation:
         return self._tokens.has_ended
 
     def __len__(self) -> int:
-        """Return how many rows wait to be taken."""
         return len(self._tokens)
 
     def __aiter__(self) -> "Generation":
-        """Return itself."""
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Token]:
@@ -275,11 +267,9 @@ class Generation:
         self._close()
 
     async def __aenter__(self) -> "Generation":
-        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         self._close()
 
     def _close(self) -> None:

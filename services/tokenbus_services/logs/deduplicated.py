@@ -13,8 +13,6 @@ _TOGETHER = object()
 
 @dataclass(slots=True)
 class _Repetition:
-    """A repeated event: how it was logged, how often it happened, since when and when last."""
-
     log: Callable[..., object]
     values: dict[str, object]
     first: float
@@ -31,7 +29,6 @@ class DeduplicatedLog:
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any; `now` tells the time in seconds."""
         self._quiet = quiet_ms / _MS
         self._most = most
         self._now = now

@@ -80,7 +80,6 @@ def logger(name: str) -> FilteringBoundLogger:
 
 
 def _process(wrapped: WrappedLogger, method: str, event: EventDict) -> str:
-    """Return the line of an event, or drop it."""
     level, render = _LEVELS.get(method, logging.INFO), _output.render
     if render is None:
         _hand_to_python(level, event)

@@ -132,7 +132,6 @@ class StepAssembler:
     def _alternatives(
         self, arrays: StepArrays, ragged: Ragged, scored: Host | None, rows: int
     ) -> tuple[Host, Host, Host]:
-        """Return each row's top-k, and the ids and values of the alternatives."""
         ids = arrays.alternative_token_ids
         wanted = None if arrays.top_ks is None else of_rows("top_ks", arrays.top_ks, rows)
         if scored is None or ids is None:
@@ -252,7 +251,6 @@ def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, w
 
 
 def _floored(arrays: StepArrays, values: Host) -> Host:
-    """Return values as a new float32 array, with minus infinity replaced."""
     if arrays.value_kind in _LOGPROBS:
         return np.maximum(values, _LOWEST, dtype=np.float32, casting="same_kind")
     return np.where(np.isneginf(values), _LOWEST, values).astype(np.float32)

@@ -39,7 +39,6 @@ class CommandRunner:
     """
 
     def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
-        """Take the engine, what aborts all of its requests, and what takes each answer."""
         self._engine = cast("ControlledEngine", engine)
         """It may lack any of these methods."""
         self._end_all = end_all
@@ -127,7 +126,6 @@ class CommandRunner:
             self._refuse(control, error)
 
     def _check_can(self, control: Control) -> None:
-        """Raise what speaks against a command before the engine is paused for it."""
         name = _name(control)
         self._method("pause", name)
         if name != "pause" and not (name == "sleep" and not control.sleep.level):
@@ -149,7 +147,6 @@ class CommandRunner:
             self._end_all()
 
     def _do_without_work(self, control: Control) -> None:
-        """Do what an engine without work is needed for."""
         error: Exception | None = None
         try:
             # Those that run stay where they are, too, once those that were waited for have ended.
@@ -171,7 +168,6 @@ class CommandRunner:
             self._refuse(control, error)
 
     def _go_on(self) -> None:
-        """Let the engine compute again, unless something speaks against it."""
         if self._is_paused and not (
             self._operator_paused or self._is_sleeping or self._is_updating or self._is_damaged
         ):

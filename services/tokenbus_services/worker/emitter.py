@@ -123,7 +123,6 @@ class Emitter:
         self._end_refused(keys, ContractError("step", "arrays", reason))
 
     def _publish(self, batch: LogprobBatch) -> set[int]:
-        """Publish a batch, and return the ids of the requests that it hands off."""
         try:
             self.publisher.publish(batch)
         except RetentionFullError as full:
@@ -153,7 +152,6 @@ class Emitter:
         return handed_off
 
     def _end_finished(self, batch: LogprobBatch) -> set[int]:
-        """Remove the requests that a published batch ends, and return the ids of those that it hands off."""
         if batch.header.kind is not BatchKind.TARGET:
             return set()
         leaving, is_handed_off = LEAVES[batch.statuses], batch.statuses == RowStatus.HANDED_OFF

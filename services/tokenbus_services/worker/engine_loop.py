@@ -21,8 +21,6 @@ _MOST_PROMPT_TOKENS = 2**32 - 1
 
 
 class _RefusedError(Exception):
-    """A request is not admitted: the code and the message for its client."""
-
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -120,7 +118,6 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _do_as_told(self) -> None:
-        """Do what operators ask of the engine."""
         self._commands.take(self._client.take_controls())
         try:
             self._commands.turn()
@@ -160,7 +157,6 @@ class EngineLoop:
         handoff.answer("")
 
     def _admitted(self, generate: Generate, state: bytes | None = None) -> int:
-        """Have the engine admit a request, and return the length of its prompt in tokens."""
         key, deadline = generate.request_key, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
@@ -198,7 +194,6 @@ class EngineLoop:
                 raise ValueError(f"token_scoring.token_ids[{place}]: below {most}, got {token_id}")
 
     def _abort(self, key: int) -> None:
-        """Have the engine abort a request; if that fails, the request ends with an error."""
         try:
             self._engine.abort(key)
         except EngineBrokenError as error:
@@ -214,7 +209,6 @@ class EngineLoop:
             self._abort(key)
 
     def _engine_error(self, doing: str, key: int, error: Exception) -> str:
-        """Count and log that the engine failed for one request, and return the message for its client."""
         self._client.counts.engine_errors += 1
         kind = type(error).__name__
         self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
@@ -234,7 +228,6 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _end_aborted_and_overdue(self) -> None:
-        """Abort in the engine the requests that could not be published, and end those whose deadline has passed."""
         for key in self._client.take_aborts():
             self._abort(key)
         overdue = self._client.active.end_overdue(self._unix_ms())
@@ -262,7 +255,6 @@ class EngineLoop:
             raise EngineBrokenError(f"{self._failed_in_a_row} steps failed one after the other, the last with: {error}")
 
     def _end(self, keys: Iterable[int], code: ErrorCode, message: str) -> None:
-        """Publish that requests end, and abort them in the engine."""
         for key in keys:
             self._out.failed(key, code, message)
             self._abort(key)

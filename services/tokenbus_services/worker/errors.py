@@ -19,7 +19,6 @@ class RetentionFullError(PublishError):
     """Retention is full, and stayed full for as long as the policy waits: the batch's requests end with an error."""
 
     def __init__(self, keys: Iterable[int], items: int, size: int, why: str) -> None:
-        """Keep the ids of the requests that ended, and how many items and bytes are retained."""
         self.request_keys = frozenset(keys)
         self.items = items
         self.bytes = size

@@ -38,8 +38,6 @@ _Target = tuple[str, bytes]
 
 @dataclass(slots=True)
 class _Pending:
-    """A hand-off that is not answered yet."""
-
     key: int
     parts: list[bytes]
     target: _Target
@@ -127,7 +125,6 @@ class HandoffSender:
             task.add_done_callback(self._tasks.discard)
 
     async def _hand_off(self, number: int, pending: _Pending) -> None:
-        """Hand a request off, and report it if no decode worker accepts it."""
         why = await self._failure(pending)
         del self._pending[number]
         self.counts.handing_off = len(self._pending)
@@ -140,7 +137,6 @@ class HandoffSender:
         await asyncio.to_thread(self._failed, pending.key, why)
 
     async def _failure(self, pending: _Pending) -> str:
-        """Send a hand-off until it is answered, or its time is over; return why it failed, or an empty string."""
         timeout, where = self._settings.worker.handoff_timeout_ms, f"the decode worker at {pending.target[0]}"
         while (remaining := pending.deadline - self._clock.now()) > 0:
             try:

@@ -210,7 +210,6 @@ class Publisher:
         await running
 
     async def _start(self) -> asyncio.Task[None]:
-        """Connect, and return the task that sends what is published until the end."""
         transport = self._transport or transport_for(self.settings.bus)
         running = await self.link.start(transport, self._processors)
         balancing = asyncio.create_task(self._balance())
@@ -289,7 +288,6 @@ class Publisher:
         return sequence
 
     def _update_requests(self, batch: LogprobBatch) -> None:
-        """Add the requests of a batch to those that the worker has, and remove those that it ends."""
         keys = batch.request_keys.tobytes()
         if keys != self._last_keys:  # most steps have the same requests as the one before
             self.session.requests.update(batch.request_keys.tolist())

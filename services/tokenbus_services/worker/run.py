@@ -134,7 +134,6 @@ async def _serve(  # noqa: PLR0913 - each but the first three is given by name
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the engine that a thread has made, and return when it is closed."""
     engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
@@ -183,8 +182,6 @@ async def _serve(  # noqa: PLR0913 - each but the first three is given by name
 
 
 class _Publishing(NamedTuple):
-    """What an engine's loop publishes through, and what is said to the publisher beside it."""
-
     client: PublisherClient
     outbox: Outbox | None
     epoch: int
@@ -193,7 +190,6 @@ class _Publishing(NamedTuple):
 
 
 async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> _Publishing:
-    """Publish in a process of its own, until the stack ends."""
     client = PublisherProcess(
         settings,
         vocabulary_size=engine.vocabulary_size,
@@ -302,7 +298,6 @@ class Pace:
 
 @asynccontextmanager
 async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event]:
-    """Yield an event that is set by a signal, or with the caller's own event."""
     if stop is None:
         with stop_on_signals() as stopping:
             yield stopping
@@ -333,7 +328,6 @@ async def _is_listening(stack: AsyncExitStack, receiver: HandoffReceiver, stop: 
 
 
 async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> bool:
-    """Wait until a task ends or an event is set; tell whether the task has ended."""
     waiting = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
