@@ -29,25 +29,6 @@ def assert_all_well(world: World) -> None:
     ]
 
 
-def test_a_worker_takes_as_many_requests_as_it_says() -> None:
-    """Free places of the table count for no worker: the first worker takes its four, and no more."""
-    world = world_of(worker__max_requests=4)
-    world.pass_time(4, carries=True)  # after that, nothing waits for a worker to come back
-    for _ in range(5):
-        world.ask(_WISH)
-    world.settle()
-    errors = [asked.error and asked.error.code for asked in world.asked]
-    assert errors == [None] * 4 + [ErrorCode.ERROR_CODE_OVERLOADED]
-
-
-def test_a_worker_forgets_a_request_whose_last_step_had_a_draft() -> None:
-    """What was drafted in a request's last step comes after its end, and does not bring it back into the hello."""
-    world = world_of(Shape(drafts=True))
-    world.ask(_WISH)
-    assert_all_well(world)
-    assert world.workers[0].publisher.session.requests == set()
-
-
 def test_a_worker_forgets_a_request_that_ended_for_want_of_room() -> None:
     """A request whose last row found no room is not in the hello ever after."""
     world = world_of(worker__policy="fail", worker__retention_items=3)
@@ -58,25 +39,6 @@ def test_a_worker_forgets_a_request_that_ended_for_want_of_room() -> None:
     world.settle()
     assert world.workers[0].publisher.session.requests == set()
     assert {asked.error and asked.error.code for asked in world.asked} == {ErrorCode.ERROR_CODE_GAP}
-
-
-def test_a_client_is_told_that_its_frame_could_not_be_read() -> None:
-    """Bytes that are no frame are answered, and raise nothing."""
-    world = world_of()
-    client = world.clients[0]
-    world.processor.clients.receive(client.node.wire.peer, [b"\xff\xff"], world.clock.now())
-    assert world.processor.clients.refused == 1
-    world.ask(_WISH)
-    assert_all_well(world)
-
-
-def test_a_request_known_from_a_hello_goes_on_from_its_first_row() -> None:
-    """After a restart, rows that come before their client does are all kept for it, and none counts twice."""
-    world = world_of()
-    world.ask(_WISH)
-    world.flush()
-    world.restart_processor(keeps_unsent=False)
-    assert_all_well(world)
 
 
 def test_a_request_that_waits_for_a_worker_gets_the_first_free_place() -> None:
@@ -113,67 +75,6 @@ def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again()
     world.clients[0].node.reconnect(keeps_unsent=False)
     assert_all_well(world)
     assert world.processor.registry.counts.opened == 1
-
-
-def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:
-    """What is dropped unread ends with an error, although the processor had seen the request's end."""
-    world = world_of(clients__send_queue_frames=2, client__window_frames=1)
-    world.clients[0].requests.is_paused = True
-    world.ask(Wish(client=0, max_tokens=3, top_logprobs=None, drafts=False))
-    world.ask(Wish(client=0, max_tokens=30, top_logprobs=None, drafts=False))
-    for _ in range(8):
-        world.turn(0)
-        world.flush()
-    world.settle()
-    world.check_ends()
-    slow = [asked.error.code for asked in world.asked if asked.error]
-    assert slow
-    assert set(slow) == {ErrorCode.ERROR_CODE_SLOW_CLIENT}
-
-
-def test_a_client_that_is_full_ends_in_the_middle_of_a_step() -> None:
-    """A request's last row may be the one that is too much: its step is handed out to the end all the same."""
-    world = world_of(clients__send_queue_frames=1, client__window_frames=1)
-    world.clients[0].requests.is_paused = True
-    world.ask(Wish(client=0, max_tokens=6, top_logprobs=None, drafts=False))
-    for _ in range(3):
-        world.turn(0)
-        world.flush()
-    world.settle()
-    assert world.asked[0].error is not None
-    assert world.asked[0].error.code == ErrorCode.ERROR_CODE_SLOW_CLIENT
-
-
-def test_the_next_life_of_a_client_gets_what_the_last_one_did_not_confirm() -> None:
-    """Tokens that are on their way to a client that is gone go to the one that resumes, even after the last of them."""
-    world = world_of(client__window_frames=1)
-    world.ask(_WISH)
-    world.flush()
-    world.turn(0)
-    world.flush()
-    for _ in range(4):
-        world.turn(0)
-        world.deliver_up(world.workers[0])
-    world.restart_client(0)
-    assert_all_well(world)
-
-
-def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
-    """A worker that no longer has a request, because it finished it, is not taken to have lost it."""
-    world = world_of(client__window_frames=1)
-    world.ask(_WISH)
-    world.flush()
-    world.turn(0)
-    world.flush()
-    world.pass_time(0.5, carries=True)  # the first row is acked by the client and by the processor
-    world.restart_processor(keeps_unsent=False)
-    world.clients[0].node.is_paused = True
-    for _ in range(3):
-        world.turn(0)
-        world.flush()
-    world.workers[0].reconnect(keeps_unsent=False)
-    world.pass_time(1.2, carries=True)
-    assert_all_well(world)
 
 
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:

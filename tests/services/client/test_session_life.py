@@ -3,25 +3,13 @@
 import pytest
 
 from tests.services.builders import generate_of
-from tests.services.client.peer import FIRST, HELLO_FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
 from tokenbus.testing import RowShape
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_services.link import SessionState
-
-
-def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
-    peer = Peer()
-    frame = peer.says()
-    assert frame is not None
-    assert frame.hello.session == 5
-    peer.now = FIRST + INTERVAL - 0.01
-    assert peer.says() is None
-    assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
-    peer.now = FIRST + INTERVAL
-    assert peer.bodies() == ["hello"]
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:
@@ -57,15 +45,6 @@ def test_heartbeat_once_an_interval() -> None:
     assert (frame.heartbeat.echo_ns, frame.heartbeat.sent_at_ns) == (77, int((FIRST + 1.0) * 1e9))
 
 
-def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
-    peer = opened()
-    peer.now = FIRST + TIMEOUT
-    assert peer.bodies() == ["heartbeat"]
-    peer.now += 0.01
-    assert peer.bodies() == ["hello"]
-    assert peer.state() is SessionState.GREETING
-
-
 def test_times_are_the_processors() -> None:
     peer = Peer()
     peer.says()
@@ -75,31 +54,6 @@ def test_times_are_the_processors() -> None:
     assert peer.bodies() == ["heartbeat"]
     peer.now += 0.11
     assert peer.bodies() == ["hello"]
-
-
-def test_refused_client_asks_again_after_the_timeout() -> None:
-    peer = Peer()
-    peer.says()
-    refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message="no")
-    peer.hear(refusal=refusal)
-    assert peer.state() is SessionState.REFUSED
-    assert peer.session.refusal == refusal
-    peer.now += TIMEOUT - 0.01
-    assert peer.says() is None
-    peer.now = FIRST + TIMEOUT
-    assert peer.bodies() == ["hello"]
-    peer.welcome()
-    assert peer.session.refusal is None
-
-
-def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
-    """A processor that does not know the session is sent a hello at once; a demand during the handshake sends none."""
-    peer = opened()
-    again = Refusal(reason=HELLO_FIRST, message="who are you")
-    peer.hear(refusal=again)
-    assert peer.bodies() == ["hello"]
-    peer.hear(refusal=again)
-    assert peer.bodies() == []
 
 
 def test_goodbye_is_the_last_word() -> None:
