@@ -197,7 +197,7 @@ class Deployment:
         with urllib.request.urlopen(f"http://{self._here('prometheus', target)}/metrics", timeout=MOST) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         return {
-            (sample.name, next(iter(sample.labels.values()), "")): sample.value
+            (sample.name, " ".join(sample.labels.values())): sample.value
             for family in families
             for sample in family.samples
         }
@@ -249,7 +249,7 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
     assert set(deployment.programs) == set(OURS)
     for name in OURS:
         deployment.becomes_healthy(name)
-    deployment.until_told("processor", "tokenbus_known_workers", "connected", 1.0)
+    deployment.until_told("processor", "tokenbus_peers", "worker connected", 1.0)
     deployment.until_told("worker", "tokenbus_worker_connected_processors", "worker-0", 1.0)
     deployment.until_told("gateway", "tokenbus_gateway_connected_processors", "", 1.0)
     assert ("tokenbus_stream_tokens_total", "worker-0") in deployment.metrics("processor")

@@ -286,8 +286,7 @@ async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served
             page = (await client.get("/metrics")).text
             return (
                 'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
-                and "tokenbus_gateway_open_answers 0.0" in page
-                and "tokenbus_gateway_open_requests 0.0" in page
+                and 'tokenbus_fill_ratio{of="requests"} 0.0' in page
             )
 
         await until(is_idle)

@@ -20,7 +20,7 @@ from tokenbus_services.gateway.server import Serving
 pytestmark = pytest.mark.xdist_group("gateway")
 UNREAD = many(500, 160)
 STEPS = ("--steps-per-second", "40")
-_FILL = 'tokenbus_gateway_fill_ratio{of="buffers"}'
+_FILL = 'tokenbus_fill_ratio{of="buffers"}'
 
 
 @pytest.fixture
@@ -73,10 +73,7 @@ async def test_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> No
 
                 async def have_ended() -> bool:
                     page = (await plain.get("/metrics")).text
-                    return (
-                        f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page
-                        and 'tokenbus_gateway_fill_ratio{of="buffers"} 0.0' in page
-                    )
+                    return f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page and f"{_FILL} 0.0" in page
 
                 await until(have_ended)
                 assert is_true(await client.completions.create(**given))

@@ -21,6 +21,7 @@ from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.model_folder import with_byte_fallback, write_model
 from tests.support.waiting import soon, until
 from tokenbus_services.gateway.api_keys import made, write_keys
+from tokenbus_services.gateway.fairness import MOST_WAITING
 
 pytestmark = pytest.mark.xdist_group("gateway")
 _HOUR_MS = 3_600_000
@@ -35,7 +36,7 @@ _ENDLESS = {"messages": _CHAT, "chat_template_kwargs": {"work": list(range(1000)
 """A chat whose template goes on for days and writes nothing."""
 _COSTLY = {"prompt": "a" * 600_000}
 """A text for whose encoding the tokenizer takes some 100 MiB."""
-_WAITING, _ENDED = "tokenbus_gateway_waiting_texts", "tokenbus_gateway_ended_encoders"
+_FILL, _ENDED = "tokenbus_fill_ratio", "tokenbus_gateway_ended_encoders"
 _TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
@@ -147,15 +148,14 @@ async def test_metrics_have_the_texts_that_wait_and_why_encoders_ended(patient: 
         known = {why: await _told(client, _ENDED, **slow, why=why) for why in ("left", "killed")}
         attacks = [asyncio.create_task(client.post("/tokenize", json=_ENDLESS)) for _ in range(3)]
         process = await _encoder_at_work(patient)
-        await _until_told(client, _WAITING, 2, **slow)
-        assert await _told(client, "tokenbus_gateway_fill_ratio", of="texts") == 2 / 256
+        await _until_told(client, _FILL, 2 / MOST_WAITING, of="slow_texts")
         os.kill(process, signal.SIGKILL)
         await _until_told(client, _ENDED, known["killed"] + 1, **slow, why="killed")
-        await _until_told(client, _WAITING, 1, **slow)
+        await _until_told(client, _FILL, 1 / MOST_WAITING, of="slow_texts")
         for attack in attacks:
             attack.cancel()
         await until(partial(_has_left, client, known["left"]))  # maybe two: the last may have begun
-        await _until_told(client, _WAITING, 0, **slow)
+        await _until_told(client, _FILL, 0, of="slow_texts")
         before = [await _told(other, _ENDED, lane=lane, why=why) for lane in lanes for why in ("time", "memory")]
         for body in (_ENDLESS, _COSTLY):  # the first is tried in the quick lane, and the second is too long for that
             await other.post("/tokenize", json=body)
@@ -202,16 +202,19 @@ async def test_texts_of_one_key_hold_up_no_other_keys(folder: Path, tmp_path: Pa
             texts = []
             for place in range(4):
                 texts.append(asyncio.create_task(client.post("/tokenize", json=_ENDLESS, headers=greedy)))
-                await (_until_told(client, _WAITING, place, lane="slow") if place else _encoder_at_work(system))
+                if place:
+                    await _until_told(client, _FILL, place / MOST_WAITING, of="slow_texts")
+                else:
+                    await _encoder_at_work(system)
             answer = asyncio.create_task(client.post("/tokenize", json=long, headers=modest))
-            await _until_told(client, _WAITING, 4, lane="slow")
+            await _until_told(client, _FILL, 4 / MOST_WAITING, of="slow_texts")
             for text in texts[:2]:  # the one that is being encoded, and the next one
                 text.cancel()
             assert (await soon(answer)).status_code == 200
             assert not any(text.done() for text in texts[2:])
             for text in texts:
                 text.cancel()
-            await _until_told(client, _WAITING, 0, lane="slow")
+            await _until_told(client, _FILL, 0, of="slow_texts")
             async with _unfinished(system, 12, greedy) as bodies:
                 await until(lambda: sum(each.done() for each in bodies) == 12 - 9)
                 assert (await client.post("/tokenize", json=long, headers=modest)).status_code == 200
@@ -311,7 +314,7 @@ async def test_bodies_that_never_end_leave_room(folder: Path) -> None:
             await until(lambda: sum(each.done() for each in answers) == 24 - 800_000 // (99_999 - 16_384))
             assert {each.result() for each in answers if each.done()} == {_TOO_MANY}
             async with plainly(system.url) as client:
-                held = await _told(client, "tokenbus_gateway_fill_ratio", of="bodies")
+                held = await _told(client, _FILL, of="bodies")
             assert held == 9 * (99_999 - 16_384) / 800_000
         async with plainly(system.url) as client:
             await _serves(client)

@@ -44,8 +44,8 @@ class Load:
 
             async def has_all() -> bool:
                 """Tell whether none is on its way any more."""
-                (has,) = re.findall(r"\ntokenbus_gateway_open_requests (\S+)", (await client.get("/metrics")).text)
-                return float(has) >= self._sent[url]
+                has: int = (await client.get("/healthz")).json()["open_requests"]
+                return has >= self._sent[url]
 
             await until(has_all)
 

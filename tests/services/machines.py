@@ -353,7 +353,7 @@ def assert_no_complaints(world: World) -> None:
     for worker in core.workers.by_id.values():
         items = worker.stream.counts
         assert items.replays == items.gaps == items.damaged == items.duplicates == items.divergences == 0
-        assert worker.stream.counts.incomplete_steps == worker.assembler.drafts_missing == 0
+        assert items.incomplete_steps == items.missing_drafts == 0
     rows = core.registry.router.counts
     assert rows.repeated == rows.unknown == rows.early == rows.foreign == 0
     assert all(client.requests.repeated == 0 for client in world.clients)

@@ -40,7 +40,6 @@ class AckTracker:
         self._reach = acknowledged
         self.acknowledged = acknowledged
         self.bytes = 0
-        self.peak = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -53,7 +52,6 @@ class AckTracker:
         pending_ack.bytes += size
         self.bytes += size
         self._items.append((sequence, pending_ack, size))
-        self.peak = max(self.peak, len(self._items))
 
     @property
     def oldest(self) -> PendingAck | None:

@@ -48,8 +48,6 @@ class LogCounts:
     """Items that this writer lacked, and that the log names as missing."""
     refused_items: int = 0
     """Items that are too large for the server; they are missing as well."""
-    write_seconds: float = 0.0
-    """The sum of the times from a message to its ack."""
     failed_writes: int = 0
     """How often the server did not acknowledge a message or answer a question; the writer repeats it."""
 
@@ -392,9 +390,7 @@ class LogWriter:
             Header.EXPECTED_STREAM.value: self._stream.name,
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(lane.revision),
         }
-        began = time.monotonic()
         ack = await unless_lost(server, jetstream.publish(lane.subject, b"".join(parts), headers=headers))
-        self.counts.write_seconds += time.monotonic() - began
         self._recovered()
         lane.revision = ack.seq
         lane.last = recorder.last_sequence

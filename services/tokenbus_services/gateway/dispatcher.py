@@ -88,7 +88,6 @@ class Dispatcher:
         """Whether nothing more is opened."""
         self.opened = 0
         self.tokens = 0
-        self.peak = 0
         self.refused = 0
         self.aborted = 0
         """How many requests were aborted because their HTTP client left or wanted no more."""
@@ -227,7 +226,6 @@ class Dispatcher:
             message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
             raise self._refusal(429, message, "overloaded")
         caller.open([generate.request_key for generate in generates])
-        self.peak = max(self.peak, opened + len(generates))
         keys: list[int] = []
         try:
             for generate, listener in zip(generates, answer.listeners, strict=True):

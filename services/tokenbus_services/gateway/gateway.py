@@ -46,8 +46,6 @@ class Counts:
         self.late_requests = 0
         """Requests that took too long to arrive."""
         self.peak_outbox_bytes = 0
-        self.first_token = Histogram()
-        """From a request's arrival to the first part of its answer, in seconds."""
         self.to_socket = Histogram()
         """From a row's publication until it was written to its client's socket, in seconds."""
         self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)

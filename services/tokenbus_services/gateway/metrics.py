@@ -9,7 +9,7 @@ from tokenbus_services.gateway.fairness import MOST_WAITING
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.model_counts import ModelCounts
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, FamilyCollector, Histogram, Samples
+from tokenbus_services.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
 
 T = TypeVar("T", float, Histogram)
 
@@ -22,20 +22,13 @@ def _fill(view: Gateway) -> Samples:
         "buffers": view.buffers.size / settings.buffer_bytes,
         "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
         "bodies": view.bodies.size / view.bodies.most,
-        "texts": max(lane.turns.waiting for lane in view.encoders.lanes.values()) / MOST_WAITING,
-    }
-
-
-def _peaks(view: Gateway) -> Samples:
-    settings = view.settings.gateway
-    return {
-        "requests": view.feed.peak / settings.max_requests,
-        "buffers": min(1.0, view.buffers.peak / settings.buffer_bytes),
-        "stream_buffer": min(1.0, view.counts.peak_outbox_bytes / settings.stream_buffer_bytes),
+        **{f"{name}_texts": lane.turns.waiting / MOST_WAITING for name, lane in view.encoders.lanes.items()},
     }
 
 
 GATEWAY: tuple[Family[Gateway], ...] = (
+    fill_ratio(_fill),
+    event_loop_lag(lambda view: view.watch.lag),
     Family(
         "tokenbus_gateway_connected_processors",
         "Processors that the gateway is connected to.",
@@ -48,32 +41,18 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_broken_answers_total{code}",
-        "Answers that had begun, with status 200, and ended with an error event.",
+        "Answers with status 200 that ended with an error event.",
         lambda view: view.counts.broken_answers,
-    ),
-    Family(
-        "tokenbus_gateway_open_answers",
-        "Answers that wait for tokens or are being sent.",
-        lambda view: view.counts.open_answers,
-    ),
-    Family(
-        "tokenbus_gateway_open_requests",
-        "Open requests on the bus; an answer has one for each choice.",
-        lambda view: len(view.feed),
-    ),
-    Family(
-        "tokenbus_gateway_open_connections", "Connections of clients, idle ones too.", lambda view: view.connections
     ),
     Family("tokenbus_gateway_tokens_total", "Tokens of this gateway's requests.", lambda view: view.feed.tokens),
     Family(
         "tokenbus_gateway_aborted_requests_total",
-        "Requests aborted because their client had gone or their answer had ended.",
+        "Requests whose client had gone or whose answer had ended.",
         lambda view: view.feed.aborted,
     ),
     Family(
         "tokenbus_gateway_lost_clients_total{why}",
-        "Clients that disconnected early (left), read nothing for too long (cut_off), sent too slowly (late), or were "
-        "too many (refused).",
+        "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no place (refused).",
         lambda view: {
             "left": view.counts.left_clients,
             "cut_off": view.counts.cut_clients,
@@ -83,8 +62,7 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_refusals_total{why}",
-        "Refused requests: no_key and unknown_key (401), host (421), origin (403), rate and concurrency (429, of one "
-        "key).",
+        "Requests refused for their key, host or origin.",
         lambda view: view.counts.refusals,
     ),
     Family(
@@ -93,41 +71,21 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         lambda view: view.buffers.evicted,
     ),
     Family(
-        "tokenbus_gateway_waiting_texts{lane}",
-        "Texts that wait for an encoder, short ones (quick) or long and costly ones (slow).",
-        lambda view: {name: lane.turns.waiting for name, lane in view.encoders.lanes.items()},
-    ),
-    Family(
         "tokenbus_gateway_ended_encoders_total{lane, why}",
-        "Encoders that ended before their text was encoded: time or memory was used up, the client left or "
-        "gateway.request_timeout_ms was over (left), or something else ended it (killed).",
+        "Encoders that ended before their text was encoded.",
         lambda view: {
             (name, why): count for name, lane in view.encoders.lanes.items() for why, count in lane.ended.copy().items()
         },
     ),
     Family(
         "tokenbus_gateway_unread_files",
-        "Changed files of keys or certificates that cannot be read; the former ones stay in force.",
+        "Files of keys or certificates that cannot be read; their last good contents hold.",
         lambda view: view.unread_files,
-    ),
-    Family("tokenbus_gateway_fill_ratio{of}", "How full each bounded thing is, from 0 to 1.", _fill),
-    Family("tokenbus_gateway_peak_fill_ratio{of}", "The peak of each; stream_buffer is the fullest stream's.", _peaks),
-    Family(
-        "tokenbus_gateway_first_token_seconds",
-        "From a request's arrival to its first token; to the whole answer if it is not streamed.",
-        lambda view: view.counts.first_token,
-        is_histogram=True,
     ),
     Family(
         "tokenbus_gateway_socket_latency_seconds",
         "From a row's publication to its write to the client's socket.",
         lambda view: view.counts.to_socket,
-        is_histogram=True,
-    ),
-    Family(
-        "tokenbus_gateway_event_loop_lag_seconds",
-        "How late the gateway's event loop runs.",
-        lambda view: view.watch.lag,
         is_histogram=True,
     ),
 )

@@ -117,7 +117,6 @@ class AnswerResponse(Response):
         is_streamed = self._answer.is_streamed
         if first.produced_at_ns or not is_streamed:
             self._first_at = time.monotonic()
-            self._counts.first_token.observe(self._first_at - self._asked_at)
         of_whole = [(b"content-length", b"%d" % size), (b"cache-control", b"no-store")]
         headers = [(b"content-type", self._answer.content_type.encode()), *(_STREAMED if is_streamed else of_whole)]
         if self._may_compress:

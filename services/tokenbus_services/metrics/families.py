@@ -121,6 +121,17 @@ def families(
     return (Family(title, meaning, partial(value, reader)) for title, meaning, reader in rows)
 
 
+def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
+    """Make the family of a process's bounds."""
+    meaning = "How full each bounded thing is, from 0 to 1; of several of a kind, the fullest."
+    return Family("tokenbus_fill_ratio{of}", meaning, read)
+
+
+def event_loop_lag(read: Callable[[Subject], Histogram]) -> Family[Subject]:
+    """Make the family of how late a process's event loop is."""
+    return Family("tokenbus_event_loop_lag_seconds", "How late its event loop answers.", read, is_histogram=True)
+
+
 class FamilyCollector(Collector, Generic[Subject]):
     """Reads a service's plain counters when it is scraped, on the thread that scrapes."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, FamilyCollector, families
+from tokenbus_services.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.worker import Publisher
@@ -27,37 +27,34 @@ def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ..
     return {(worker, name): getattr(subject, name) for name in names}
 
 
+def _fill(view: PublisherView) -> dict[str, float]:
+    publisher = view.publisher
+    states = publisher.counts.waiting_state_bytes / publisher.settings.worker.handoff_bytes
+    return {"retention": publisher.retention.share_used(), "states": min(1.0, states)}
+
+
 PUBLISHER: tuple[Family[PublisherView], ...] = (
+    fill_ratio(_fill),
+    event_loop_lag(lambda view: view.watch.lag),
     *_of_publisher(
         (
             "tokenbus_worker_connected_processors{worker}",
-            "1 while a processor has answered this worker's hello and is heard, else 0.",
+            "1 while a processor answers, else 0.",
             lambda of: of.session.state is SessionState.OPEN,
         ),
         (
             "tokenbus_worker_handshakes_total{worker}",
-            "How often a processor answered this worker's hello.",
+            "Hellos that a processor answered.",
             lambda of: of.session.handshakes,
         ),
-        (
-            "tokenbus_worker_published_items_total{worker}",
-            "Items that were published, those that found no room too.",
-            lambda of: of.retention.next_sequence - 1,
-        ),
-        (
-            "tokenbus_worker_published_bytes_total{worker}",
-            "Payload bytes of the items that found room.",
-            lambda of: of.retention.kept_bytes,
-        ),
-        ("tokenbus_worker_retained_items{worker}", "Items not acknowledged yet.", lambda of: len(of.retention)),
-        ("tokenbus_worker_retained_bytes{worker}", "Payload bytes of those items.", lambda of: of.retention.bytes),
-        ("tokenbus_worker_peak_retained_items{worker}", "Their peak.", lambda of: of.retention.peak_items),
-        ("tokenbus_worker_peak_retained_bytes{worker}", "Their peak, in bytes.", lambda of: of.retention.peak_bytes),
-        (
-            "tokenbus_worker_retention_ratio{worker}",
-            "How full retention is, from 0 to 1, by items or by bytes, whichever is fuller.",
-            lambda of: of.retention.share_used(),
-        ),
+    ),
+    Family(
+        "tokenbus_worker_items_total{worker, outcome}",
+        "Items that were published, and those that were sent again.",
+        lambda view: {
+            (view.publisher.worker_id, "published"): view.publisher.retention.next_sequence - 1,
+            (view.publisher.worker_id, "replayed"): view.publisher.session.replayed,
+        },
     ),
     Family(
         "tokenbus_worker_policy_batches_total{worker, action}",
@@ -75,10 +72,6 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
             "Rows that found no room: their requests end with an error.",
             lambda of: of.failed,
         ),
-        ("tokenbus_worker_credit_items{worker}", "Items it may send.", lambda of: max(0, of.session.credit[0])),
-        ("tokenbus_worker_credit_bytes{worker}", "Bytes it may send.", lambda of: max(0, of.session.credit[1])),
-        ("tokenbus_worker_replayed_items_total{worker}", "Items sent again.", lambda of: of.session.replayed),
-        ("tokenbus_worker_open_requests{worker}", "Requests it has.", lambda of: len(of.session.requests)),
         (
             "tokenbus_worker_waiting_requests{worker}",
             "Requests and aborts that the engine has not looked at yet.",
@@ -86,60 +79,46 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         ),
         (
             "tokenbus_worker_handed_over_items{worker}",
-            "Steps and events that an engine in another process handed over, and that are not published.",
+            "Steps and events of an engine's process that are not published yet.",
             lambda of: of.handed_over,
         ),
         (
             "tokenbus_worker_publisher_processes_total{worker}",
-            "Publishers that this worker's stream has had, one after the other.",
+            "Publishers that this worker has had, one after the other.",
             lambda of: of.starts,
-        ),
-        (
-            "tokenbus_worker_failed_steps_total{worker}",
-            "Steps of the engine that raised: requests ended with an error.",
-            lambda of: of.counts.failed_steps,
-        ),
-        (
-            "tokenbus_worker_engine_failed_requests_total{worker}",
-            "Requests that the engine failed to take or to abort: each ended with an error, alone.",
-            lambda of: of.counts.engine_errors,
-        ),
-        (
-            "tokenbus_worker_waiting_state_bytes{worker}",
-            "Bytes of handed-off states that wait for this worker's engine.",
-            lambda of: of.counts.waiting_state_bytes,
         ),
     ),
     Family(
+        "tokenbus_worker_engine_failures_total{worker, of}",
+        "Exceptions of the engine: in a step, or as it took or aborted one request.",
+        lambda view: {
+            (view.publisher.worker_id, "step"): view.publisher.counts.failed_steps,
+            (view.publisher.worker_id, "request"): view.publisher.counts.engine_errors,
+        },
+    ),
+    Family(
         "tokenbus_worker_handoff_requests_total{worker, outcome}",
-        "Hand-offs. At a prefill worker: handed_off, a decode worker took it; untaken, none did. At a decode worker: "
-        "taken_over, the engine took it; refused, it did not.",
+        "Hand-offs. At a prefill worker: handed_off or untaken. At a decode worker: taken_over or refused.",
         lambda view: _attributes(
             view.publisher.worker_id, view.publisher.counts, "handed_off", "untaken", "taken_over", "refused"
         ),
     ),
     *_of_publisher(
         (
-            "tokenbus_worker_refused_connections_total{worker}",
-            "Connections for hand-offs that a decode worker's transport refused or cut off.",
-            lambda of: of.counts.refused_connections,
-        ),
-        (
             "tokenbus_worker_unanswered_requests{worker}",
             "Requests sent to a decode worker that has not answered yet.",
             lambda of: of.counts.handing_off,
         ),
         (
+            "tokenbus_worker_refused_connections_total{worker}",
+            "Connections for hand-offs that were refused or cut off.",
+            lambda of: of.counts.refused_connections,
+        ),
+        (
             "tokenbus_worker_refused_frames_total{worker}",
-            "Frames of the processor that break the contract, and were dropped.",
+            "Frames of the processor that break the contract.",
             lambda of: of.link.refused_frames,
         ),
-    ),
-    Family(
-        "tokenbus_worker_event_loop_lag_seconds",
-        "How late the event loop that sends for this worker answers.",
-        lambda view: view.watch.lag,
-        is_histogram=True,
     ),
 )
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
+from tokenbus_services.bus import Usage
 from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch
@@ -53,41 +54,34 @@ class ProcessorView:
         made = {worker.stream.worker_id: worker.stream.produced_at_ns for worker in self.workers}
         return {name: max(0.0, self.now - at / _NS) for name, at in made.items() if at}
 
-    def missing_drafts(self) -> dict[str, int]:
-        """Return how many drafts never came, of every known worker and of those that left lately."""
-        here = {worker.stream.worker_id: worker.assembler.drafts_missing for worker in self.workers}
-        return {name: counts.missing_drafts + here.get(name, 0) for name, counts in self.counts.items()}
-
     @cached_property
     def counts(self) -> dict[str, StreamCounts]:
         """What was counted of every worker, and of those that left lately."""
         here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
         return {**self.processor.workers.departed.copy(), **here}
 
-    @property
-    def step_queue(self) -> tuple[int, int]:
-        """How many steps wait in the step queue, and how many did at most."""
-        queue = self.processor.intake.step_queue
-        return (0, 0) if queue is None else (len(queue), queue.peak)
+    @cached_property
+    def usage(self) -> Usage:
+        """How much of the transport's bounds is in use."""
+        return self.processor.usage()
 
-    def bounded(self) -> Iterator[tuple[str, int, int | None, int]]:
-        """Yield each bounded thing with how much is in it, how much was at most if that is known, and the bound."""
+    def bounded(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each bounded thing with how much is in it, and the bound."""
         settings, clients = self.processor.settings.processor, self.processor.settings.clients
-        table = self.processor.registry.table
         acks = [worker.stream.acks for worker in self.workers]
         queues = [session.send_queue for session in self.sessions]
-        open_steps = _most(worker.assembler.open_steps for worker in self.workers)
-        frames, peak_frames = _most(map(len, queues)), _most(queue.peak for queue in queues)
-        queue_bytes, peak_bytes = _most(queue.bytes for queue in queues), _most(queue.peak_bytes for queue in queues)
-        yield "requests", len(table), table.peak, settings.max_requests
-        yield "workers", len(self.workers), None, settings.max_workers
-        yield "clients", len(self.sessions), None, clients.max_clients
-        yield "open_steps", open_steps, None, settings.max_open_steps
-        yield "pending_items", _most(map(len, acks)), _most(each.peak for each in acks), settings.pending_items
-        yield "pending_bytes", _most(each.bytes for each in acks), None, settings.pending_bytes
-        yield "send_queue_frames", frames, peak_frames, clients.send_queue_frames
-        yield "send_queue_bytes", queue_bytes, peak_bytes, clients.send_queue_bytes
-        yield "step_queue", *self.step_queue, settings.step_queue
+        yield "requests", len(self.processor.registry.table), settings.max_requests
+        yield "workers", len(self.workers), settings.max_workers
+        yield "clients", len(self.sessions), clients.max_clients
+        yield "open_steps", _most(worker.assembler.open_steps for worker in self.workers), settings.max_open_steps
+        yield "pending_items", _most(map(len, acks)), settings.pending_items
+        yield "pending_bytes", _most(each.bytes for each in acks), settings.pending_bytes
+        yield "send_queue_frames", _most(map(len, queues)), clients.send_queue_frames
+        yield "send_queue_bytes", _most(queue.bytes for queue in queues), clients.send_queue_bytes
+        yield "step_queue", len(self.processor.intake.step_queue or ()), settings.step_queue
+        yield "unread_bytes", self.usage.pending_bytes, self.processor.settings.bus.max_total_pending_bytes
+        if (log := self.processor.item_log) is not None:
+            yield "log_buffer", log.writer.buffered_bytes, self.processor.settings.durable_log.buffer_bytes
 
 
 def _most(values: Iterable[int]) -> int:

@@ -67,7 +67,6 @@ class Assembler:
         self._lost_rows = 0
         self._lost_after = 0
         self.last_released = 0
-        self.drafts_missing = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
         """A draft part that is not about its target's rows, until the intake has reported it."""
 
@@ -169,8 +168,6 @@ class Assembler:
         if target is None:  # a draft alone: its step's target never came
             target = LogprobBatch.joined(list(step.draft.parts.values())).select([])
             draft = None
-        if step.wants_draft and draft is None:
-            self.drafts_missing += 1
         if draft is not None:
             error = _unpaired(target, draft)
             if error is not None:

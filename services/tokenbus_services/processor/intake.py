@@ -58,8 +58,6 @@ class Intake:
         self.log_item: Callable[[Worker, Arrived, PendingAck], object] | None = None
         """Called with each item, in order, and its pending ack: what keeps the durable log."""
         self.steps = 0
-        self.duplicates = 0
-        self.divergences = 0
         self.refused = 0
         self.defects = 0
 
@@ -158,11 +156,9 @@ class Intake:
             pending_ack.release()
             return pending_ack
         if fate is Fate.DUPLICATE:
-            self.duplicates += 1
-            worker.stream.counts.repeated_parts += 1
+            worker.stream.counts.duplicates += 1
         elif fate is Fate.DIVERGENT:
-            self.divergences += 1
-            worker.stream.counts.divergent_parts += 1
+            worker.stream.counts.divergences += 1
             differs = ContractError("payload", "what came first for the same part of the step", "something else")
             self._refuse(worker, entry.sequence, entry.payload, differs)
         return pending_ack
@@ -233,6 +229,8 @@ class Intake:
             self._refuse(worker, step.sequence, encode(draft, Limits.schema()), error)
         whole = step.rows
         self.steps += 1
+        if step.is_whole and whole.header.draft_follows and step.draft_rows is None:
+            worker.stream.counts.missing_drafts += 1
         try:
             self.registry.router.route(step, worker.source, now)
         except Exception:  # noqa: BLE001 - a defect of ours: it ends what it touched, not the stream, nor the process

@@ -86,7 +86,6 @@ class Source:
 
     def count(self, rows: LogprobBatch) -> None:
         """Count rows that were handed out."""
-        self.counts.rows += rows.row_count
         self.counts.tokens += rows.token_ids.size
 
     @property
@@ -189,7 +188,6 @@ class RequestTable:
         """The owners of requests that had ended at their clients before any worker brought them here."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
-        self.peak = 0
         self.next_position = np.zeros(64, np.int64)
         self.stream = np.full(64, NO_STREAM, np.int32)
         """The stream that has each request."""
@@ -336,7 +334,6 @@ class RequestTable:
         self.stream[slot] = stream
         self.state[slot] = state
         self.due[slot] = deadline.at
-        self.peak = max(self.peak, len(self._slots))
         return request
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:

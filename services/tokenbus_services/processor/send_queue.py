@@ -42,8 +42,6 @@ class SendQueue:
         self.last_ordinal = 0
         """The number of the last frame that was put here, counted from one over all connections."""
         self.bytes = 0
-        self.peak = 0
-        self.peak_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._waiting)
@@ -80,8 +78,6 @@ class SendQueue:
         self.outputs += frame.is_output
         self.bytes += frame.cost
         self._budget.bytes += frame.cost
-        self.peak = max(self.peak, len(self._sent) + len(self._waiting))
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def next_message(self) -> list[bytes] | None:
         """Return the next frame that the window allows, as a message, or None."""

@@ -37,26 +37,6 @@ class Speculation:
         """How many rows verified draft tokens."""
         return self._sum(np.int64(1))
 
-    @property
-    def drafted(self) -> int:
-        """How many draft tokens were verified."""
-        return self._sum(_DRAFTED)
-
-    @property
-    def accepted(self) -> int:
-        """How many of them were accepted."""
-        return self._sum(_ACCEPTED)
-
-    @property
-    def emitted(self) -> int:
-        """How many tokens the rows that verified some emitted."""
-        return self._sum(_EMITTED)
-
-    @property
-    def most(self) -> int:
-        """How many tokens those rows could have emitted, had every draft token been accepted."""
-        return self._sum(_DRAFTED + 1)
-
     def heads(self) -> list[tuple[int, int, int]]:
         """Return each head that drafted, from 1, with how many of its tokens were verified and how many accepted."""
         found = ((head, self._sum(head <= _DRAFTED), self._sum(head <= _ACCEPTED)) for head in range(1, MOST_HEADS + 1))
@@ -64,8 +44,3 @@ class Speculation:
 
     def _sum(self, weights: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | np.int64) -> int:
         return int((self._cells * (_COUNTS * weights)).sum())
-
-
-def ratio(part: int, whole: int) -> float | None:
-    """Return a share, or None where there is nothing to have a share of: no draft, no rate."""
-    return part / whole if whole else None

@@ -12,7 +12,6 @@ class StepQueue:
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
         self._max_steps = max_steps
         self._current: Step | None = None
-        self.peak = 0
 
     def __len__(self) -> int:
         return self._steps.qsize()
@@ -26,7 +25,6 @@ class StepQueue:
         """Add a step; it stays unacknowledged until its consumer asks for the next one."""
         step.pending_ack.keep()
         self._steps.put_nowait(step)
-        self.peak = max(self.peak, len(self))
 
     async def get(self) -> Step | None:
         """Return the next step, or None: there will be none. The one before is acknowledged: its consumer is done."""

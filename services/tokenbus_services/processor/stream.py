@@ -70,8 +70,9 @@ def _always(_: Arrived | Lost) -> bool:
 class StreamCounts:
     """What happened in the streams of one worker, over all of its lives; in items, where the name says nothing else."""
 
-    items: int = 0
+    taken: int = 0
     bytes: int = 0
+    """Of everything that came, repeated items too."""
     duplicates: int = 0
     divergences: int = 0
     damaged: int = 0
@@ -79,11 +80,7 @@ class StreamCounts:
     replays: int = 0
     gaps: int = 0
     lost: int = 0
-    repeated_parts: int = 0
-    """Batches that came in another item before, with the same contents."""
-    divergent_parts: int = 0
     steps: int = 0
-    rows: int = 0
     tokens: int = 0
     incomplete_steps: int = 0
     missing_drafts: int = 0
@@ -195,7 +192,6 @@ class Stream:
             raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
         if sequence > self.credit.through_sequence:
             return Fate.FLOOD
-        self.counts.items += 1
         self.counts.bytes += len(payload)
         checksum = crc32(payload) if item.HasField("payload_crc32") else None
         if checksum is not None and item.payload_crc32 != checksum:
@@ -216,6 +212,7 @@ class Stream:
             if len(self._checksums) > self._settings.credit_items:
                 self._checksums.popitem(last=False)
         self._put_ahead(Arrived(sequence, contents, item.payload_kind, payload, sequence))
+        self.counts.taken += 1
         return Fate.TAKEN
 
     def _put_ahead(self, entry: Arrived | Lost) -> None:

@@ -81,9 +81,7 @@ class Workers(Peers[Worker]):
         self.by_id.pop(worker.stream.worker_id, None)
         self.by_stream.pop(worker.source.stream, None)
         self.lost += 1
-        counts = worker.stream.counts
-        counts.missing_drafts += worker.assembler.drafts_missing
-        self.departed[worker.stream.worker_id] = counts
+        self.departed[worker.stream.worker_id] = worker.stream.counts
         if len(self.departed) > self._settings.max_workers:
             self.departed.popitem(last=False)
 

@@ -54,10 +54,7 @@ class Retention:
         self._checksum = checksum
         self.next_sequence = 1
         self.bytes = 0
-        self.kept_bytes = 0
-        """The payload bytes of all items that were ever kept."""
         self.peak_items = 0
-        self.peak_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -84,9 +81,7 @@ class Retention:
         self._kept.append(item)
         self.next_sequence += 1
         self.bytes += len(payload)
-        self.kept_bytes += len(payload)
         self.peak_items = max(self.peak_items, len(self._kept))
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
         return item
 
     def drop(self, keys: Iterable[int]) -> None:

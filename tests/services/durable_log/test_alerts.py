@@ -42,23 +42,24 @@ OF_ONE_SERVER = {
     "TokenbusLogStorageRatio",
 }
 OF_A_CLUSTER = {"TokenbusLogWritableServers", "TokenbusLogMissingReplicas"}
-AFTERWARDS = {"TokenbusLogFailedMessages", "TokenbusLogMissingItems"}
-_FORM = re.compile(r"(increase\()?(\w+)(?:\[5m\]\))? (>|==) ([\d.]+)")
+AFTERWARDS = {"TokenbusLogFailedMessages", "TokenbusLogItemsMissing"}
+_FORM = re.compile(r'(increase\()?(\w+)(?:\{outcome="(\w+)"\})?(?:\[5m\]\))? (>|==) ([\d.]+)')
 _COMPARE = {">": operator.gt, "==": operator.eq}
 
 
-def samples(found: Scrape, name: str) -> dict[frozenset[tuple[str, str]], float]:
+def samples(found: Scrape, name: str, outcome: str | None) -> dict[frozenset[tuple[str, str]], float]:
     family = found.families[name.removesuffix("_total")]
-    return {frozenset(each.labels.items()): each.value for each in family.samples if each.name == name}
+    wanted = (each for each in family.samples if each.name == name and each.labels.get("outcome") == outcome)
+    return {frozenset(each.labels.items()): each.value for each in wanted}
 
 
 def fires(expression: str, before: Scrape, now: Scrape) -> bool:
     """Evaluate an alert's expression: of a counter by how much it moved between two scrapes, of a gauge as it is."""
     parsed = _FORM.fullmatch(expression)
     assert parsed is not None, expression
-    increase, name, comparison, limit = parsed.groups()
-    earlier = samples(before, name) if increase else {}
-    values = (value - earlier.get(labels, 0) for labels, value in samples(now, name).items())
+    increase, name, outcome, comparison, limit = parsed.groups()
+    earlier = samples(before, name, outcome) if increase else {}
+    values = (value - earlier.get(labels, 0) for labels, value in samples(now, name, outcome).items())
     return any(_COMPARE[comparison](value, float(limit)) for value in values)
 
 
@@ -118,6 +119,6 @@ async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path)
             for node in nodes[1:]:
                 node.start()
             await until(lambda: not bus.publisher.retention)
-            assert told(bus.processor)("log_waiting_bytes") == 0
+            assert told(bus.processor)("fill_ratio", of="log_buffer") == 0
             await until(lambda: not OF_A_CLUSTER & firing(calm, told(bus.processor)))
             assert numbered(await read(chosen)) == whole(bus.publisher.retention.next_sequence - 1)

@@ -79,12 +79,8 @@ async def test_processor_starts_without_its_log(
     missing = sum(item.missing_items for item in items)
     assert (items[-1].sequence, len(items) + missing) == (last, last)
     assert counts("log_items_total", outcome="written") == len(items)
-    assert 0 < missing == counts("log_missing_items_total")
+    assert 0 < missing == counts("log_items_total", outcome="missing")
     assert missing <= (counts("log_items_total", outcome="left_out") or 0)
-    assert counts("log_bytes_total") == sum(len(item.payload) for item in items)
-    assert counts("log_connected_servers") == 1
-    assert (counts("log_messages_total") or 0) > 1
-    assert (counts("log_write_seconds_total") or 0) > 0
 
 
 @pytest.mark.parametrize("fault", [no_server, no_answer, no_jetstream, other_credentials])

@@ -28,7 +28,8 @@ from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
 
-FAMILIES: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
+_OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
+FAMILIES = list({family.name: family for family in _OF_ALL}.values())
 """All metrics, in the order of docs/metrics.md."""
 _USUAL = {
     "bus.workers_address": "memory://workers",

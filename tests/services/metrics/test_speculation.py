@@ -10,7 +10,7 @@ from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, Va
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.metrics.processor import processor_collector
 from tokenbus_services.metrics.view import StepTimes
-from tokenbus_services.processor.speculation import MOST_HEADS, Speculation, ratio
+from tokenbus_services.processor.speculation import MOST_HEADS, Speculation
 
 
 def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
@@ -39,26 +39,22 @@ def counted(*steps: list[tuple[int, int]]) -> Speculation:
 
 def test_a_row_accepted_one_less_than_it_emitted() -> None:
     """Of 3 draft tokens, 2 emitted tokens mean 1 accepted, and 4 mean 3: the last is the target model's own."""
-    speculation = counted([(3, 2), (3, 4)])
-    assert (speculation.rows, speculation.drafted, speculation.accepted, speculation.emitted) == (2, 6, 4, 6)
-    assert ratio(speculation.accepted, speculation.drafted) == 4 / 6
-    assert ratio(speculation.emitted, speculation.most) == 6 / 8
+    assert counted([(3, 2)]).heads() == [(1, 1, 1), (2, 1, 0), (3, 1, 0)]
+    assert counted([(3, 4)]).heads() == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
 
 
 def test_heads_are_counted_by_position() -> None:
     assert counted([(3, 2), (3, 4)], [(1, 1), (2, 3)]).heads() == [(1, 4, 3), (2, 3, 2), (3, 2, 1)]
 
 
-def test_no_draft_has_no_rate() -> None:
-    """Without draft tokens nothing is divided: rows without them do not count, and there is no rate (case 25)."""
+def test_rows_without_drafts_do_not_count() -> None:
+    """Rows that verified no draft, or emitted nothing, say nothing about the draft model (case 25)."""
     speculation = counted([(0, 1), (0, 3)], [], [(4, 0)])
-    assert (speculation.rows, speculation.drafted, speculation.emitted, speculation.most) == (0, 0, 0, 0)
-    assert speculation.heads() == []
-    assert ratio(speculation.accepted, speculation.drafted) is None
+    assert (speculation.rows, speculation.heads()) == (0, [])
 
 
-async def test_no_draft_is_told_as_no_rate() -> None:
-    """Case 25: a worker that does not speculate has totals of zero, and no sample of a rate."""
+async def test_worker_without_drafts_has_no_heads() -> None:
+    """Case 25: a worker that does not speculate has no rows that verified drafts, and no heads."""
     bus = Bus()
     times = StepTimes(bus.processor.clock.now)
     bus.processor.intake.step_observers.append(times.observe)
@@ -66,9 +62,8 @@ async def test_no_draft_is_told_as_no_rate() -> None:
         bus.publisher.publish(rows([(0, 1)]))
         await until(lambda: bus.processor.intake.steps)
         told = scrape(processor_collector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
-    assert told("speculative_draft_tokens_total", worker="worker-0") == 0
-    for name in ("acceptance", "efficiency", "head_acceptance"):
-        assert told.families[f"tokenbus_speculative_{name}_ratio"].samples == []
+    assert told("speculative_rows_total", worker="worker-0") == 0
+    assert told.families["tokenbus_speculative_draft_tokens"].samples == []
 
 
 PAIR = st.tuples(st.integers(0, MOST_HEADS), st.integers(0, 16))
@@ -80,10 +75,6 @@ def test_totals_are_those_of_counting_row_by_row(steps: list[list[tuple[int, int
     counting = [(drafted, emitted) for step in steps for drafted, emitted in step if drafted and emitted]
     accepted = [min(emitted - 1, drafted) for drafted, emitted in counting]
     assert speculation.rows == len(counting)
-    assert speculation.drafted == sum(drafted for drafted, _ in counting)
-    assert speculation.accepted == sum(accepted)
-    assert speculation.emitted == sum(emitted for _, emitted in counting)
-    assert speculation.most == sum(drafted + 1 for drafted, _ in counting)
     heads = range(1, max((drafted for drafted, _ in counting), default=0) + 1)
     assert speculation.heads() == [
         (head, sum(drafted >= head for drafted, _ in counting), sum(taken >= head for taken in accepted))

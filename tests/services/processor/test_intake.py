@@ -50,7 +50,7 @@ def test_steps_reach_their_clients() -> None:
     worker.publish(row_shapes([2, 1], tokens=3))
     assert tokens(client) == {1: 3, 2: 3}
     counts = worker.known.stream.counts
-    assert (counts.items, counts.steps, counts.rows, counts.tokens) == (1, 1, 2, 6)
+    assert (counts.taken, counts.steps, counts.tokens) == (1, 1, 6)
     assert bench.core.intake.steps == 1
 
 
@@ -183,7 +183,7 @@ def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
 @pytest.mark.parametrize(("differs", "counted"), [(False, (1, 0)), (True, (0, 1))])
 def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001 - what differs
     """A step that comes a second time is dropped; one that differs from the first is counted (case 6)."""
-    bench, worker, client = asked(1)
+    _, worker, client = asked(1)
     worker.publish([RowShape(1)], step=1)
     tokens(client)
     again = batch([RowShape(1)], step=1, sequence=2)
@@ -191,9 +191,8 @@ def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]
         again = type(again).of_views(again.header, again.columns | {"token_ids": again.token_ids ^ 1})
     worker.item(encode(again), 2)
     assert tokens(client) == {}
-    assert (bench.core.intake.duplicates, bench.core.intake.divergences) == counted
     counts = worker.known.stream.counts
-    assert (counts.repeated_parts, counts.divergent_parts) == counted
+    assert (counts.duplicates, counts.divergences) == counted
 
 
 def test_refused_item_ends_the_requests_in_it() -> None:
@@ -214,7 +213,7 @@ def test_draft_of_other_rows_is_refused_and_its_target_delivered() -> None:
     worker.publish(row_shapes([1]), step=1, draft_follows=True)
     worker.publish([RowShape(1, position=5)], step=1, kind=BatchKind.DRAFT)
     assert tokens(client) == {1: 1}
-    assert bench.core.intake.refused == 1
+    assert bench.core.intake.refused == worker.known.stream.counts.missing_drafts == 1
 
 
 def test_worker_tells_of_its_requests() -> None:

@@ -108,7 +108,7 @@ def test_send_queue_is_over_full_beyond_its_bounds() -> None:
         assert not box.is_over_full
     box.put(frame(0))
     assert box.is_over_full
-    assert (box.outputs, box.peak, box.peak_bytes) == (3, 5, sum(each.cost for each in box.frames()))
+    assert (box.outputs, len(box), box.bytes) == (3, 5, sum(each.cost for each in box.frames()))
     box = send_queue(frames=9, size=frame(100).cost)
     box.put(frame(100))
     assert not box.is_over_full

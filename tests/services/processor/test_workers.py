@@ -221,7 +221,7 @@ def test_counts_outlive_a_worker() -> None:
     worker = bench.worker("a", epoch=1)
     worker.publish([RowShape(1)])
     worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
-    assert bench.worker("a", epoch=2).known.stream.counts.items == 1
+    assert bench.worker("a", epoch=2).known.stream.counts.taken == 1
 
 
 def test_refusal_fits_its_frame() -> None:

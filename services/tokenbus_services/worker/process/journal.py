@@ -64,7 +64,6 @@ class JournaledRetention(Retention):
         self._run = None
         self._kept.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
         self.bytes += len(rest)
-        self.kept_bytes += len(rest)
 
     def begin(self, record: int) -> None:
         """Begin with what is made of a record that was handed over; 0: of none."""
