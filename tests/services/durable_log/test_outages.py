@@ -124,7 +124,7 @@ async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
                 await logged(bus)
             await starting
             assert health(waiting.processor).is_ready
-            async with waiting.publisher:
+            async with waiting.client, waiting.publisher:
                 await until(lambda: waiting.processor.workers.by_id)
                 await waiting.serve(requests=1, tokens=6)
             await waiting.processor.__aexit__(None, None, None)
