@@ -45,6 +45,7 @@ def test_one_too_many_is_refused_unless_another_is_idle() -> None:
     idle = bench.client(6)
     newcomer = bench.client(7)
     assert newcomer.heard()[0].body == "welcome"
+    assert bench.peers.cut == [idle.peer]
     idle.beat()
     assert idle.heard()[-1].frame.refusal.reason == HELLO_FIRST
     newcomer.ask(generate_of(2))

@@ -163,7 +163,11 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
     assert forger.refusals() == [TAKEN]
     forger.publish([RowShape(1)])
     assert forger.refusals() == [HELLO_FIRST]
+    gap = Gap(first_sequence=1, last_sequence=9, reason=GapReason.GAP_REASON_RETENTION)
+    for frame in (WorkerFrame(gap=gap), WorkerFrame(goodbye=Goodbye(reason=STOPPED))):
+        forger.say(frame)
     assert worker.known.stream.expected == 1
+    assert bench.core.workers.by_id == {"worker-0": worker.known}
     worker.peer = b"another connection"
     worker.say_hello(proof=b"drawn at random")
     assert worker.heard()[0].HasField("welcome")
