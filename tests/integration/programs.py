@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import IO, TypeVar
 
 from tests.support.waiting import MOST
-from tokenbus_services.child_process import ChildProcess
 
 _LINES = 4096
 _Self = TypeVar("_Self", bound="Program")
@@ -70,7 +69,7 @@ class Lines:
         return "".join(f"{line}\n" for line in lines)
 
 
-class Program(ChildProcess):
+class Program:
     """A process that ends with the test, and what it has written."""
 
     def __init__(self, name: str, process: "subprocess.Popen[str]", patience: float = MOST) -> None:
@@ -78,8 +77,13 @@ class Program(ChildProcess):
         self.name = name
         self._patience = patience
         self._printed, self._complaints = Lines(), Lines()
-        super().__init__(process, self._printed.add, lambda _: self._printed.end())
-        threading.Thread(target=self._complaints.read, args=(process.stderr,), daemon=True).start()
+        self.process, self.pid = process, process.pid
+        self._readers = [
+            threading.Thread(target=lines.read, args=(stream,), daemon=True)
+            for lines, stream in ((self._printed, process.stdout), (self._complaints, process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def __enter__(self: _Self) -> _Self:  # noqa: PYI019 - Self is not in Python 3.10
         return self
@@ -121,6 +125,10 @@ class Program(ChildProcess):
         """Return the next line of its errors, or its log, with a text in it; fail if it ends before."""
         return self._next(self._complaints, text)
 
+    def signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """End it at once, as a crash would."""
         self.signal(signal.SIGKILL)
@@ -140,7 +148,9 @@ class Program(ChildProcess):
 
     def wait(self, seconds: float | None = None) -> int:
         """Return its exit status, once it has ended and all of its output is read."""
-        return super().wait(seconds or self._patience)
+        status = self.process.wait(seconds or self._patience)
+        self._readers[0].join(seconds or self._patience)  # what it has started may write on
+        return status
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; return its exit status, and what was not read yet of its output and of its complaints."""

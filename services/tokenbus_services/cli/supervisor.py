@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from tokenbus_services.child_process import ChildProcess
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.starting import Output, SignsOfLife
 from tokenbus_services.printable import printable, reason_of
@@ -26,6 +24,8 @@ _MOST_STARTS = 60
 """So many times that long a service may start altogether, whatever it does."""
 _LOOK_SECONDS = 1.0
 _LAST_LINES = 20
+_LONGEST_LINE = 1_048_576
+"""A longer one is taken in pieces."""
 _ERROR = "tokenbus: "
 """Begins the line of an error that ends a command."""
 _SHOWN_LEVELS = ("warning", "error", "critical")
@@ -79,14 +79,14 @@ class Child:
         self.is_stopping = False
         self.status: int | None = None
         """Its exit status; negative: the signal that ended it; None: it has not ended."""
-        self.ended: asyncio.Future[None] | None = None
-        """Set once it has ended and its output is read; None before it started."""
+        self.ended: asyncio.Task[None] | None = None
+        """Done once it has ended and its output is read; None before it started."""
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._output = Output()
         self._lines = 0
         self._ready = asyncio.Event()
-        self._process: ChildProcess | None = None
+        self._process: asyncio.subprocess.Process | None = None
 
     @property
     def runs(self) -> bool:
@@ -120,75 +120,60 @@ class Child:
         line = next((line for line in lines if line.startswith(_ERROR)), "".join(lines[:1]))
         return line and f": {line.removeprefix(_ERROR)}"
 
-    def start(self, folder: Path) -> None:
+    async def start(self, folder: Path) -> None:
         """Start it; it removes the folder should this process be killed."""
         # -P: nothing of the folder that it is started in takes the place of a module.
         command = [sys.executable, "-P", "-m", "tokenbus_services.cli.child"]
         try:
-            started = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-                [*command, f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments],
-                stdin=subprocess.PIPE,  # never written: its end tells the child that this process has ended
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
+            self._process = await asyncio.create_subprocess_exec(
+                *[*command, f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments],
+                stdin=asyncio.subprocess.PIPE,  # never written: its end tells the child that this process has ended
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
                 env=dict(self.service.environment),
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which stops its children
             )
         except OSError as error:
             why = reason_of(error)
             raise CommandError(f"{self.name}: no process can be started: {why}") from None
-        self.pid = started.pid
+        self.pid = self._process.pid
         self._report(News(self.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
-        loop = asyncio.get_running_loop()
-        self.ended = ended = loop.create_future()
-        self._process = ChildProcess(
-            started,
-            on_line=lambda line: loop.call_soon_threadsafe(self.take, line),
-            on_end=lambda status: loop.call_soon_threadsafe(self._end, ended, status),
-        )
+        self.ended = asyncio.create_task(self._watch(self._process))
 
     async def ready(self, seconds: float) -> None:
         """Wait until it is ready; raise a CommandError where it ends before, or does nothing for so long."""
-        why = await self._starts(seconds)
-        if self.status is not None:
-            self._show_output()
-            status = WRONG_USE if self.status == WRONG_USE else 1
-            raise CommandError(f"{self.name}: {self.how_it_ended} before it was ready{self.last_line}", status)
-        if not self._ready.is_set():
-            self._show_output()
-            raise CommandError(f"{self.name}: not ready after {why} (up --start-seconds){self.last_line}")
-
-    async def _starts(self, seconds: float) -> str:
         time = asyncio.get_running_loop().time
         began = busy = time()
         signs = SignsOfLife(self.pid, began)
         while True:
             await self._first(self._ready, min(seconds, _LOOK_SECONDS))
+            if self.status is not None:
+                problem = f"{self.how_it_ended} before it was ready"
+                break
+            if self._ready.is_set():
+                return
             now = time()
-            if self._ready.is_set() or self.status is not None:
-                return ""
             if signs.seen(self._lines, now):
                 busy = now
-            if now - busy >= seconds:
-                return f"{now - began:.0f} s, of which it did nothing for {seconds:g}"
-            if now - began >= _MOST_STARTS * seconds:
-                return f"{now - began:.0f} s"
+            if now - busy >= seconds or now - began >= _MOST_STARTS * seconds:
+                idle = f"of which it did nothing for {now - busy:.0f}"
+                problem = f"not ready after {now - began:.0f} s, {idle} (up --start-seconds)"
+                break
             text = f"starting for {now - began:.0f} s{self.last_line}"
             self._report(News(self.name, "starting", text, {"pid": self.pid}))
-
-    def _show_output(self) -> None:
         if lines := self._output.take():
             self._report(News(self.name, "output", "\n".join(lines), {"lines": lines}))
+        raise CommandError(f"{self.name}: {problem}{self.last_line}", WRONG_USE if self.status == WRONG_USE else 1)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Send it SIGTERM, and kill it once its time is over or `hurry` is set."""
-        if self._process is None or self.ended is None or self.status is not None:
+        if self._process is None or self.ended is None or self.ended.done():
             return
         self.is_stopping = True
-        self._process.signal(signal.SIGTERM)
-        await self._first(hurry, self.service.stop_seconds)
-        self._process.signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+            await self._first(hurry, self.service.stop_seconds)
+            self._process.kill()
         await self.ended
 
     async def _first(self, event: asyncio.Event, seconds: float) -> None:
@@ -200,15 +185,25 @@ class Child:
         finally:
             waiting.cancel()
 
-    def _end(self, ended: "asyncio.Future[None]", status: int) -> None:
-        self.status = status
-        ended.set_result(None)
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is not None:
+            await self.read(process.stdout)
+        self.status = await process.wait()
         if not self.is_stopping or self.has_failed:
             self._report(News(self.name, "ended", f"{self.how_it_ended}{self.last_line}", {"status": self.status}))
 
-    def take(self, text: str) -> None:
-        """Take a line that it wrote."""
-        text = text.strip()
+    async def read(self, output: asyncio.StreamReader) -> None:
+        """Take each line that it writes, until it writes no more."""
+        rest = b""
+        while data := await output.read(_LONGEST_LINE):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) >= _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._take(line.decode(errors="replace").strip())
+        self._take(rest.decode(errors="replace").strip())
+
+    def _take(self, text: str) -> None:
         self._lines += 1
         try:
             line = json.loads(text)
@@ -292,7 +287,7 @@ class Supervisor:
         try:
             for children in self._grouped("starts"):
                 for child in children:
-                    child.start(self._folder)
+                    await child.start(self._folder)
                 await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
             return await work()
         finally:

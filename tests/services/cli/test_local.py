@@ -1,6 +1,6 @@
 """The parts of a system on this machine: plan, folder, ports, and what is read of a service's log."""
 
-import io
+import asyncio
 import json
 import socket
 import stat
@@ -8,13 +8,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from tests.support.waiting import MOST
-from tokenbus_services.child_process import ChildProcess
 from tokenbus_services.cli import system as system_module
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import Child, News, Service, Supervisor
@@ -28,17 +25,18 @@ def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: A
     return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
 
 
-def read(data: bytes) -> tuple[Child, list[News]]:
+async def read(data: bytes) -> tuple[Child, list[News]]:
     """Return a child that wrote some bytes, and what was told of them."""
     told: list[News] = []
     child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), told.append)
-    stdout = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace")
-    process = SimpleNamespace(pid=1, stdin=None, stdout=stdout, stderr=None, poll=lambda: 0, wait=lambda _=None: 0)
-    ChildProcess(cast("Any", process), child.take, lambda _: None).wait(MOST)
+    output = asyncio.StreamReader()
+    output.feed_data(data)
+    output.feed_eof()
+    await child.read(output)
     return child, told
 
 
-def test_log_lines_make_state_and_news() -> None:
+async def test_log_lines_make_state_and_news() -> None:
     """What a service logs says when it is ready and where its metrics are; warnings are told, the rest is not."""
     lines = [
         {"level": "info", "event": "serving metrics", "logger": "metrics", "address": "http://127.0.0.1:1"},
@@ -47,7 +45,7 @@ def test_log_lines_make_state_and_news() -> None:
         {"level": "warning", "event": "frame refused", "logger": "worker", "reason": "why", "times": 3},
         {"level": "error", "event": "step failed", "exception": "Traceback ...\nValueError: rows: at most 4, got 5"},
     ]
-    child, told = read("\n".join(map(json.dumps, lines)).encode())
+    child, told = await read("\n".join(map(json.dumps, lines)).encode())
     assert (child.state, child.metrics) == ("ready", "http://127.0.0.1:1")
     assert [(news.event, news.text, news.is_bad) for news in told] == [
         ("ready", "ready", False),
@@ -57,14 +55,14 @@ def test_log_lines_make_state_and_news() -> None:
     assert child.last_line == ": step failed: ValueError: rows: at most 4, got 5"
 
 
-def test_anything_can_be_read() -> None:
+async def test_anything_can_be_read() -> None:
     """Bytes that are no text, JSON that is no object, and a line without an end harm nobody."""
-    child, told = read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
+    child, told = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
     assert not told
     assert len(child.last_line) <= 1_048_576
-    child, _ = read(b"tokenbus: \x1b[2Jcleared\n\n")
+    child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
     assert child.last_line == r": \x1b[2Jcleared"
-    child, _ = read(b"before\ntokenbus: why\nlibrary: gone\n")
+    child, _ = await read(b"before\ntokenbus: why\nlibrary: gone\n")
     assert child.last_line == ": why"
 
 
@@ -173,7 +171,7 @@ async def test_service_runs_no_module_of_the_current_folder(
     (tmp_path / "numpy.py").write_text("raise SystemExit('another numpy')")
     monkeypatch.chdir(tmp_path)
     child = Child(replace(plan(folder).services[0], arguments=("processor", "--help")), lambda _: None)
-    child.start(folder)
+    await child.start(folder)
     assert child.ended is not None
     await child.ended
     assert (child.status, "another" in child.last_line) == (0, False)

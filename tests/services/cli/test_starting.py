@@ -49,7 +49,7 @@ def test_output_is_shown_from_the_first_error() -> None:
 async def test_service_that_fails_shows_what_it_wrote(folder: Path) -> None:
     told: list[News] = []
     child = Child(replace(plan(folder).services[0], arguments=("processor", "--no-such")), told.append)
-    child.start(folder)
+    await child.start(folder)
     with pytest.raises(CommandError, match=r"^processor: ended with status 2 before it was ready: .*--no-such"):
         await child.ready(60)
     (shown,) = [news for news in told if news.event == "output"]
