@@ -25,7 +25,6 @@ class Acceptor:
         connections: Collection[object],
         gateway: Gateway,
     ) -> None:
-        """Accept from `listening`, which must not block; `make` makes a protocol, which joins `connections`."""
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make = make
@@ -39,7 +38,6 @@ class Acceptor:
         """Connections that no protocol has yet, the oldest first; each with its socket until its handshake begins."""
 
     def __len__(self) -> int:
-        """Return how many connections are open, or begin."""
         return len(self._connections) + len(self._beginning)
 
     def start(self) -> None:

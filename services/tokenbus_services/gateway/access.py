@@ -74,7 +74,6 @@ class Access:
         added: dict[str, str] = {}
 
         async def sending(message: Message) -> None:
-            """Add CORS and rate limit headers."""
             if message["type"] == "http.response.start" and added:
                 MutableHeaders(raw=message["headers"]).update(added)
             await send(message)
@@ -166,7 +165,6 @@ class Access:
             self._refused(scope, why, error, caller.name)
 
     def _refused(self, scope: Scope, why: str, error: ApiError, key: str = "") -> ApiError:
-        """Count a refusal, and log it once for each peer or key."""
         self._counts.refusals[why] += 1
         peer = str((scope.get("client") or ("",))[0])
         values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}

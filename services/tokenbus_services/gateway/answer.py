@@ -70,21 +70,24 @@ class Listener(Protocol):
 class Format(Protocol):
     """Writes one answer as an API has it."""
 
-    kept: int
+    kept: int = 0
     """How many bytes the last events of a stream will have of what was sent already."""
 
     @property
     def held(self) -> int:
         """How many characters of a stream are held back, as they may be a call."""
+        return 0
 
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
 
-    def parts(self, progress: EventStream) -> Sequence[Part]:
+    def parts(self, progress: EventStream) -> Sequence[Part]:  # noqa: ARG002
         """Return new writers of the members beside a choice's text."""
+        return ()
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
         """Write the scores of a choice's prompt, where the answer has them, a part at each turn; yield its bytes."""
+        return ()
 
     def beginnings(self) -> bytes:
         """Return a stream's events before all rows."""
@@ -92,8 +95,9 @@ class Format(Protocol):
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's events, if it has any."""
 
-    def last(self, tokens: int) -> bytes:
-        """Return the end of a stream, after all rows."""
+    def last(self, tokens: int) -> bytes:  # noqa: ARG002
+        """Return the end of a stream, where its last row's events are none."""
+        return b""
 
     def error(self, error: ApiError) -> bytes:
         """Return the end of a stream that breaks."""
@@ -136,7 +140,6 @@ class Answer:
     """Take the rows of each of its requests."""
 
     def __init__(self, most: int, buffers: Buffers) -> None:
-        """Take the bound of what waits for its client, in bytes, and the sum over all clients."""
         self.outbox = Outbox(most, self._overflow, buffers)
         self.error: ApiError | None = None
         """Why it ended early, if it did."""
@@ -426,6 +429,5 @@ class WholeAnswer(ChoicesAnswer):
         self._have_ended.set()
 
     def _drop(self) -> None:
-        """Free what was collected."""
         self._texts, self._pieces, self._of_prompts, self._writing = [], [], [], []
         self.outbox.drop()

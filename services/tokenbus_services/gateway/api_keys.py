@@ -59,7 +59,6 @@ class ApiKey:
     """Whether it may pause engines and change their weights."""
 
     def __post_init__(self) -> None:
-        """Raise a KeysError for an invalid field."""
         _check("id", "1 to 64 letters, digits and _ . @ -", self.id, _ID.fullmatch(_text(self.id)))
         _check("sha256", "64 hexadecimal digits", self.sha256, _DIGEST.fullmatch(_text(self.sha256)))
         _check("added", "a time", self.added, 1 <= len(_text(self.added)) <= 64)  # noqa: PLR2004 - far above any
@@ -157,7 +156,6 @@ class Caller:
     """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
 
     def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
-        """Take the key, if there is one, the default limits, and the clock in seconds."""
         self._settings = settings
         self._has_others = bool(settings.keys_file)
         """Whether there are other callers; else only the gateway's own limit applies."""
@@ -234,7 +232,6 @@ class Caller:
         return f"the key {self.name}" if self.name else "clients without a key"
 
     def _refilled(self) -> float:
-        """Refill the bucket, and return how many requests it admits."""
         now, most = self._now(), float(self.per_minute)
         left = most if self._left is None else min(most, self._left + (now - self._left_at) * most / _MINUTE)
         self._left, self._left_at = left, now
@@ -250,10 +247,6 @@ class Callers:
         now: Callable[[], float] = time.monotonic,
         repeated_log: DeduplicatedLog | None = None,
     ) -> None:
-        """Take the limits and the clock, and read the file of keys.
-
-        Raises a SettingsError if the file cannot be used.
-        """
         self._settings = settings
         self._now = now
         self._by_hash: dict[str, Caller] = {}

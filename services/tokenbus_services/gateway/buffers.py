@@ -4,67 +4,45 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tokenbus_contracts import LogprobBatch
 from tokenbus_services.client import RequestEnd, StepRows
 
+if TYPE_CHECKING:
+    from tokenbus_services.gateway.answer import Answer
+    from tokenbus_services.gateway.connection import ChunkWriter
+
 Write = Callable[..., bool]
 """Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
-
-
-class Direct(Protocol):
-    """A connection whose socket may be written to beside it, while nothing waits there."""
-
-    def descriptor(self) -> int:
-        """Return the socket's file descriptor; below zero: not now."""
-
-    def send_rest(self, rest: bytes) -> None:
-        """Send what the socket had no room for, before anything else."""
-
-
 _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 22, 12, 8
 """What a row, a token and an alternative take in a batch."""
-
-
-class Holder(Protocol):
-    """An answer that may hold bytes which its client has not read."""
-
-    @property
-    def outbox(self) -> "Outbox":
-        """What waits for its client."""
-
-    def evict(self, size: int) -> None:
-        """End, and free what it holds: so many bytes."""
-
-
-_NOTHING: Mapping[Holder, int] = MappingProxyType({})
+_NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
 class Buffers:
     """The bytes that all answers hold together; above the bound the answers that hold the most are evicted."""
 
     def __init__(self, most: int) -> None:
-        """Take the bound in bytes."""
         self.most = most
         self.size = 0
         self.peak = 0
         self.evicted = 0
         """How many answers were evicted."""
-        self._holders: dict[Holder, None] = {}
+        self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
-    def join(self, holder: Holder) -> None:
+    def join(self, holder: "Answer") -> None:
         """Add an answer to those that may be evicted."""
         self._holders[holder] = None
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: "Answer") -> None:
         """Remove an answer, which has freed what it held, or is about to."""
         self._holders.pop(holder, None)
 
@@ -76,7 +54,7 @@ class Buffers:
             sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
-    def evict(self, wanted: int, *, beside: Mapping[Holder, int] = _NOTHING) -> None:
+    def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
         An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
@@ -88,7 +66,7 @@ class Buffers:
         """Evict the answer of which its client leaves the most unread while more is written, from `least` bytes on."""
         self._evict({each: each.outbox.unread for each in self._holders}, least, least, 1)
 
-    def _evict(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:
+    def _evict(self, sizes: dict["Answer", int], wanted: int, at_least: int, most: int) -> None:
         if self._is_evicting:  # an answer that ends frees bytes, which comes here again
             return
         self._is_evicting = True
@@ -124,7 +102,6 @@ class Outbox:
     """
 
     def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
-        """Take the bound in bytes, what is called once when more wait, and the sum over all clients."""
         self._most = most
         self._on_full = on_full
         self._buffers = buffers
@@ -137,7 +114,7 @@ class Outbox:
         """Whether nothing more is added."""
         self.write: Write | None = None
         """Writes a chunk to the socket at once, if it has room."""
-        self.direct: Direct | None = None
+        self.direct: ChunkWriter | None = None
         """The connection, where chunks are written as they are."""
         self.unsent: Callable[[], int] = lambda: 0
         """Returns how many bytes the socket holds that its client has not read."""
@@ -189,7 +166,6 @@ class Outbox:
                 self._queue(chunk, produced_at_ns)
 
     def _queue(self, chunk: bytes, produced_at_ns: int) -> None:
-        """Let a chunk wait."""
         for begin in range(0, len(chunk), _CHUNK_BYTES):  # a whole answer is freed as it is sent
             piece = chunk if len(chunk) <= _CHUNK_BYTES else chunk[begin : begin + _CHUNK_BYTES]
             self._chunks.append((piece, produced_at_ns))
@@ -262,7 +238,6 @@ class Backlog:
         """How many bytes wait."""
 
     def __len__(self) -> int:
-        """Return how many steps and ends wait."""
         return len(self._entries)
 
     @property

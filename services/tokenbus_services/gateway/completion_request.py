@@ -354,7 +354,6 @@ class Reader:
         return request
 
     def _cut(self, body: Generation, model: str) -> Cut | None:
-        """Return how a body's prompts are cut; raises an ApiError."""
         most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
         if most is None:
             return None
@@ -368,7 +367,6 @@ class Reader:
 
 
 def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
-    """Return what a body wants to be known of its prompts; raises an ApiError."""
     k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
     if k is None and ids is None:
         return None
@@ -384,7 +382,6 @@ def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
 
 
 def _token_scoring(body: Generation) -> dict[str, Any]:
-    """Return what a body wants to be known of each token; raises an ApiError."""
     asked = {name: getattr(body, member) for member, name in _TOKEN_SCORING.items() if getattr(body, member)}
     logprobs = getattr(body, "logprobs", None)
     for member, name in _TOKEN_SCORING.items():
@@ -394,7 +391,6 @@ def _token_scoring(body: Generation) -> dict[str, Any]:
 
 
 def _sampling(body: Sampling) -> dict[str, Any]:
-    """Return the sampling parameters that a body sets, by the contract's names."""
     given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
     found = {name: value for name, value in given if value is not None and value is not False}
     if body.stop:

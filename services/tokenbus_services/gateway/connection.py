@@ -47,7 +47,6 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Take uvicorn's arguments; `bounded` sets the settings and counters."""
         super().__init__(config, server_state, app_state, _loop)
         self._header_bytes = 0
         """Bytes received that are no body: headers, and what is between and after chunks."""

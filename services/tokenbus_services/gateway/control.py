@@ -74,7 +74,6 @@ class ControlRoutes:
 
     def _handler(self, do: _Do, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            """Answer a request."""
             self._check_may(request)
             arguments: dict[str, Any] = dict(request.query_params)
             if tags := request.query_params.getlist("tags"):
@@ -124,7 +123,6 @@ class ControlRoutes:
             raise ApiError(403, message, code="not_an_operator")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """Return a request's JSON object; without a body it is empty."""
         if not (request.headers.get("content-length", "0").strip("0") or "transfer-encoding" in request.headers):
             return {}
         gateway = self._gateway
@@ -277,7 +275,6 @@ async def _weight_info(operator: Operator, _: _Arguments) -> object:
 
 
 def _weights(states: States) -> dict[str, object]:
-    """Return the version that all have, and that of each."""
     versions = {name: state.weight_version for name, state in sorted(states.items())}
     common = set(versions.values())
     return {"weight_version": str(common.pop()) if len(common) == 1 else None, "workers": versions}

@@ -13,7 +13,7 @@ from tokenbus_services.client.weight_spans import WeightSpans
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.gateway.answer import Answer, Listener
 from tokenbus_services.gateway.api_keys import Caller
-from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
+from tokenbus_services.gateway.buffers import Backlog, Buffers, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.event_writer import EventWriter, Left
 from tokenbus_services.gateway.rendered_step import RenderedStep
@@ -63,10 +63,6 @@ class Dispatcher:
         repeated_log: DeduplicatedLog | None = None,
         to_socket: Histogram | None = None,
     ) -> None:
-        """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients.
-
-        `to_socket` counts the seconds from a row's publication until it is sent.
-        """
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
@@ -203,7 +199,7 @@ class Dispatcher:
         self.backlog.keep(self._opened)
         if self.backlog.size <= self.most_backlog:  # most of it was of requests that have ended
             return
-        beside: Counter[Holder] = Counter()
+        beside: Counter[Answer] = Counter()
         for key, weight in self.backlog.weights().items():
             if key in self._opened:
                 beside[self._opened[key].answer] += weight

@@ -71,7 +71,6 @@ class EncoderPool:
     """
 
     def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
-        """Take the settings; no process is started before `start`, or the first body."""
         gateway = settings.gateway
         self._settings = settings
         self._log = repeated_log
@@ -175,7 +174,6 @@ async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> Asyn
 
 
 def _result(reply: bytes) -> bytes:
-    """Return a reply's result, or raise its error."""
     kind, rest = reply[:1], reply[1:]
     if kind == ERROR:
         status, message, param, code = msgspec.msgpack.decode(rest)
@@ -232,7 +230,6 @@ class Lane:
         return reply
 
     def _next(self) -> "_Encoder":
-        """Return an encoder that has nothing to do; raises an _EndedError if there is none."""
         while self._idle and self._idle[-1].status.done():  # it ended while it had nothing to do
             self._idle.pop().close()
         if not self._idle:
@@ -242,7 +239,6 @@ class Lane:
         return self._idle.pop()
 
     def _add(self) -> None:
-        """Fork an encoder in place of one that ended."""
         if self._server is not None and len(self._idle) < self._size:
             with contextlib.suppress(OSError):  # too many open files: later
                 self._idle.append(self._server.fork(self._bounds))
@@ -258,7 +254,6 @@ class _Encoder:
         self.status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def ask(self, job: bytes, body: bytearray) -> bytes:
-        """Return the reply to a body; raises an _EndedError."""
         loop = asyncio.get_running_loop()
         try:
             first = _QUICK_BYTES  # a long body is not copied
@@ -281,7 +276,6 @@ class _Encoder:
         return bytes(data)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
         self.close()
         if not self.status.done():
             self._server.order(KILL, self._number)
@@ -317,7 +311,6 @@ class _Server:
         self._loop.add_reader(self._control, self._read)
 
     def fork(self, bounds: Bounds) -> _Encoder:
-        """Return a new encoder, which may be asked at once."""
         ours, its_end = socket.socketpair()
         ours.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         number = next(self._numbers)

@@ -156,7 +156,6 @@ class ForkServer:
         return self._control not in ready or self._obey()
 
     def _obey(self) -> bool:
-        """Take one order; return False if the gateway is gone."""
         data, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 1, socket.MSG_WAITALL)
         if len(data) < ORDER.size:
             return False

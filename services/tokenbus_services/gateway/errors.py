@@ -55,7 +55,6 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
     ) -> None:
-        """Keep the arguments; `retry_after_ms` above 0 becomes Retry-After."""
         super().__init__(message)
         self.status = status
         self.message = message

@@ -75,7 +75,6 @@ class EventStream:
     """How far one choice has come: its own count, or the table's while it is open there."""
 
     def __init__(self, form: EventForm | None = None) -> None:
-        """Take what its events are like; None: all of its rows are for Python."""
         self.form = form
         self._state = _State(socket=-1)
         self._around = b""
@@ -141,7 +140,6 @@ class EventWriter:
     """The table of open streams."""
 
     def __init__(self, vocabulary: Vocabulary, most: int) -> None:
-        """Take the text of tokens, and how many streams may be open; those beyond are for Python."""
         self.vocabulary = vocabulary
         self.out = np.zeros(native.FIRST_BYTES, np.uint8)
         self.out_place = place_of(self.out)

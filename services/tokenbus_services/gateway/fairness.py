@@ -20,7 +20,6 @@ class FairTurns:
     """Gives turns: first in, first out for one client, and one client after the other."""
 
     def __init__(self, count: int, retry_after_ms: int) -> None:
-        """Give `count` turns at once; a client that asks for too many may try again after `retry_after_ms`."""
         self._free = count
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}

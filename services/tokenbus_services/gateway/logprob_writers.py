@@ -34,20 +34,22 @@ class Part(Protocol):
 
     name: bytes
     """Its JSON name, with the colon."""
-    is_empty: bool
+    is_empty: bool = False
     """Whether tokens add nothing to it."""
 
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the piece of a row's first `count` tokens."""
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        """Return the pieces of a prompt that the text begins with, each made when it is read."""
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
+        """Return the pieces of a prompt that the text begins with, each made when it is read; most have none."""
+        return ()
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return the member's JSON value, from the rows' pieces in order."""
+        """Return the member's JSON value, a list unless it says otherwise, from the rows' pieces in order."""
+        return listed(pieces)
 
 
-class Nothing:
+class Nothing(Part):
     """A member that is always null."""
 
     is_empty = True
@@ -59,19 +61,13 @@ class Nothing:
         """Return nothing."""
         return
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return nothing."""
-        return ()
-
     def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
         """Return null."""
         return _NULL
 
 
-class Drafted:
+class Drafted(Part):
     """Another writer, for the draft model's proposals of the same rows; null without proposals."""
-
-    is_empty = False
 
     def __init__(self, part: "Part") -> None:
         self.name = part.name
@@ -85,40 +81,25 @@ class Drafted:
         draft, there = found
         return self._part.take(draft, there, draft.counts[there])
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return nothing: no prompt was drafted."""
-        return ()
-
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the member's value."""
         given = [piece for piece in pieces if piece is not None]
         return self._part.joined(given) if given else _NULL
 
 
-class TokenIds:
+class TokenIds(Part):
     """`token_ids`: a list."""
 
     name = b'"token_ids":'
-    is_empty = False
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the ids with commas between."""
         begin = view.begins[place]
         return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return nothing: a prompt's ids have a member of their own."""
-        return ()
 
-    def joined(self, pieces: Sequence[bytes]) -> bytes:
-        """Return the list."""
-        return listed(pieces)
-
-
-class Lists:
+class Lists(Part):
     """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
-
-    is_empty = False
 
     def __init__(
         self,
@@ -129,7 +110,6 @@ class Lists:
         shows_special: bool = False,
         names_ids: bool = False,
     ) -> None:
-        """Take what counts the characters of the text so far, and whether a token's name is its id."""
         self.name = name
         self._names_ids = names_ids
         self._shows_special = shows_special
@@ -200,10 +180,8 @@ class Lists:
         return tops
 
 
-class Entries:
+class Entries(Part):
     """Logprobs as chats have them: an object for each token, with its alternatives inside."""
-
-    is_empty = False
 
     def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False) -> None:
         self.name = name
@@ -226,10 +204,6 @@ class Entries:
             written += (head, value, b',"top_logprobs":[', alternatives, b"]")
             at += 2 * top_k
         return b"".join(written)[2:] + b"}"
-
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return nothing: chats have no echo."""
-        return ()
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
@@ -272,11 +246,10 @@ class BareEntries(Entries):
         return listed(pieces)
 
 
-class TokenExtras:
+class TokenExtras(Part):
     """`token_extras`: an object for each token, with what the request asked for beside logprobs and alternatives."""
 
     name = b'"token_extras":'
-    is_empty = False
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between; null for a token whose extras were dropped on the way."""
@@ -287,10 +260,6 @@ class TokenExtras:
         """Return null for each of the prompt's tokens."""
         del scores, vocabulary
         return (b",".join([_NULL] * len(prompt)),)
-
-    def joined(self, pieces: Sequence[bytes]) -> bytes:
-        """Return the list."""
-        return listed(pieces)
 
 
 def _extras_object(extras: Extras) -> bytes:
@@ -306,10 +275,8 @@ def _extras_object(extras: Extras) -> bytes:
     return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-class Columns:
+class Columns(Part):
     """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
-
-    is_empty = False
 
     def __init__(self, name: bytes = b'"columns":') -> None:
         self.name = name
@@ -319,10 +286,6 @@ class Columns:
         row = view.batch.row(place)
         arrays = (row.token_ids, row.logprobs, row.ranks, row.alternative_token_ids, row.alternative_logprobs)
         return bytes([view.top_ks[place]]) * count, *(array[:count].tobytes() for array in arrays)
-
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return nothing: columns are of what was generated."""
-        return ()
 
     def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
         """Return the object."""

@@ -3,22 +3,18 @@
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
-from tokenbus_contracts import PromptScores
+from tokenbus_services.gateway.answer import Choice, Format
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventForm, EventStream
-from tokenbus_services.gateway.logprob_writers import Part, Piece
+from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.native import Form
 from tokenbus_services.gateway.sse import event
 from tokenbus_services.gateway.tool_calls import call_writer
-from tokenbus_services.gateway.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from tokenbus_services.gateway.answer import Choice
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -44,10 +40,8 @@ def message_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, other), "message": error.message}}
 
 
-class MessagesFormat:
+class MessagesFormat(Format):
     """Writes one answer."""
-
-    kept = 0
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
@@ -71,14 +65,6 @@ class MessagesFormat:
             return EventStream()
         return EventStream(EventForm(_TEXT, _BEHIND_TEXT, b"", Form.NONE, has_ids=False))
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
-        """Hold nothing: it does not ask for the scores of its prompt."""
-        return ()
-
-    def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
-        """Return nothing: a message has its text alone."""
-        return ()
-
     # Streamed.
 
     def beginnings(self) -> bytes:
@@ -92,7 +78,7 @@ class MessagesFormat:
         begin = _event("message_start", message=message)
         return begin + self._begin_block({"type": "text", "text": ""}) if self._calls is None else begin
 
-    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
         """Return a row's events."""
         events = []
         if self._calls is None:
@@ -115,10 +101,6 @@ class MessagesFormat:
             events += [self._end_block(), _event("message_delta", delta=ending, usage=self._usage(choice.tokens))]
             events.append(_event("message_stop"))
         return b"".join(events)
-
-    def last(self, tokens: int) -> bytes:  # noqa: ARG002
-        """Return nothing: the last row's events end the stream."""
-        return b""
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error."""

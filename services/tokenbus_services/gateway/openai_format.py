@@ -1,13 +1,14 @@
-"""Envelope: the JSON around the choices of an answer, as OpenAI's completions or chats have it."""
+"""Envelope: the JSON around an answer's choices, as OpenAI's completions or chats, or vLLM's tokens, have it."""
 
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from tokenbus_contracts import PromptScores
+from tokenbus_services.gateway.answer import Choice, Format
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventForm, EventStream
@@ -15,6 +16,7 @@ from tokenbus_services.gateway.logprob_writers import (
     Columns,
     Drafted,
     Entries,
+    IdEntries,
     Lists,
     Nothing,
     Part,
@@ -29,16 +31,11 @@ from tokenbus_services.gateway.sse import event, versions_of
 from tokenbus_services.gateway.tool_calls import call_writer
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from tokenbus_services.gateway.answer import Choice
-
 DONE = b"data: [DONE]\n\n"
 
 
-class Envelope:
+class Envelope(Format):
     """Writes one answer; what is the same in all of its chunks is encoded once."""
-
-    kept = 0
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
@@ -49,7 +46,7 @@ class Envelope:
         self._said = self._member_of_text()
         # Without logprobs and ids the members beside the text are the same for every row.
         parts = self.parts(EventStream())
-        is_same = all(isinstance(part, Nothing) for part in parts)
+        is_same = all(part.is_empty for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
@@ -61,7 +58,6 @@ class Envelope:
         return self._request.is_chat
 
     def _first_members(self, name: str) -> dict[str, object]:
-        """Return what an answer, or each of its chunks, begins with."""
         request = self._request
         kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
         return {
@@ -136,7 +132,7 @@ class Envelope:
                 chunks.append(opening + said + ending)
         return b"".join(chunks)
 
-    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
         index, end = choice.index, choice.ending
         said = self._said and self._said % orjson.dumps(text)
@@ -220,3 +216,36 @@ class Envelope:
     def _usage(prompt: int, tokens: int) -> bytes:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         return orjson.dumps(usage)
+
+
+class GenerateFormat(Envelope):
+    """Writes one answer of vLLM's /inference/v1/generate: token ids, and the text beside them where that is wanted."""
+
+    _has_one_prompt = True
+
+    def _first_members(self, name: str) -> dict[str, object]:
+        request = self._request
+        mode = "text" if request.wants_text else "tokens"
+        members: dict[str, object] = {"request_id": f"generate-tokens-{name}", "output_mode": mode}
+        return members if request.is_streamed else members | {"model": request.model, "created": int(time.time())}
+
+    def _member_of_text(self) -> bytes:
+        return b'"text":%b,' if self._request.wants_text else b""
+
+    def parts(self, progress: EventStream) -> tuple[Part, ...]:
+        """Return new writers of the members beside a choice's text."""
+        parts = super().parts(progress)
+        if self._request.wants_text:
+            return parts
+        return tuple(IdEntries() if isinstance(part, Entries) else part for part in parts)
+
+    def beginnings(self) -> bytes:
+        """Return the chunk before all rows, with the prompt's ids if requested."""
+        ids = self._prompt_ids(0)
+        said = self._said and self._said % b'""'
+        ending = b'"token_ids":[],"logprobs":null,"finish_reason":null,"stop_reason":null}]%b%b}\n\n'
+        return ids and self._openings[0] + said + ending % (ids, self._usage_so_far(0, 0))
+
+    def _prompt_ids(self, _index: int) -> bytes:
+        members = self._request.echoed
+        return b"," + orjson.dumps(members)[1:-1] if members else b""

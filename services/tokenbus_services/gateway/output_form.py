@@ -139,7 +139,6 @@ def forced_call(body: Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | 
 
 
 def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:
-    """Return the JSON Schema of a list of calls of any of the functions; raises an ApiError."""
     definitions: dict[str, Any] = {}
     calls = []
     for function in functions:

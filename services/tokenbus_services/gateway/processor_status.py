@@ -19,7 +19,6 @@ class StatusCache:
     """Asks the processor for its status over the bus, and shares the answer between callers."""
 
     def __init__(self, client: Client, timeout_ms: int) -> None:
-        """Take the client, and how many milliseconds an answer may take."""
         self._client = client
         self._timeout_ms = timeout_ms
         self._lock = asyncio.Lock()

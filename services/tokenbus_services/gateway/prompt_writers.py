@@ -72,7 +72,6 @@ def _ranked(  # noqa: PLR0913, PLR0917 - what is known of one position
     *,
     are_named: bool,
 ) -> bytes:
-    """Return the object of one position."""
     ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
     for number, (other, logprob) in enumerate(zip(others, values, strict=True), 1):
         ranked.setdefault(other, (logprob, None if are_named else number))
@@ -100,7 +99,6 @@ def _numbers_of(values: npt.NDArray[np.float32]) -> list[bytes]:
 
 
 def _lines_of(values: npt.NDArray[np.float32]) -> list[list[bytes]]:
-    """Return those of each line of an array."""
     written = _numbers_of(values.ravel())
     width = values.shape[1]
     return (

@@ -148,7 +148,6 @@ def _variables_of(body: Chat | Tokenization, template: Template | None = None) -
 
 
 def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    """Return a body's messages as OpenAI's API has them; raises an ApiError."""
     for place, message in enumerate(body.messages or ()):
         if message.content is None and message.role != "assistant":
             raise invalid(f"messages[{place}].content", "required, got nothing")

@@ -194,7 +194,6 @@ class RequestTypes:
 
 @cache
 def _restricted(kind: type[Body]) -> tuple[str, ...]:
-    """Return the fields of a type of which one value is accepted."""
     return tuple(name for name in kind.__struct_fields__ if name in ONLY)
 
 

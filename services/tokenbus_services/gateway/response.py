@@ -13,7 +13,6 @@ from tokenbus_services.gateway.answer import JSON, Answer
 from tokenbus_services.gateway.buffers import Sending, Write
 from tokenbus_services.gateway.connection import ChunkWriter, Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.messages_format import message_error
 from tokenbus_services.logs import logger
@@ -99,7 +98,6 @@ class AnswerResponse(Response):
             pass
 
     def _disconnected(self, sending: "asyncio.Task[object] | None") -> None:
-        """Stop sending: the client has disconnected."""
         if sending is not None and not self._answer.outbox.is_sent and not sending.done():
             self._counts.left_clients += not self._is_cut
             sending.cancel()
@@ -165,11 +163,10 @@ class AnswerResponse(Response):
 class LongResponse(Response):
     """Sends a long answer in pieces, as its client reads it; what waits meanwhile is counted as a body is."""
 
-    def __init__(self, data: bytes, room: BodyRoom, who: str, gateway: Gateway) -> None:
-        """Take the answer, where it is counted and for whom, and the gateway."""
+    def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
         super().__init__(media_type=JSON)
         self._data = data
-        self._room = room
+        self._room = gateway.bodies
         self._who = who
         self._seconds = gateway.settings.gateway.write_timeout_ms / 1000
         self._counts = gateway.counts
@@ -205,11 +202,9 @@ class _Gzip:
         self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS, _GZIP_MEMORY)
 
     def compress(self, data: bytes, *, is_last: bool = False) -> bytes:
-        """Return the compressed data, all of it."""
         return self._stream.compress(data) + self._stream.flush(zlib.Z_FINISH if is_last else zlib.Z_SYNC_FLUSH)
 
     def before(self, write: Write, connection: Connection) -> Write:
-        """Return a function that writes compressed chunks."""
 
         def compressed(chunk: bytes, *produced_at_ns: int) -> bool:
             """Write a chunk, unless it may have to wait: what was compressed once cannot be compressed again."""

@@ -2,22 +2,18 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
-from tokenbus_contracts import PromptScores
+from tokenbus_services.gateway.answer import Choice, Format
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import BareEntries, Part, Piece
 from tokenbus_services.gateway.sse import event
 from tokenbus_services.gateway.tool_calls import call_writer
-from tokenbus_services.gateway.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from tokenbus_services.gateway.answer import Choice
 
 _TOO_MANY_REQUESTS = 429
 _NO_LOGPROBS = b"[]"
@@ -27,7 +23,7 @@ _AGAIN = 4
 """How often the last events have what an item has: it, its part and both their ends."""
 
 
-class ResponsesFormat:
+class ResponsesFormat(Format):
     """Writes one answer; all of its events are numbered, so Python writes them."""
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
@@ -53,10 +49,6 @@ class ResponsesFormat:
         """Return how far the answer has come."""
         return EventStream()
 
-    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
-        """Hold nothing: it does not ask for the scores of its prompt."""
-        return ()
-
     def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
         """Return what writes the logprobs, if there are any."""
         return () if self._request.top_logprobs is None else (BareEntries(),)
@@ -71,7 +63,7 @@ class ResponsesFormat:
             events.append(self._begin_message())
         return b"".join(events)
 
-    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's events."""
         logprobs = _logprobs([part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)])
         writer, is_last = self._calls, choice.ending is not None
@@ -93,10 +85,6 @@ class ResponsesFormat:
             response = self._response(status, self._items, self._usage(choice.tokens))
             events.append(self._event(f"response.{status}", response=response))
         return b"".join(events)
-
-    def last(self, tokens: int) -> bytes:  # noqa: ARG002
-        """Return nothing: the last row's events end the stream."""
-        return b""
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error."""
@@ -174,7 +162,6 @@ class ResponsesFormat:
         return self._event("response.output_item.added", output_index=len(self._items), item=item)
 
     def _end_item(self, status: str) -> bytes:
-        """Return the events that end the item that has begun, if one has."""
         item, text = self._item, "".join(self._texts)
         if item is None:
             return b""

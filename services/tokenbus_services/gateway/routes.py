@@ -28,10 +28,9 @@ from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus_services.gateway.gateway import Counts, Gateway
-from tokenbus_services.gateway.generate_format import GenerateFormat
 from tokenbus_services.gateway.messages_format import MessagesFormat
 from tokenbus_services.gateway.metrics import metrics_page
-from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import read_body
@@ -87,10 +86,10 @@ class Routes:
         tokens = {path: self._answering(kind, form) for path, (kind, form) in _ANSWERS.items()}
         routes = [
             *(Route(path, handler, methods=["POST"]) for path, handler in tokens.items()),
-            Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._encoding("token_count"), methods=["POST"]),
             Route("/inspect", self._inspect, methods=["POST"]),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
+            Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
             *ControlRoutes(self._gateway).routes(),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
@@ -122,7 +121,6 @@ class Routes:
         """Return the handler of a route: `kind` is the reader's method for its bodies."""
 
         async def handle(request: Request) -> Response:
-            """Answer a request."""
             return self._answer(request, await self._read(request, kind, _DECODER.decode), form)
 
         return handle
@@ -211,23 +209,16 @@ class Routes:
             raise
 
         def close() -> None:
-            """Abort its requests that are still open."""
             feed.close(keys)
 
         answer.begin(close)
         return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
 
-    async def _tokenize(self, request: Request) -> Response:
-        return self._long(request, await self._read(request, "tokenization", bytes))
+    def _encoding(self, kind: str) -> _Handler:
+        async def handle(request: Request) -> Response:
+            return LongResponse(await self._read(request, kind, bytes), _who(request), self._gateway)
 
-    async def _count_tokens(self, request: Request) -> Response:
-        return self._long(request, await self._read(request, "token_count", bytes))
-
-    async def _detokenize(self, request: Request) -> Response:
-        return self._long(request, await self._read(request, "detokenization", bytes))
-
-    def _long(self, request: Request, data: bytes) -> Response:
-        return LongResponse(data, self._gateway.bodies, _who(request), self._gateway)
+        return handle
 
     # Facts.
 
@@ -300,7 +291,6 @@ class _Page(StaticFiles):
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """Return a file with the headers of the page."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_PAGE_HEADERS)
         return response
@@ -314,7 +304,6 @@ class _Direct:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST to one of the routes; all else is the application's."""
         handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if handler is None:
             await self._app(scope, receive, send)
@@ -336,7 +325,6 @@ class _Counted:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, and count the first message of its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -345,7 +333,6 @@ class _Counted:
         route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
 
         async def counting(message: Message) -> None:
-            """Count the status."""
             if message["type"] == "http.response.start":
                 self._counts.requests[route, str(message["status"])] += 1
             await send(message)

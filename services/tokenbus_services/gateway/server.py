@@ -44,7 +44,6 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections from a socket that is bound."""
         assert sockets is not None  # noqa: S101
         await self.lifespan.startup()
         config, gateway = self.config, self._gateway
@@ -56,12 +55,10 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def stop_listening(self) -> None:
-        """Close the listening socket; connections that are there stay."""
         if self._acceptor is not None:
             self._acceptor.stop_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new connections, and end what is there as uvicorn does."""
         if self._acceptor is not None:
             self._acceptor.stop()
         await super().shutdown(sockets)
@@ -131,7 +128,6 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
 
 
 async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
-    """Return a socket at gateway.address, and the address with the port in use."""
     _check_exposure(settings)
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError("gateway.reuse_port", "false where the system has no SO_REUSEPORT", actual=True)
@@ -158,7 +154,6 @@ async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
 
 
 async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition holds, at most so long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 - answers end in many ways, and this happens once
@@ -199,7 +194,6 @@ class _Handler(logging.Handler):
         self._repeated_log = repeated_log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record."""
         say = _log.error if record.levelno >= logging.ERROR else _log.warning
         self._repeated_log.begin(record.msg, say, "http server", message=record.getMessage(), exc_info=record.exc_info)
 

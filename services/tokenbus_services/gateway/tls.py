@@ -15,7 +15,6 @@ class Certificate:
     """A certificate and its key in files; open connections keep the certificate that they began with."""
 
     def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
-        """Load it; raises a SettingsError if a file cannot be used."""
         self._settings = settings
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
         self._repeated_log = repeated_log

@@ -129,7 +129,6 @@ class _CallScanner:
         self._is_escaped = False
 
     def add(self, text: str) -> list[Piece]:
-        """Return the parts of calls that a further text brings."""
         pieces = []
         rest, name = self._held + text, None
         while rest:
@@ -150,7 +149,6 @@ class _CallScanner:
         return pieces
 
     def _size(self, text: str) -> int:
-        """Return how much of a text belongs to the arguments that have begun."""
         for place, character in enumerate(text):
             if self._in_string:
                 self._in_string = self._is_escaped or character != '"'

@@ -81,7 +81,6 @@ class Vocabulary:
     """Tables by token id, from which answers are written. Unknown ids are numbers, where a model has them no text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Begin with empty tables of a tokenizer's vocabulary; a token's entries are made when it appears first."""
         self._tokenizer = tokenizer
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
         self.probes = probed(encoder_of(tokenizer))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tokenbus_services.gateway.answer import Answer
 from tokenbus_services.gateway.buffers import Buffers, Outbox, Sending
 
 
@@ -107,11 +108,11 @@ async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
     assert (outbox.size, buffers.size, buffers.peak) == (0, 0, 200_000)
 
 
-class _Answer:
+class _Answer(Answer):
     """An answer that holds what it says, and frees it when it ends."""
 
     def __init__(self, buffers: Buffers, held: int) -> None:
-        self.outbox = Outbox(2**30, lambda: None, buffers)
+        super().__init__(2**30, buffers)
         self.is_evicted = False
         self.size_said = 0
         buffers.join(self)

@@ -15,7 +15,7 @@ from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.gateway.completion_request import CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError, of_request
-from tokenbus_services.gateway.generate_format import GenerateFormat
+from tokenbus_services.gateway.openai_format import GenerateFormat
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 READER = Reader(settings(), vocabulary_of("bytes"))
