@@ -11,13 +11,12 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
-import numpy as np
-
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule, decode
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
+from tokenbus_services.cli.tap import batch_values, row_values
 from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
@@ -178,7 +177,9 @@ def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any
     report: dict[str, Any] = {"ok": True}
     try:
         batch = decode(data, limits)
-        report["holds"] = _summary(batch)
+        header = batch.header
+        stream = {"worker_id": header.worker_id, "epoch": str(header.epoch), "sequence": str(header.sequence)}
+        report["holds"] = stream | {"rows": batch.row_count} | batch_values(batch)
     except ContractError as error:
         report = {"ok": False} | _refusal(error, place_of(data, error.field))
     if rows:
@@ -228,16 +229,11 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
     found = alone.row(0)
     return report | {
         "ok": True,
-        "batch_index": found.batch_index,
-        "position": found.position,
-        "status": found.status.name,
-        "token_ids": found.token_ids.tolist(),
+        **row_values(found),
         "logprobs": [value if math.isfinite(value) else str(value) for value in found.logprobs.tolist()],
-        "ranks": found.ranks.tolist(),
         "top_k": int(batch.top_ks[row]),
         "proposal_token_ids": found.proposal_token_ids.tolist(),
         "stop": found.stop,
-        **({} if found.extras is None else found.extras.as_lists()),
     }
 
 
@@ -249,22 +245,4 @@ def _refusal(error: ContractError, offset: int | None = None) -> dict[str, Any]:
         "rule": str(error.rule),
         "limit": str(error.limit),
         "actual": str(error.actual),
-    }
-
-
-def _summary(batch: LogprobBatch) -> dict[str, Any]:
-    header = batch.header
-    return {
-        "worker_id": header.worker_id,
-        "epoch": str(header.epoch),
-        "sequence": str(header.sequence),
-        "step": str(header.step),
-        "part": f"{header.part_index + 1}/{header.part_count}",
-        "kind": header.kind.name,
-        "rows": batch.row_count,
-        "tokens": batch.token_ids.size,
-        "alternatives": batch.alternative_token_ids.size,
-        "statuses": {
-            RowStatus(each).name: count for each, count in enumerate(np.bincount(batch.statuses).tolist()) if count
-        },
     }

@@ -42,6 +42,13 @@ bus.server_key, client.name (what the processor's logs call it). Items are left 
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
+_WORDS = {
+    "admitted": ("ADMITTED", "bold", "key {request_key}, prompt of {prompt_tokens} tokens"),
+    "error": ("ERROR", "red", "key {request_key} {code} after {emitted_tokens} tokens: {message}"),
+    "refused": ("REFUSED", "red", "{error}"),
+    "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
+}
+"""By what an item is: its word, the word's style, and the text behind it."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
 """Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
 
@@ -115,7 +122,16 @@ def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | 
         values["logged_at"], now_ns = logged_at.isoformat(), int(logged_at.timestamp() * _NS)
     try:
         if item.batch is not None:
-            values |= _batch_values(item.batch, now_ns)
+            header = item.batch.header
+            version = {"weight_version": str(header.weight_version)} if header.weight_version else {}
+            age = round((now_ns - header.produced_at_ns) / _NS_IN_MS, 3) if header.produced_at_ns else None
+            values |= {
+                "what": "batch",
+                "row_count": item.batch.row_count,
+                "latency_ms": age,
+                **batch_values(item.batch),
+                **version,
+            }
             if rows:
                 values["rows"] = [_row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
             return values
@@ -153,60 +169,53 @@ def lines_of(values: Values) -> list[str]:
     return [line, *(_row_line(row) for row in values.get("rows", ()))]
 
 
-def _batch_values(batch: LogprobBatch, now_ns: int) -> Values:
+def batch_values(batch: LogprobBatch) -> Values:
+    """Return what `tap` and `check` show of a batch."""
     header = batch.header
     return {
-        "what": "batch",
         "step": str(header.step),
         "kind": header.kind.name,
         "part": f"{header.part_index + 1}/{header.part_count}",
-        "row_count": batch.row_count,
         "tokens": batch.token_ids.size,
         "alternatives": batch.alternative_token_ids.size,
         "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
-        **({"weight_version": str(header.weight_version)} if header.weight_version else {}),
-        "latency_ms": round((now_ns - header.produced_at_ns) / _NS_IN_MS, 3) if header.produced_at_ns else None,
     }
 
 
-def _row_values(row: Row) -> Values:
-    scored = row.scoring is not Scoring.NONE
+def row_values(row: Row) -> Values:
+    """Return what `tap` and `check` show of a row."""
     return {
         "request_key": str(row.key),
         "batch_index": row.batch_index,
         "position": row.position,
         "status": row.status.name,
         "token_ids": row.token_ids.tolist(),
-        "logprobs": row.logprobs.tolist() if scored else None,
-        "ranks": row.ranks.tolist() if scored else None,
+        "logprobs": row.logprobs.tolist(),
+        "ranks": row.ranks.tolist(),
         **({} if row.extras is None else row.extras.as_lists()),
     }
 
 
+def _row_values(row: Row) -> Values:
+    return row_values(row) | ({"logprobs": None, "ranks": None} if row.scoring is Scoring.NONE else {})
+
+
 def _event_values(event: RequestEvent) -> Values:
-    match event.WhichOneof("event"):
+    match what := event.WhichOneof("event"):
         case "admitted":
-            admitted = event.admitted
-            return {
-                "what": "admitted",
-                "request_key": str(admitted.request_key),
-                "prompt_tokens": admitted.prompt_tokens,
-            }
+            key, prompt_tokens = str(event.admitted.request_key), event.admitted.prompt_tokens
+            return {"what": what, "request_key": key, "prompt_tokens": prompt_tokens}
         case "error":
             error = event.error
             known = error.code in ErrorCode.values()
-            return {
-                "what": "error",
-                "request_key": str(error.request_key),
-                "code": ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code),
-                "message": error.message,
-                "emitted_tokens": error.emitted_tokens,
-            }
+            code = ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code)
+            values = {"code": code, "message": error.message, "emitted_tokens": error.emitted_tokens}
+            return {"what": what, "request_key": str(error.request_key), **values}
         case "prompt_scores":
             chunk = event.prompt_scores
             scores = PromptScores.of(chunk)
             return {
-                "what": "prompt_scores",
+                "what": what,
                 "request_key": str(chunk.request_key),
                 "position": scores.position,
                 "prompt_tokens": scores.prompt_tokens,
@@ -216,13 +225,8 @@ def _event_values(event: RequestEvent) -> Values:
             }
         case "control_answer":
             answer = event.control_answer
-            return {
-                "what": "control_answer",
-                "control_key": str(answer.control_key),
-                "error": answer.error,
-                "weight_version": str(answer.state.weight_version),
-                "is_paused": answer.state.is_paused,
-            }
+            state = {"weight_version": str(answer.state.weight_version), "is_paused": answer.state.is_paused}
+            return {"what": what, "control_key": str(answer.control_key), "error": answer.error, **state}
         case _:
             return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
 
@@ -239,27 +243,16 @@ def _words(values: Values) -> tuple[str, str, str]:
             version = f", weights {values['weight_version']}" if "weight_version" in values else ""
             text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{version}{latency}"
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
-        case "admitted":
-            return "ADMITTED", "bold", f"key {values['request_key']}, prompt of {values['prompt_tokens']} tokens"
-        case "prompt_scores" | "control_answer":
-            return _said(values)
-        case "error":
-            ended = f"{values['code']} after {values['emitted_tokens']} tokens: {values['message']}"
-            return "ERROR", "red", f"key {values['request_key']} {ended}"
-        case "refused":
-            return "REFUSED", "red", values["error"]
-        case _:
-            return "UNKNOWN", "bold", f"payload kind {values['payload_kind']}, {values['bytes']} bytes"
-
-
-def _said(values: Values) -> tuple[str, str, str]:
-    """Return the same of what an engine says beside tokens."""
-    if values["what"] == "control_answer":
-        state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
-        return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
-    first, count = values["position"], len(values["token_ids"])
-    where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
-    return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
+        case "control_answer":
+            state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
+            return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
+        case "prompt_scores":
+            first, count = values["position"], len(values["token_ids"])
+            where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
+            return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
+        case what:
+            word, style, text = _WORDS[what]
+            return word, style, text.format_map(values)
 
 
 def _row_line(row: Values) -> str:
