@@ -183,7 +183,7 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
 	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
-sabotage: setup ## Break each line behind a claim of docs/security.md: its test must fail (LINES='keys.py nats' for some)
+sabotage: setup ## Break each line behind a claim of docs/security.md: its test must fail (LINES='keys.py guard' for some)
 	@echo "==> sabotage"
 	@$(BIN)/python -m tests.sabotage $(LINES)
 
@@ -195,13 +195,12 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 		tests/services/test_state_machine.py tests/services/test_failover.py
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
-	@echo "==> soak: the processor killed $(KILLS) times, over each bus"
-	@for bus in ipc nats found; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --bus $$bus || exit 1; done
+	@echo "==> soak: the processor killed $(KILLS) times"
+	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 	@echo "==> soak: a worker's publisher and its engine killed $(KILLS) times"
 	@for each in publisher engine; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --kill $$each || exit 1; done
-	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, over each bus, SEED=$(SEED)"
-	@for bus in keys found; do \
-		$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --bus $$bus --seed $(SEED) || exit 1; done
+	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, SEED=$(SEED)"
+	@$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --seed $(SEED)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"
@@ -224,7 +223,7 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
 	@echo "==> lock: python310 (what tests/test_python310.py installs)"
 	@printf '%s\n' hypothesis pytest pytest-asyncio pytest-timeout | \
-		$(subst 3.11,3.10,$(LOCK)) - --extra nats -o requirements/python310.txt
+		$(subst 3.11,3.10,$(LOCK)) - -o requirements/python310.txt
 	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"
 	@$(COMPILE) $(GPU_HOST) requirements/vllm.in pyproject.toml --extra gateway \
 		--override requirements/vllm-overrides.in -o requirements/vllm.txt

@@ -43,9 +43,8 @@ NOT_RUN = {
     "tests/examples runs these programs, on every golden message and on a system of its own": (
         *("make examples", "node examples/node/"),
     ),
-    "it needs NATS; tests/integration/test_nats.py and tests/services/durable_log run such lines on servers": (
+    "it needs NATS; tests/services/durable_log runs such lines on servers": (
         *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
-        *(f"tokenbus {name} --bus" for name in ("processor", "worker --id worker-1", "gateway")),
     ),
     "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
         *("tokenbus up --engine vllm", "tokenbus worker --engine vllm"),

@@ -29,7 +29,6 @@ SECONDS = 60
 ELSEWHERE = tuple(
     f"tests/services/{name}.py"
     for name in (
-        "bus/test_nats_login",
         *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "overlap", "states")),
         "worker/process/test_apart",
     )

@@ -21,6 +21,7 @@ from tokenbus_services.clock import Clock
 KEY_BYTES = 32
 _RANDOM_BYTES = 16
 _HOLDER_BYTES = 16
+_NO_KEY = bytes(_HOLDER_BYTES)
 _HEAD_BYTES = _RANDOM_BYTES + _HOLDER_BYTES
 _MAC_BYTES = 32
 _MOST_USES = 32_768
@@ -46,16 +47,13 @@ def _sealed(key: bytes, head: bytes, generate: Generate, worker_id: str) -> byte
 
 
 def _holder(identity: Identity) -> bytes:
-    """Return a hash of a peer's key, or of the name that a NATS server vouches for, behind which of the two it is."""
-    how, proved = (b"k", identity.key) if identity.key else (b"n", identity.name)
-    if not proved:
-        return bytes(_HOLDER_BYTES)
-    return how + blake2b(proved.encode(), digest_size=_HOLDER_BYTES - 1).digest()
+    """Return a hash of a peer's key, or `_NO_KEY`."""
+    return blake2b(identity.key.encode(), digest_size=_HOLDER_BYTES).digest() if identity.key else _NO_KEY
 
 
 def _is_same(holder: bytes, shown: bytes) -> bool:
-    """Tell whether two are one peer; a key and a name, as over tcp here and NATS there, cannot be compared."""
-    return holder[:1] != shown[:1] or holder == shown
+    """Tell whether two are one peer; one that has a key over tcp here may have none over ipc there."""
+    return holder == shown or _NO_KEY in (holder, shown)
 
 
 @dataclass(slots=True)

@@ -61,11 +61,11 @@ class ReconnectingSession(ABC):
     def __init__(self, interval: float, timeout: float, processors: int = 1) -> None:
         """Take the interval of heartbeats and the silence after which a processor is lost, in seconds.
 
-        `processors` says how many there are to go to; it may change.
+        `processors` says how many there are to go to.
         """
         self._interval = interval
         self._timeout = timeout
-        self.processors = processors
+        self._processors = processors
         self._leaves_at = inf
         self._tries = 0
         """How many processors it has left since the last one welcomed it."""
@@ -159,7 +159,7 @@ class ReconnectingSession(ABC):
         """
         if self.state is SessionState.OPEN:
             self._greet_again(now)
-            if self.processors > 1:
+            if self._processors > 1:
                 self._leaves_at = now + RECONNECT_SHARE * self._interval
 
     def next_message(self, now: float) -> list[bytes] | None:
@@ -201,11 +201,6 @@ class ReconnectingSession(ABC):
         """Tell whether it is time to go to the next processor: nothing more is sent to this one."""
         return now >= self._leaves_at
 
-    def leave(self, now: float) -> None:
-        """Go to the next processor now, unless this one is connected."""
-        if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            self._leaves_at = now
-
     def move(self, now: float) -> list[bytes]:
         """Begin with the next processor, and return the last message to the one before."""
         farewell = self._goodbye(GoodbyeReason.GOODBYE_REASON_MOVED, "it goes to another processor")
@@ -218,13 +213,13 @@ class ReconnectingSession(ABC):
     @property
     def _patience(self) -> float:
         """How long each is asked: briefly at first; one that is only slow has more time in the next round."""
-        rounds = min(self._tries // self.processors, _MOST_DOUBLINGS)
+        rounds = min(self._tries // self._processors, _MOST_DOUBLINGS)
         return min(self._timeout, self._interval * 2.0**rounds)
 
     def _lost(self, greets_at: float, now: float) -> None:
         """Learn that the processor is silent or closes: look for the next, or say hello to the same again at a time."""
         self._greet_again(greets_at)
-        if self.processors > 1:
+        if self._processors > 1:
             self._leaves_at = now
 
     # The handshake.
@@ -232,7 +227,7 @@ class ReconnectingSession(ABC):
     def _greeting(self, now: float) -> list[bytes] | None:
         if now < self._next_greeting:
             return None
-        if self.processors > 1 and self._leaves_at == inf:
+        if self._processors > 1 and self._leaves_at == inf:
             self._leaves_at = now + self._patience
         self.state = SessionState.GREETING
         self._next_greeting = now + self._pause()
@@ -276,8 +271,8 @@ class ReconnectingSession(ABC):
         self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
         # Another may have room for it. What it must correct to be taken, the operator is to see here.
         self._leaves_at = inf
-        if self.processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:
-            self._leaves_at = now if self._tries < self.processors - 1 else now + self._patience
+        if self._processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:
+            self._leaves_at = now if self._tries < self._processors - 1 else now + self._patience
 
     def _heartbeat(self, now: float) -> Heartbeat:
         sent_at = max(1, int(now * _NS))
@@ -294,7 +289,7 @@ class Link:
         self._session = session
         self._lock = lock
         self._clock = clock
-        self._connection: Connection | None = None
+        self._connection: Connection
         self._processors: ProcessorList
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop it runs on, once it does."""
@@ -333,35 +328,24 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self._processors = processors
-        await processors.open()
-        try:
-            if processors.workers:  # else the task waits for one
-                self._connection = await self._connect(transport, await processors.next())
-        except BaseException:
-            await processors.close()
-            raise
-        return asyncio.create_task(self._run(transport))
+        self._connection = await self._connect(transport, processors.next())
+        return asyncio.create_task(self._run(transport, self._connection))
 
-    async def _run(self, transport: Transport) -> None:
+    async def _run(self, transport: Transport, connection: Connection) -> None:
         try:
             async with TaskGroup() as tasks:
-                carrying = tasks.create_task(self._carry(transport))
+                carrying = tasks.create_task(self._carry(transport, connection))
                 await self._stopping.wait()
                 await self._drain()
                 carrying.cancel()
         finally:
             with self._lock:
                 farewell = self._session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED)
-            if self._connection is not None:
-                self._connection.send(farewell)
-                await self._connection.close()
-            await self._processors.close()
+            self._connection.send(farewell)
+            await self._connection.close()
 
-    async def _carry(self, transport: Transport) -> None:
-        connection = self._connection
+    async def _carry(self, transport: Transport, connection: Connection) -> None:
         while True:
-            if connection is None:
-                connection = self._connection = await self._connect(transport, await self._processors.next())
             async with TaskGroup() as tasks:
                 receiving = tasks.create_task(self._receive(connection))
                 await self._send(connection)
@@ -370,7 +354,7 @@ class Link:
 
     async def _move(self, transport: Transport, left: Connection) -> Connection:
         """Leave a processor: it hears so if it still can, and nothing more of it is heard."""
-        address = await self._processors.next()
+        address = self._processors.next()
         with self._lock:
             farewell = self._session.move(self._clock.now())
         self._log.info("going to another processor", address=address)
@@ -443,10 +427,6 @@ class Link:
                 self._wake.clear()
                 if self._error is not None:
                     raise self._error
-                with self._lock:
-                    self._session.processors = self._processors.count
-                    if self._processors.is_outdated:
-                        self._session.leave(self._clock.now())
                 is_full = not self._send_all(connection)
                 with self._lock:
                     if self._session.is_leaving(self._clock.now()):

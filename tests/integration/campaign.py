@@ -1,9 +1,8 @@
 """Kill one process again and again while requests run, and compare all that was delivered with the truth.
 
 `python -m tests.integration.campaign --kills 50` kills the processor, prints the figures, and fails unless nothing was
-lost, repeated or out of order. With `--bus nats` the processes meet at a NATS server of their own, with `--bus found`
-they find each other there. With `--kill publisher` or `--kill engine` one of the two processes of a worker dies in the
-processor's place: under a publisher that dies no request ends, under an engine that dies each open one does.
+lost, repeated or out of order. With `--kill publisher` or `--kill engine` one of the two processes of a worker dies in
+the processor's place: under a publisher that dies no request ends, under an engine that dies each open one does.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.integration.audit import Audit
-from tests.integration.deployment import BUSES, Deployment, Overrides, meeting
+from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program, tell
 from tests.support import orphans
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
@@ -271,19 +270,17 @@ def _main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
     parser.add_argument("--kill", choices=tuple(CAMPAIGNS), default="processor")
-    parser.add_argument("--bus", choices=BUSES, default="ipc")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure(LogSettings(level="error"))
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder))
-        with meeting(deployment, options.bus):
-            try:
-                figures = asyncio.run(
-                    campaign(deployment, options.kills, options.seed, options.requests, kill=options.kill)
-                )
-            finally:
-                deployment.close()
+        try:
+            figures = asyncio.run(
+                campaign(deployment, options.kills, options.seed, options.requests, kill=options.kill)
+            )
+        finally:
+            deployment.close()
     values = asdict(figures)
     if options.json:
         tell(json.dumps(values, indent=2))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.deployment import Deployment, meeting
+from tests.integration.deployment import Deployment
 
 
 @pytest.fixture
@@ -18,10 +18,3 @@ def deployment() -> Iterator[Deployment]:
             yield made
         finally:
             made.close()
-
-
-@pytest.fixture(params=["ipc", "nats"])
-def bus(deployment: Deployment, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Let the deployment's processes meet over ipc, and over a NATS server of their own."""
-    with meeting(deployment, request.param):
-        yield request.param

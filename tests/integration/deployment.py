@@ -2,21 +2,17 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.integration.programs import Program
-from tests.support.nats import NatsServer
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tokenbus_services.settings import Settings
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
 Overrides = Mapping[str, Any]
-BUSES = ("ipc", "nats", "found")
-"""Where processes meet: over ipc, at exact names of a NATS server, or where processors announce themselves there."""
 
 
 class Deployment:
@@ -73,21 +69,6 @@ class Deployment:
     def close(self) -> None:
         for program in self._programs:
             program.kill()
-
-
-@contextmanager
-def meeting(deployment: Deployment, bus: str) -> Iterator[NatsServer | None]:
-    """Let a deployment's processes meet at one of BUSES, with a NATS server of their own where it needs one."""
-    if bus == "ipc":
-        yield None
-        return
-    server = NatsServer(deployment.folder)
-    for key in ("workers", "clients"):
-        deployment.overrides[f"bus.{key}_address"] = server.address(f"{key}.*" if bus == "found" else key)
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def _keys(overrides: Overrides) -> dict[str, object]:

@@ -1,9 +1,8 @@
 """Two processors are killed and stopped so often that their faults overlap, while requests follow each other.
 
-`python -m tests.integration.overlapping --faults 190 --bus keys` takes ten minutes and prints what was found. It fails
-unless every request got its tokens, each once and in order, and ended without an error: workers and clients live
-throughout. With `--bus found` the processes meet at a NATS server, where the processors announce themselves, and with
-`keys` over tcp.
+`python -m tests.integration.overlapping --faults 190` takes ten minutes and prints what was found. It fails unless
+every request got its tokens, each once and in order, and ended without an error: workers and clients live throughout.
+The processes meet over tcp, with keys.
 """
 
 import argparse
@@ -31,7 +30,6 @@ from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
 
-BUSES = ("keys", "found")
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")
 _CLIENTS = 4
 _MOST_SECONDS = 90.0
@@ -181,20 +179,16 @@ class Overlapping:
                 found.errors.append(str(audit.error))
 
 
-async def overlapping(deployment: Deployment, bus: str, faults: int, seed: int, load: Load = HEAVY) -> Found:
-    """Run a campaign over one of BUSES, with a durable log that takes every item, and return what was found."""
+async def overlapping(deployment: Deployment, faults: int, seed: int, load: Load = HEAVY) -> Found:
+    """Run a campaign with a durable log that takes every item, and return what was found."""
     deployment.overrides |= {"processor.unclaimed_timeout_ms": 20_000, "client.drain_timeout_ms": 0}
     server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
     deployment.overrides["durable_log.address"] = f"nats://{server.server}"
     try:
-        if bus == "found":
-            several = Several(deployment, server=server)
-            workers: dict[str, dict[str, Any]] = {name: _role(name) for name in _WORKERS}
-            return await Overlapping(several, workers, {}, seed, load).run(faults)
         keyring = _keyring(deployment.folder)
         addresses = [[f"tcp://127.0.0.1:{port}" for port in free_ports(2)] for _ in range(2)]
         several = Several(deployment, addresses=addresses, **listening(keyring))
-        workers = {name: _role(name) | keys_of(keyring, name) for name in _WORKERS}
+        workers: dict[str, dict[str, Any]] = {name: _role(name) | keys_of(keyring, name) for name in _WORKERS}
         return await Overlapping(several, workers, keys_of(keyring, "client"), seed, load).run(faults)
     finally:
         server.kill()
@@ -218,14 +212,13 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=190, help="of each processor, some three seconds apart")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--bus", choices=BUSES, default="keys")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure(LogSettings(level="error"))
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder))
         try:
-            found = asyncio.run(overlapping(deployment, options.bus, options.faults, options.seed))
+            found = asyncio.run(overlapping(deployment, options.faults, options.seed))
         finally:
             deployment.close()
     values = asdict(found)

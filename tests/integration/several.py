@@ -1,4 +1,4 @@
-"""Two processors and more of a test's own: workers and clients have a list of them, or find them over NATS."""
+"""Two processors and more of a test's own: workers and clients have a list of them."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 from tests.integration.deployment import COMMAND, Deployment, Overrides
 from tests.integration.programs import Program
-from tests.support.nats import NatsServer
 from tests.support.waiting import until
 from tokenbus_services.client import Client
 from tokenbus_services.client.session import ClientSession
@@ -22,17 +21,16 @@ SHORT: Overrides = {
 
 
 class Several:
-    """The processors of a deployment: each at addresses of its own, or all at one NATS server where they are found."""
+    """The processors of a deployment, each at addresses of its own."""
 
     def __init__(
         self,
         deployment: Deployment,
         count: int = 2,
-        server: NatsServer | None = None,
         addresses: Sequence[Sequence[str]] = (),
         **own: Any,  # noqa: ANN401 - settings
     ) -> None:
-        """Take how many there are, and the server; they are started one by one.
+        """Take how many there are; they are started one by one.
 
         `addresses` has each one's addresses for workers and for clients, in the place of sockets in the deployment's
         folder, and `own` what the processors alone are started with.
@@ -40,20 +38,20 @@ class Several:
         self._deployment = deployment
         folder = deployment.folder
         self._places = addresses or [[f"ipc://{folder}/{place}{kind}" for kind in "wc"] for place in range(count)]
-        self._is_found = server is not None
         self._own = own
-        if server is not None:
-            workers, clients = server.address("workers.*"), server.address("clients.*")
-        else:
-            workers, clients = (",".join(each) for each in zip(*self._places, strict=True))
+        workers, clients = (",".join(each) for each in zip(*self._places, strict=True))
         self._all = {"bus__workers_address": workers, "bus__clients_address": clients}
         self.processors: dict[int, Program] = {}
 
     def start(self, place: int, *, is_awaited: bool = True) -> Program:
         workers, clients = self._places[place]
-        at = self._all if self._is_found else {"bus__workers_address": workers, "bus__clients_address": clients}
         program = self._deployment.start_processor(
-            is_awaited=is_awaited, processor__id=f"processor-{place}", **at, **SHORT, **self._own
+            is_awaited=is_awaited,
+            processor__id=f"processor-{place}",
+            bus__workers_address=workers,
+            bus__clients_address=clients,
+            **SHORT,
+            **self._own,
         )
         self.processors[place] = program
         return program

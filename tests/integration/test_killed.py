@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
@@ -13,7 +11,6 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 
 
-@pytest.mark.usefixtures("bus")
 async def test_killed_workers_requests_end_with_an_error_that_counts(deployment: Deployment) -> None:
     """A killed worker's requests end with an error that counts the tokens that their clients got."""
     deployment.start_processor(**SHORT)

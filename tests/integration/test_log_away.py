@@ -1,4 +1,4 @@
-"""Processes that start before the NATS servers that they use: a processor's durable log, a decode worker's address."""
+"""Processors that start before the servers of their durable log."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.integration.asking import all_exact, ask
-from tests.integration.deployment import COMMAND, Deployment
+from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.test_durable_log import check_order, tokens_of
 from tests.services.durable_log.using import read
@@ -84,20 +84,3 @@ def test_durable_processor_waits_for_its_log_and_leaves_when_it_is_asked(
     assert not processor.lines('"listening"')
     assert processor.terminate() == 0
     assert "Traceback" not in processor.output
-
-
-def test_decode_worker_waits_for_the_server_of_its_address(deployment: Deployment, server: NatsServer) -> None:
-    """A decode worker over NATS starts before the server, and another one leaves while it waits."""
-    deployment.start_processor()
-    command = [COMMAND, "worker", "--engine", "synthetic", "--role", "decode", "--id"]
-    workers = [
-        deployment.start(name, [*command, name], worker__handoff_address=server.address(f"handoffs-{name}"),
-                         bus__heartbeat_interval_ms=100, bus__heartbeat_timeout_ms=1000)
-        for name in ("d-0", "d-1")
-    ]  # fmt: skip
-    for each in workers:
-        each.wait_for('"not listening yet"')
-    assert workers[1].terminate() == 0
-    assert "Traceback" not in workers[1].output
-    server.start()
-    workers[0].wait_for('"connected"')

@@ -1,14 +1,11 @@
 """Faults of two processors that overlap, short; `make soak` runs them long."""
 
-import pytest
-
 from tests.integration.deployment import Deployment
-from tests.integration.overlapping import BUSES, LIGHT, overlapping
+from tests.integration.overlapping import LIGHT, overlapping
 
 
-@pytest.mark.parametrize("bus", BUSES)
-async def test_processors_that_fail_together_end_no_request(deployment: Deployment, bus: str) -> None:
+async def test_processors_that_fail_together_end_no_request(deployment: Deployment) -> None:
     """Whichever processors are killed or stand still, requests whose workers and clients live get all their tokens."""
-    found = await overlapping(deployment, bus, faults=3, seed=4, load=LIGHT)
+    found = await overlapping(deployment, faults=3, seed=4, load=LIGHT)
     assert found.is_clean, found
     assert (found.kills, found.stops) == (4, 2)

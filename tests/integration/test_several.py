@@ -1,7 +1,6 @@
 """Two processors as processes: one is killed, stands still, or drains, and every request goes on at the other."""
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -11,7 +10,6 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.serving import plainly
 from tests.integration.several import Several
-from tests.support.nats import NatsServer
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
@@ -31,15 +29,10 @@ def busiest(several: Several) -> int:
     return max(several.processors, key=lambda place: len(several.processors[place].lines(CONNECTED)))
 
 
-@pytest.fixture(params=["listed", "found"])
-def several(deployment: Deployment, request: pytest.FixtureRequest) -> Iterator[Several]:
-    """Return two processors that are listed everywhere, and two that are found over NATS."""
-    if request.param == "listed":
-        yield Several(deployment)
-        return
-    server = NatsServer(deployment.folder)
-    yield Several(deployment, server=server)
-    server.kill()
+@pytest.fixture
+def several(deployment: Deployment) -> Several:
+    """Return two processors that are listed everywhere."""
+    return Several(deployment)
 
 
 async def started(several: Several, *arguments: str, workers: int = 3) -> list[Program]:
@@ -115,9 +108,8 @@ async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
             await each.ended()
 
 
-async def test_gateway_shows_the_models_and_workers_of_all(deployment: Deployment) -> None:
+async def test_gateway_shows_the_models_and_workers_of_all(several: Several) -> None:
     """`/v1/models` lists what workers of either processor serve, and `/bus` says at which each of them is."""
-    several = Several(deployment)
     await asyncio.to_thread(several.start_all)
     for number, model in enumerate(("small", "large")):
         await asyncio.to_thread(several.worker, f"worker-{number}", place=number, model=model)

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.support.waiting import until
@@ -15,7 +13,6 @@ SHORT: Overrides = {"bus__heartbeat_timeout_ms": 1500}
 LONG = 600_000  # tokens that no test waits for
 
 
-@pytest.mark.usefixtures("bus")
 async def test_processor_that_stands_still_loses_nothing(deployment: Deployment) -> None:
     """A processor that stood still longer than peers may be silent goes on where it was: that was its own silence."""
     processor = deployment.start_processor(**SHORT)
@@ -32,7 +29,6 @@ async def test_processor_that_stands_still_loses_nothing(deployment: Deployment)
     assert not processor.lines('"worker gone"')
 
 
-@pytest.mark.usefixtures("bus")
 async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deployment) -> None:
     """A silent worker's requests end with an error that counts their tokens; once it goes on, it serves new ones."""
     processor = deployment.start_processor(**SHORT)

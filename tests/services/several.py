@@ -155,7 +155,7 @@ class MovingWorker(Node):
         sender = cast("HandoffSender", self.handoffs) if role == "prefill" else None
         emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=world.clock.unix_ms)
-        self._order = [addresses.index(address) for address in self.publisher._processors.workers]
+        self._order = [addresses.index(self.publisher._processors.next()) for _ in addresses]
         self.site = world.sites[self._order[0]]
         self.left: list[tuple[Site, Wire]] = []
         """The connection that it left last: what it had sent there may still arrive."""

@@ -91,7 +91,7 @@ class Line:
 
     async def start(self) -> "Line":
         self.listener = await self.transport.listen(ADDRESS)
-        self.task = await self.link.start(self.transport, ProcessorList(ADDRESS))
+        self.task = await self.link.start(self.transport, ProcessorList([ADDRESS]))
         await turns()
         return self
 
@@ -126,7 +126,7 @@ async def test_link_goes_to_the_next_address_and_round_again() -> None:
     line = Line()
     line.listener = await line.transport.listen(ADDRESS)
     other = await line.transport.listen("memory://other")
-    line.task = await line.link.start(line.transport, ProcessorList(ADDRESS, "memory://other"))
+    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, "memory://other"]))
     for listener, following in ((line.listener, other), (other, line.listener)):
         with line.lock:
             line.script.leaves = True
@@ -146,7 +146,7 @@ async def test_session_hears_that_its_connection_broke() -> None:
     line = Line()
     first = await line.transport.listen(ADDRESS)
     second = await line.transport.listen(f"{ADDRESS}-2")
-    line.task = await line.link.start(line.transport, ProcessorList(ADDRESS, f"{ADDRESS}-2"))
+    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, f"{ADDRESS}-2"]))
     await turns()
     line.clock.advance(5.0)
     await first.close()
@@ -176,19 +176,9 @@ async def test_session_that_fails_ends_the_link() -> None:
     assert raised.group_contains(RuntimeError, match="nothing to say")
 
 
-async def test_address_that_cannot_be_used_ends_the_search() -> None:
-    class Watched(ProcessorList):
-        """A list that knows whether it was closed."""
-
-        is_closed = False
-
-        async def close(self) -> None:
-            self.is_closed = True
-
-    line, processors = Line(), Watched(ADDRESS)
+async def test_address_that_cannot_be_used_is_an_error_at_once() -> None:
     with pytest.raises(AddressError, match="of no use"):
-        await line.link.start(UselessTransport(BusSettings()), processors)
-    assert processors.is_closed
+        await Line().link.start(UselessTransport(BusSettings()), ProcessorList([ADDRESS]))
 
 
 async def test_session_that_is_not_woken_is_asked_in_time() -> None:

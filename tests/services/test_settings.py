@@ -26,7 +26,7 @@ from tokenbus_services.settings import (
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = [entry for entry in ENTRIES.values() if type(entry.default) is int]
-ENDPOINTS = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
+ENDPOINTS = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
 ENDPOINTS += ", or up to 64 different ones with commas between"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nats import shared
+from tests.support.nats import NatsServer
 
 pytestmark = pytest.mark.process
 STARTED = "STARTED"
@@ -24,7 +24,8 @@ def _start() -> None:
     other = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert other.stdout is not None
     inner = int(other.stdout.readline())
-    Path(os.environ[STARTED]).write_text(f"{shared().process.pid} {other.pid} {inner}")
+    started = Path(os.environ[STARTED])
+    started.write_text(f"{NatsServer(started.parent).process.pid} {other.pid} {inner}")
 
 
 def test_worker_is_killed() -> None:

@@ -1,13 +1,10 @@
 """A real NATS server for tests, on loopback, at a port that it chooses and keeps."""
 
-import atexit
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,13 +76,3 @@ class NatsServer:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-@functools.cache
-def shared() -> NatsServer:
-    """Return a server that all tests of this process share, under names of their own."""
-    folder = tempfile.TemporaryDirectory(prefix="tb-nats-")
-    server = NatsServer(Path(folder.name))
-    atexit.register(folder.cleanup)
-    atexit.register(server.kill)
-    return server

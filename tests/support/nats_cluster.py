@@ -53,7 +53,7 @@ async def until_ready(settings: Settings) -> None:
         return True
 
     await until(is_ready, every=0.1)
-    await connection.close(0)
+    await connection.close()
 
 
 def _free_ports(count: int) -> list[int]:

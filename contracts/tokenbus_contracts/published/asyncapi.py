@@ -72,9 +72,8 @@ def asyncapi(schema: Schema) -> Document:
             "description": (
                 "Every token that an LLM engine emits, from the worker to the client that asked for it. The document "
                 "speaks for a processor, and in the channel `handoffs` for a decode worker. Peers connect a ZeroMQ "
-                "DEALER to a ROUTER, or meet over NATS. A transport message has one or more parts; the first is a "
-                "frame, each part is one protobuf message of package tokenbus.v1, and payloads are shown in "
-                "protobuf's JSON form."
+                "DEALER to a ROUTER. A transport message has one or more parts; the first is a frame, each part is "
+                "one protobuf message of package tokenbus.v1, and payloads are shown in protobuf's JSON form."
             ),
             "license": {"name": "Apache-2.0"},
         },
@@ -83,7 +82,7 @@ def asyncapi(schema: Schema) -> Document:
             channel.name: {
                 "host": channel.address.removeprefix("tcp://"),
                 "protocol": "zmtp",
-                "description": f"The address is the setting {channel.setting}; ipc:// and nats:// addresses work too.",
+                "description": f"The address is the setting {channel.setting}; ipc:// addresses work too.",
             }
             for channel in CHANNELS
         },

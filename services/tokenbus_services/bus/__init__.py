@@ -1,9 +1,7 @@
 """The bus: messages between processes, over any transport."""
 
-import importlib.util
 from collections.abc import Callable
 
-from tokenbus_services.bus.addresses import is_nats
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
 from tokenbus_services.bus.memory import is_memory, shared
 from tokenbus_services.bus.transport import (
@@ -18,7 +16,6 @@ from tokenbus_services.bus.transport import (
     Usage,
     ignore,
     ignore_loss,
-    listen_once_there,
 )
 from tokenbus_services.bus.zeromq import ZeroMQTransport
 from tokenbus_services.clock import Clock, SystemClock
@@ -40,19 +37,15 @@ __all__ = [
     "Usage",
     "ZeroMQTransport",
     "clock_for",
-    "listen_once_there",
-    "require_nats",
     "transport_for",
 ]
 
 
 class TransportByScheme:
-    """Leaves each address to the transport of its scheme; NATS is imported when the first such address is used."""
+    """Leaves each address to the transport of its scheme."""
 
     def __init__(self, settings: BusSettings) -> None:
-        self._settings = settings
         self._zeromq = ZeroMQTransport(settings)
-        self._nats: Transport | None = None
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
         """Listen at an address."""
@@ -65,25 +58,12 @@ class TransportByScheme:
         return await self._transport(address).connect(address, server_key, lost)
 
     def _transport(self, address: str) -> Transport:
-        if is_memory(address):
-            transport = shared(address)
-            if transport is None:
-                raise AddressError(address, "no bus of tokenbus.testing in this process has it")
-            return transport
-        if not is_nats(address):
+        if not is_memory(address):
             return self._zeromq
-        if self._nats is None:
-            require_nats(address)
-            from tokenbus_services.bus.nats import NatsTransport  # noqa: PLC0415 - an extra
-
-            self._nats = NatsTransport(self._settings)
-        return self._nats
-
-
-def require_nats(address: str) -> None:
-    """Raise an AddressError if what NATS needs is not installed."""
-    if importlib.util.find_spec("nats") is None:
-        raise AddressError(address, "nats-py is not installed (pip install 'tokenbus[nats]')")
+        transport = shared(address)
+        if transport is None:
+            raise AddressError(address, "no bus of tokenbus.testing in this process has it")
+        return transport
 
 
 def clock_for(address: str) -> Clock:

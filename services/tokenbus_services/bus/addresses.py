@@ -1,4 +1,4 @@
-"""Addresses: a host and a port or a path, for ZeroMQ; servers and a name, for NATS."""
+"""Addresses: a host and a port, or a path."""
 
 import ipaddress
 import os
@@ -12,12 +12,6 @@ from tokenbus_services.bus.errors import AddressError
 
 _TCP = re.compile(r"tcp://(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+|\*)):(?P<port>\d{1,5}|\*)")
 _MOST_PORT = 65535
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-_NATS = re.compile(rf"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>{_NAME}(\.({_NAME}|\*))?)")
-_NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_MOST_NAME = 64
-_NATS_FORMS = "nats://HOST:PORT/NAME or tls://..., NAME of letters, digits, _ and -, or GROUP.NAME, or GROUP.* for all"
-_MOST_SERVERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,63 +42,6 @@ class IpcEndpoint:
 
     def __str__(self) -> str:
         return f"ipc://{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class NatsEndpoint:
-    """The servers of a NATS cluster, any of which will do, and the name of a listener there.
-
-    A name is NAME, or GROUP.MEMBER; or GROUP.*, which stands for all members of a group.
-    """
-
-    servers: tuple[TcpEndpoint, ...]
-    name: str
-    is_tls: bool
-
-    @property
-    def group(self) -> str:
-        """The group, where the name has one."""
-        group, dot, _ = self.name.partition(".")
-        return group if dot else ""
-
-    @property
-    def is_group(self) -> bool:
-        """Whether it stands for all of a group."""
-        return self.name.endswith(".*")
-
-
-def is_nats(address: str) -> bool:
-    """Return whether an address is one of NATS."""
-    return address.partition("://")[0] in {"nats", "tls"}
-
-
-def is_group(address: str) -> bool:
-    """Return whether an address stands for all listeners of a group, as `nats://HOST:PORT/GROUP.*`."""
-    return is_nats(address) and address.endswith(".*")
-
-
-def member_address(address: str, name: str) -> str:
-    """Return the address of one listener of a group; any other address is one listener's already."""
-    if not is_group(address):
-        return address
-    return address.removesuffix("*") + _NOT_NAME.sub("-", name)[-_MOST_NAME:].lstrip("_-")
-
-
-def parse_nats(address: str) -> NatsEndpoint:
-    """Return the endpoint of a NATS address: HOST:PORT, or several with commas between, and a name."""
-    match = _NATS.fullmatch(address)
-    if match is None:
-        raise AddressError(address, f"expected {_NATS_FORMS}")
-    servers = match["servers"].split(",")
-    if len(servers) > _MOST_SERVERS:
-        raise AddressError(address, f"at most {_MOST_SERVERS} servers, got {len(servers)}")
-    try:
-        found = tuple(_tcp(f"tcp://{server}") for server in servers)
-    except AddressError:
-        found = ()
-    if not found or any(server.host == "*" or not server.port for server in found):
-        raise AddressError(address, "each server needs a host and a port")
-    return NatsEndpoint(found, match["name"], is_tls=match["scheme"] == "tls")
 
 
 def parse(address: str) -> TcpEndpoint | IpcEndpoint:

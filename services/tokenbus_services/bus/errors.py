@@ -17,10 +17,6 @@ class AddressError(BusError):
         return f"{self.address if self.address.isprintable() else ascii(self.address)}: {self.reason}"
 
 
-class NoServerError(AddressError):
-    """The server through which an address is reached is not there; it may come."""
-
-
 class ClosedError(BusError):
     """A listener or connection was closed on this side, by its owner; a peer that leaves never causes this."""
 

@@ -167,9 +167,6 @@ class MemoryListener:
             connection.lost()
             self._meeting.introduce(connection)
 
-    def retire(self) -> None:
-        """Do nothing: it does not announce itself."""
-
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it: as long as it is open."""
         return self._meeting.listener is self

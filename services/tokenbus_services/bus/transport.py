@@ -15,8 +15,7 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Protocol
 
-from tokenbus_services.bus.errors import MessageError, NoServerError
-from tokenbus_services.logs import logger
+from tokenbus_services.bus.errors import MessageError
 
 Parts = Sequence[bytes]
 _BURST = 64
@@ -26,7 +25,6 @@ LARGE = 4096
 """Above so many bytes a message is large."""
 _REFUSED_BYTES_A_SECOND = 8_388_608
 """Of large messages that were refused; reading them takes less than a tenth of the time."""
-_log = logger("bus")
 
 
 class Role(str, Enum):
@@ -55,7 +53,7 @@ class Identity:
     names: tuple[str, ...] = field(default=("*",))
     """Patterns as in a shell: `worker-*`."""
     key: str = ""
-    """The public key that it proved; empty: none, as over NATS, where the server vouches for its name."""
+    """The public key that it proved; empty: none."""
 
     def may(self, role: Role, name: str | None = None) -> bool:
         """Tell whether it has a role, and may use a name in it."""
@@ -86,8 +84,6 @@ class Usage:
     """Bytes that have arrived over tcp and were not read as whole messages, at the last check."""
     cut_off: Mapping[str, int] = field(default_factory=dict)
     """Connections that were cut off, by the bound that they exceeded."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Frames that were dropped over NATS, by the name of the peers that sent them: those with the most."""
 
 
 class Listener(Protocol):
@@ -114,9 +110,6 @@ class Listener(Protocol):
 
     def disconnect(self, peer: bytes) -> None:
         """Cut a peer off; it may connect again, as another peer."""
-
-    def retire(self) -> None:
-        """Let no new peer find it any more, where it announces itself; those that are connected stay."""
 
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it."""
@@ -168,15 +161,6 @@ class Transport(Protocol):
         on the event loop each time that the connection breaks which the listener had accepted, as when its process
         dies; not for one that stands still, nor after `close`.
         """
-
-
-async def listen_once_there(transport: Transport, address: str, refused: Callable[[str], None]) -> Listener:
-    """Listen at an address, once the server is there through which it is reached; raises AddressError."""
-    while True:
-        try:
-            return await transport.listen(address, refused)
-        except NoServerError as error:
-            _log.warning("not listening yet", address=address, reason=error.reason)
 
 
 class ReceiveBudget:

@@ -256,9 +256,6 @@ class ZeroMQListener:
         """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
         self._monitor.disconnect(peer)
 
-    def retire(self) -> None:
-        """Do nothing: it does not announce itself."""
-
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it."""
         return self._binding.is_reachable()

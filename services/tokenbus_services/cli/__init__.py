@@ -28,7 +28,7 @@ _GROUPS = {
     },
     "look": {
         "tap": "show workers' streams as they pass, or a durable log",
-        "record": "write workers' streams to files, or to a durable log over NATS",
+        "record": "write workers' streams to files, or to a durable log in NATS JetStream",
         "inspect": "show a recording's tokens by probability",
         "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
     },

@@ -3,15 +3,12 @@
 import argparse
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from tokenbus_services.bus import AddressError
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
-_ADDRESSES = {"bus.workers_address": "workers.*", "bus.clients_address": "clients.*"}
-"""The addresses that `--bus` sets, with their names there: each processor has one of its own in both groups."""
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
 EPILOG = """\
@@ -20,11 +17,8 @@ defaults. docs/settings.md lists them all; an unknown key or a value out of its 
 """
 
 
-def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str], *, has_bus: bool = False) -> None:
-    """Declare --settings and --set, and an option of its own for each setting that this command's users need.
-
-    A command with an option for an address has `--bus` too, for all of them.
-    """
+def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str]) -> None:
+    """Declare --settings and --set, and an option of its own for each setting that this command's users need."""
     parser.epilog = EPILOG
     group = parser.add_argument_group("settings")
     group.add_argument("--settings", metavar="FILE", help="a TOML file (default: what TOKENBUS_SETTINGS names)")
@@ -36,13 +30,6 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str],
         metavar="KEY=VALUE",
         help="any setting, as in --set processor.max_workers=8; may be repeated",
     )
-    if has_bus or _ADDRESSES.keys() & set(direct.values()):
-        group.add_argument(
-            "--bus",
-            metavar="URL",
-            help="a NATS server, as nats://127.0.0.1:4222, or several with commas between: any number of processors, "
-            "workers and clients find each other there, and a decode worker takes requests at URL/handoff-ID",
-        )
     for flag, key in {**direct, **_OF_ALL}.items():
         entry = ENTRIES[key]
         default = entry.default if entry.default != "" else "empty"
@@ -53,14 +40,8 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str],
 def load_settings(options: argparse.Namespace) -> Settings:
     """Return the settings that the options, the environment and the file come to, and begin to log as they say."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
-    bus = (getattr(options, "bus", None) or "").rstrip("/")
-    overrides = {key: f"{bus}/{name}" for key, name in _ADDRESSES.items() if bus} | dict(options.set) | direct
     with reporting_faults():
-        settings = Settings.load(options.settings, overrides=overrides)
-        handoff = ENTRIES["worker.handoff_address"]
-        if bus and handoff.value_in(settings) == handoff.default:
-            address = f"{bus}/handoff-{settings.worker.id}"
-            settings = replace(settings, worker=replace(settings.worker, handoff_address=address))
+        settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)
     return settings
 

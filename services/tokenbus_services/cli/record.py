@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tokenbus_services.bus import require_nats
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import require_parquet
 from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import declare_watching, watched
+from tokenbus_services.durable_log import require_nats
 from tokenbus_services.items import StreamItem
 from tokenbus_services.logs import logger
 from tokenbus_services.printable import printable
@@ -49,8 +49,7 @@ examples:
   tokenbus record --to nats://a:4222,b:4222,c:4222 --set durable_log.replicas=3
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key; with --to durable_log.* (how much is kept,
-how long, on how many servers), bus.nats_* (credentials), client.drain_timeout_ms (how long it goes on writing at its
-end).
+how long, on how many servers, credentials), client.drain_timeout_ms (how long it goes on writing at its end).
 """
 _PART_BYTES = 1 << 27
 _WINDOW_FRAMES = 4096

@@ -11,11 +11,11 @@ from typing import Any
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.bus import require_nats
 from tokenbus_services.cli.arguments import request_id
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import declare_watching, watched
+from tokenbus_services.durable_log import require_nats
 from tokenbus_services.items import StreamItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings

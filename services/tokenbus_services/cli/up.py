@@ -85,7 +85,7 @@ def declare(parser: Parser) -> None:
         help=f"how long a service that starts may do nothing: not write, compute or read weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
-    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"}, has_bus=True)
+    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"})
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.items import Lives, StreamItem
 from tokenbus_services.link import PROOF_BYTES, SessionState
-from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings, listed_addresses
 
 
@@ -92,8 +91,8 @@ class Client:
     ) -> None:
         self.settings = settings or Settings.load()
         client, bus = self.settings.client, self.settings.bus
-        processors = processors_at(bus.clients_address, bus)
-        has_several = processors.count > 1 or not processors.is_fixed
+        addresses = listed_addresses(bus.clients_address)
+        has_several = len(addresses) > 1
         self._hello = ClientHello(
             schema_major=MAJOR,
             schema_minor=MINOR,
@@ -109,11 +108,11 @@ class Client:
         )
         """The open requests."""
         self._commands = Commands()
-        self._clock = clock or clock_for(listed_addresses(bus.clients_address)[0])
+        self._clock = clock or clock_for(addresses[0])
         self._watched: tuple[str, TakeItem] | None = None
-        self._connections = ProcessorConnections(processors, self._begin, self.requests, self._clock)
+        self._connections = ProcessorConnections(addresses, self._begin, self.requests, self._clock)
         self.sessions = self._connections.sessions
-        """The state of the connection to each processor; of a fixed list in its order."""
+        """The state of the connection to each processor, in the order of the list."""
         self._transport = transport
         self._watching_over: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -143,7 +142,7 @@ class Client:
     def refusal(self) -> str:
         """The reason, if every processor refuses this client; otherwise empty."""
         refusals = [each.refusal.message for each in self.sessions if each.refusal is not None]
-        return refusals[0] if refusals and len(refusals) == len(self.sessions) else ""
+        return refusals[0] if len(refusals) == len(self.sessions) else ""
 
     @property
     def is_running(self) -> bool:
@@ -154,9 +153,7 @@ class Client:
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus)
-        interval = self.settings.bus.heartbeat_interval_ms / 1000
-        patience = self.settings.client.resume_timeout_ms / 1000
-        await self._connections.open(transport, interval, patience)
+        await self._connections.open(transport)
         self._watching_over = asyncio.create_task(self._watch_over())
         return self
 
@@ -178,11 +175,8 @@ class Client:
             self.requests.end_overdue(self._clock.unix_ms())
             self.requests.look(self._clock.now())
             lost_since = [each.lost_since for each in self.sessions if each.lost_since is not None]
-            if (
-                lost_since
-                and len(lost_since) == len(self.sessions)
-                and self._clock.now() - max(lost_since) >= patience / 1000
-            ):
+            is_lost = len(lost_since) == len(self.sessions)
+            if is_lost and self._clock.now() - max(lost_since) >= patience / 1000:
                 self.requests.give_up(f"no processor answered for {patience} ms")
             self._connections.progress.set()  # some may have ended
 
@@ -403,7 +397,6 @@ class Client:
         asked: list[asyncio.Future[ProcessorStatus]] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                await self._connections.known.wait()
                 connected = [each for each in self.sessions if each.state is SessionState.OPEN]
                 asked = [session.ask_status() for session in connected or self.sessions]
                 await asyncio.wait(asked)

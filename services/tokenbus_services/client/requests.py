@@ -591,12 +591,6 @@ class OpenRequests:
             self._ended_requests.add(key, may_go_on=True)
         self._flush_ends()
 
-    def forget(self, session: "ClientSession") -> None:
-        """Ask a processor nothing more: it has gone for good."""
-        self.sessions.remove(session)
-        self.lost(session)
-        self._forget_refusals(session)
-
     def _homeless(self) -> list[OpenRequest]:
         return [request for request in self.requests.values() if request.home is None]
 

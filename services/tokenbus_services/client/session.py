@@ -76,8 +76,6 @@ class ClientSession(ReconnectingSession):
         """How many requests were sent for each model since the processor said how much room it has."""
         self.named_ended: float = 0
         """The number of the last ended request that was named to the processor."""
-        self.has_gone = False
-        """Whether the processor neither announces itself any more, where processors do, nor is heard."""
         self.is_closing = False
         """Whether the processor has said that it closes: its workers go to another one."""
         self._away_since: float | None = None

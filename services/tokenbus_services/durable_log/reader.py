@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
-from tokenbus_services.bus.nats_server import ServerConnection, ServerError
+from tokenbus_services.durable_log.server import ServerConnection, ServerError
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
     FAILURES,
@@ -123,7 +123,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
         else:
             return
         finally:
-            await server.close(0)
+            await server.close()
 
 
 class _Reader:

@@ -14,12 +14,11 @@ from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StorageType, Stream
 from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
 
 from tokenbus_services.bus import AddressError
-from tokenbus_services.bus.addresses import is_nats, parse_nats
-from tokenbus_services.bus.nats import NatsTransport
-from tokenbus_services.bus.nats_server import ServerConnection, ServerError, Servers
+from tokenbus_services.durable_log.address import parse
+from tokenbus_services.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
 from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.logs import logger
-from tokenbus_services.settings import BusSettings, Settings, listed_addresses
+from tokenbus_services.settings import Settings
 
 T = TypeVar("T")
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
@@ -29,8 +28,6 @@ ASK_SECONDS = 2.0
 _ELECTION_SECONDS = 30.0
 """How long a cluster may take to have a leader again: up to nine seconds, and then one for the stream."""
 _RETRY_SECONDS = 0.2
-_GROUPS = ("clients", "workers")
-"""The names that `--bus` stands for, where processes look for processors."""
 _NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
 """The codes of a cluster that has no leader yet, and of a stream that another writer has made just now."""
@@ -58,16 +55,11 @@ class LogStream:
         address = address or settings.durable_log.address
         scheme, _, rest = address.partition("://")
         self.address = address if "/" in rest else f"{scheme}://{rest}/log"
-        endpoint = NatsTransport(settings.bus).endpoint(self.address)
-        if endpoint.group:
-            raise AddressError(self.address, "the name of a log has no dot")
-        if endpoint.name in (taken := _names_on_the_bus(settings.bus)):
-            limit = f"a name for the log that is none of the bus: {', '.join(sorted(taken))}"
-            raise AddressError(self.address, f"durable_log.address: {limit}; got {endpoint.name!r}")
-        self.name = f"tokenbus-{endpoint.name}"
-        self.subjects = f"tokenbus.{endpoint.name}"
+        parsed = parse(self.address, settings.durable_log)
+        self.name = f"tokenbus-{parsed.name}"
+        self.subjects = f"tokenbus.{parsed.name}"
         self._settings = settings
-        self._servers = Servers(endpoint, settings.bus)
+        self._servers = Servers(parsed, settings)
 
     @property
     def reason(self) -> str:
@@ -88,13 +80,16 @@ class LogStream:
 
     async def connect(self, seconds: float | None = None) -> ServerConnection:
         """Return a connection to a server; raises AddressError if there is none within so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._servers.connect()
-        except TimeoutError:
-            raise AddressError(
-                self.address, f"no server answers within {seconds:g} s: {self._servers.reason}"
-            ) from None
+        if seconds is None:
+            return await self._servers.connect()
+        connecting = asyncio.create_task(self._servers.connect())
+        try:  # not asyncio.timeout, whose one cancellation nats-py may swallow
+            if (await asyncio.wait({connecting}, timeout=seconds))[0]:
+                return connecting.result()
+            reason = f"no server answers within {seconds:g} s: {self._servers.reason}"
+            raise AddressError(self.address, reason)
+        finally:
+            await end_tasks(connecting)
 
     async def info(
         self, server: ServerConnection, *, make: bool, tell: Callable[[AddressError], object] = lambda _: None
@@ -248,13 +243,6 @@ def _is_for_a_while(error: Exception) -> bool:
     if isinstance(error, APIError):
         return error.err_code in _NOT_READY
     return not isinstance(error, PromiseError)
-
-
-def _names_on_the_bus(settings: BusSettings) -> set[str]:
-    """Return the names that a log must not have: its stream would take the bus's messages, and answer them."""
-    listed = listed_addresses(settings.workers_address) + listed_addresses(settings.clients_address)
-    endpoints = [parse_nats(each) for each in listed if is_nats(each)]
-    return {*_GROUPS, *(each.group or each.name for each in endpoints)}
 
 
 def _limit(value: float | None) -> float:

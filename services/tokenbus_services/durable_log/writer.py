@@ -14,7 +14,7 @@ from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
 from tokenbus_services.bus import AddressError
-from tokenbus_services.bus.nats_server import ServerConnection, end_tasks, first_of
+from tokenbus_services.durable_log.server import ServerConnection, end_tasks, first_of
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
     LogError,
@@ -257,7 +257,7 @@ class LogWriter:
                 finally:
                     self._connected.clear()
                     self._server = None
-                    await server.close(0)
+                    await server.close()
             except Exception as error:  # noqa: BLE001 - whatever it is
                 self._fault(error)
                 await asyncio.sleep(_RETRY_SECONDS)

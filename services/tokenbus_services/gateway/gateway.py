@@ -201,7 +201,7 @@ class Gateway:
 def _connection(client: Client) -> str:
     if client.is_connected:
         return "open"
-    return client.sessions[0].state.name.lower() if client.sessions else "looking for a processor"
+    return client.sessions[0].state.name.lower()
 
 
 @asynccontextmanager

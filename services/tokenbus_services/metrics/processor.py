@@ -249,11 +249,6 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Connections that were cut off, by the bound that they exceeded.",
         lambda view: view.usage.cut_off,
     ),
-    Family(
-        "tokenbus_dropped_frames_total{peer}",
-        "Frames dropped over NATS, of the 64 names with the most.",
-        lambda view: view.usage.dropped,
-    ),
     *_of_log(
         (
             "tokenbus_log_items_total{outcome}",

@@ -8,18 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_services.bus import (
-    ClosedError,
-    Listener,
-    Transport,
-    Usage,
-    listen_once_there,
-    require_nats,
-    transport_for,
-)
-from tokenbus_services.bus.addresses import member_address
+from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import Step
+from tokenbus_services.durable_log import require_nats
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.client_connections import ClientConnections
 from tokenbus_services.processor.dispatch import Dispatch
@@ -152,8 +144,7 @@ class Processor:
         await self._open_log()
         try:
             for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
-                own = member_address(address, self.id)
-                self._listeners.append(await listen_once_there(transport, own, self._transport_refused))
+                self._listeners.append(await transport.listen(address, self._transport_refused))
         except BaseException:
             await self._close_listeners()
             self._listeners.clear()
@@ -185,8 +176,6 @@ class Processor:
         Workers that know another processor go there at once, with their requests.
         """
         self.worker_connections.is_draining = self.clients.is_draining = True
-        for listener in self._listeners:
-            listener.retire()
         self.worker_connections.send_away(self.workers.by_id.values(), "the processor is closing")
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
         while self._has_work() and (remaining := deadline - self.clock.now()) > 0:

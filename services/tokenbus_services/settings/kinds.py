@@ -67,7 +67,7 @@ def endpoints(default: str, meaning: str, most: int = _MOST_ADDRESSES) -> Any:  
         found = listed_addresses(value)
         return len(set(found)) == len(found) <= most and all(map(_is_endpoint, found))
 
-    valid = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
+    valid = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
     several = f", or up to {most} different ones with commas between" if most > 1 else ""
     return _text(default, valid + several, check, meaning)
 
@@ -175,11 +175,9 @@ def entries_of(section: type[Section]) -> tuple[Entry, ...]:
 
 def _is_endpoint(value: str) -> bool:
     scheme, _, rest = value.partition("://")
-    servers, _, name = rest.partition("/")
     return value.isprintable() and (
         (scheme in ("ipc", "memory") and bool(rest))
         or (scheme == "tcp" and _is_host_and_port(f"{rest[:-1]}0" if rest.endswith(":*") else rest))
-        or (scheme in ("nats", "tls") and bool(name) and all(map(_is_host_and_port, servers.split(","))))
     )
 
 

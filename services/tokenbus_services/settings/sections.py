@@ -30,8 +30,6 @@ LEAST_REPLICAS = 3
 """Of which two acknowledge an item, so that one server may be lost."""
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
-_NATS_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)?")
-_NATS_ROLES = re.compile(r"((worker|client|observer|handoff|operator)(\+(?!$)|$))*")
 ORIGIN_FORM = "the origin of a web page, as https://app.example or http://localhost:3000"
 
 
@@ -67,19 +65,7 @@ class BusSettings(Section):
         "for processors and decode workers with a key: the file of the keys that may connect, as `tokenbus keys` "
         "writes it; read again when it changes"
     )
-    nats_credentials: str = path(
-        "the file of this process's credentials for NATS: a .creds file, or a line with USER:PASSWORD, a token or an "
-        "NKEY's seed; empty: none; read again when it changes"
-    )
-    nats_name: str = text("", 0, 64, "this process's user name in NATS; empty: the user of USER:PASSWORD, or none")
-    nats_roles: str = text("", 0, 64, "the roles that NATS permits this process, as client+observer; empty: all")
-    nats_ca_file: str = path("the certificates by which tls:// servers are trusted; empty: the system's")
-    nats_certificate: str = path("the file of this process's own certificate for tls:// servers; empty: none")
-    nats_certificate_key: str = path("the file of that certificate's key; empty: it is in the same file")
-    insecure: bool = choice(
-        "whether tcp beyond loopback may be used without keys, and NATS there without TLS and credentials",
-        default=False,
-    )
+    insecure: bool = choice("whether tcp beyond loopback may be used without keys", default=False)
 
     max_part_bytes: int = 8_388_608  # of a message: the schema's largest batch; a peer that sends more is cut off
     max_pending_bytes: int = 100_663_296  # unread, of one peer: a worker's whole credit, and half as much
@@ -100,14 +86,6 @@ class BusSettings(Section):
         }.items():
             if self.heartbeat_timeout_ms < least:
                 raise SettingsError("bus.heartbeat_timeout_ms", f"at least {name}, {least}", self.heartbeat_timeout_ms)
-        if not _NATS_NAME.fullmatch(self.nats_name):
-            raise SettingsError("bus.nats_name", "letters, digits, _ and -", self.nats_name)
-        if self.nats_certificate_key and not self.nats_certificate:
-            limit = "only beside bus.nats_certificate"
-            raise SettingsError("bus.nats_certificate_key", limit, self.nats_certificate_key)
-        if not _NATS_ROLES.fullmatch(self.nats_roles):
-            limit = "of worker, client, observer, handoff and operator, with + between"
-            raise SettingsError("bus.nats_roles", limit, self.nats_roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +335,14 @@ class DurableLogSettings(Section):
         "what does not fit into buffer_bytes",
         default=False,
     )
+    credentials: str = path(
+        "the file of this process's credentials: a .creds file, or a line with USER:PASSWORD, a token or an NKEY's "
+        "seed; empty: none; read again when it changes"
+    )
+    ca_file: str = path("the certificates by which tls:// servers are trusted; empty: the system's")
+    certificate: str = path("the file of this process's own certificate for tls:// servers; empty: none")
+    certificate_key: str = path("the file of that certificate's key; empty: it is in the same file")
+    insecure: bool = choice("whether servers beyond loopback may be used without TLS and credentials", default=False)
     replicas: int = count(1, "servers", "how many servers keep each item; at least 3 with durable", high=5)
     monitors: str = text(
         "",
@@ -377,6 +363,9 @@ class DurableLogSettings(Section):
         if self.durable and self.replicas < LEAST_REPLICAS:
             limit = f"at least {LEAST_REPLICAS} with durable_log.durable"
             raise SettingsError("durable_log.replicas", limit, self.replicas)
+        if self.certificate_key and not self.certificate:
+            limit = "only beside durable_log.certificate"
+            raise SettingsError("durable_log.certificate_key", limit, self.certificate_key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport, listen_once_there
+from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport
 from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.handoff_tickets import Tickets
@@ -203,7 +203,7 @@ class HandoffReceiver:
 
     async def __aenter__(self) -> "HandoffReceiver":
         address = self._settings.worker.handoff_address
-        self._listener = await listen_once_there(self._transport, address, self._connection_refused)
+        self._listener = await self._transport.listen(address, self._connection_refused)
         self.point = HandoffPoint(self._listener.address, self._listener.server_key, self._tickets.key)
         return self
 

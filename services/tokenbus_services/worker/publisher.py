@@ -1,7 +1,6 @@
 """Publisher: what an engine embeds to publish its batches and to take its requests."""
 
 import asyncio
-import random
 import threading
 import time
 from collections import deque
@@ -33,7 +32,7 @@ from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
-from tokenbus_services.processor_list import processors_at
+from tokenbus_services.processor_list import ProcessorList
 from tokenbus_services.settings import Settings, listed_addresses
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
@@ -137,7 +136,7 @@ class Publisher:
         self._controls: deque[Control] = deque()
         self._arrived = threading.Condition()
         bus = self.settings.bus
-        self._processors = processors_at(bus.workers_address, bus, worker_id=self.worker_id)
+        self._processors = ProcessorList(listed_addresses(bus.workers_address), self.worker_id)
         self.session = WorkerSession(
             hello_of(self.settings, vocabulary_size, handoff, model, takes_control=takes_control),
             self.epoch,
@@ -147,8 +146,7 @@ class Publisher:
             on_request=self.take_request,
             on_room=self._made_room,
             proof=proof,
-            processors=self._processors.count,
-            may_move=not self._processors.is_fixed,
+            processors=len(self._processors),
         )
         if takes_control:
             self.session.on_control = self.take_control
@@ -212,29 +210,9 @@ class Publisher:
     async def _start(self) -> asyncio.Task[None]:
         transport = self._transport or transport_for(self.settings.bus)
         running = await self.link.start(transport, self._processors)
-        balancing = asyncio.create_task(self._balance())
-        running.add_done_callback(lambda _: balancing.cancel())
         self.begin()
         running.add_done_callback(lambda _: self.end())  # nothing that is published from now on would be sent
         return running
-
-    async def _balance(self) -> None:
-        """Go to a processor that has far fewer workers, where they announce how many they have.
-
-        Each worker decides for itself, at random times and with the probability that evens them out, and more rarely
-        each time. Workers that hand requests off stay: a hand-off between two processors would be lost.
-        """
-        if self._processors.is_fixed or self.settings.worker.role != "mixed":
-            return
-        seconds = _BALANCE_TIMEOUTS * self.settings.bus.heartbeat_timeout_ms / 1000
-        never = asyncio.Event()
-        while True:
-            await self.clock.wait(never, seconds * random.uniform(1, 2))  # noqa: S311 - nothing secret
-            if random.random() < self._processors.share_to_leave():  # noqa: S311
-                with self._room:
-                    self.session.move_soon(self.clock.now())
-                self.link.wake()
-                seconds = min(2 * seconds, _MOST_BALANCE_SECONDS)
 
     def begin(self) -> None:
         """Let batches be published from now on; without `async with`, the caller carries the session's messages."""

@@ -25,7 +25,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerFrame,
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState
+from tokenbus_services.link import PROOF_BYTES, ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
@@ -75,17 +75,14 @@ class WorkerSession(ReconnectingSession):
         on_request: Callable[[Generate | Abort], None],
         on_room: Callable[[], None],
         processors: int = 1,
-        may_move: bool = False,
         proof: bytes = b"",
     ) -> None:
         """Take the worker's hello, what it retains, the times of heartbeats in seconds, and two callbacks.
 
         `on_request` gets each new request and each abort; a ContractError of its refuses a request. `on_room` is
-        called when an ack has made room in retention. `processors` says how many there are to go to just now, and
-        `may_move` whether there may be several.
+        called when an ack has made room in retention. `processors` says how many there are to go to.
         """
         super().__init__(interval, timeout, processors)
-        self._may_move = may_move or processors > 1
         self._introduction = deepcopy(hello)
         self._introduction.proof = proof or secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
@@ -111,7 +108,6 @@ class WorkerSession(ReconnectingSession):
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
-        self._is_moving = False
         self.acknowledged = 0
         self.replayed = 0
 
@@ -128,12 +124,6 @@ class WorkerSession(ReconnectingSession):
     def take_no_more(self) -> None:
         """Tell processors from now on that this worker takes no new requests; one that comes all the same is taken."""
         self._takes_no_more = self._is_news = True
-
-    def move_soon(self, now: float) -> None:
-        """Take no new requests of this processor, and go to the next one when it must have heard so."""
-        if self.state is SessionState.OPEN and not self.is_leaving(now):
-            self._is_moving = self._is_news = True
-            self._leaves_at = now + self._interval
 
     def add_request(self, generate: Generate) -> None:
         """Add a request to those that the worker has, with its owner."""
@@ -198,7 +188,7 @@ class WorkerSession(ReconnectingSession):
             limit = f"at most {self._retention.next_sequence}, the next item"
             raise ContractError("welcome.resume_from", limit, welcome.resume_from)
         self._welcomed(welcome)
-        self._is_moving, self._is_news = False, self._takes_no_more
+        self._is_news = self._takes_no_more
         self._unnamed = range(self._named + 1, self._count + 1)
         self._replays.clear()
         self._next_sequence = welcome.resume_from
@@ -236,7 +226,7 @@ class WorkerSession(ReconnectingSession):
 
     def _heartbeat(self, now: float) -> Heartbeat:
         beat = super()._heartbeat(now)
-        beat.takes_no_more = self._takes_no_more or self._is_moving
+        beat.takes_no_more = self._takes_no_more
         return beat
 
     def _hello(self) -> Hello:
@@ -246,7 +236,7 @@ class WorkerSession(ReconnectingSession):
         hello.next_sequence = self._retention.next_sequence
         hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
         hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
-        hello.processors = self.moves + 1 if self._may_move else 0
+        hello.processors = self.moves + 1 if self._processors > 1 else 0
         if self._takes_no_more:
             hello.max_requests = 0
         return hello

@@ -8,11 +8,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support import nats
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Connection, Listener, Outcome, Transport, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.bus.nats import NatsTransport
 from tokenbus_services.bus.transport import ignore_loss
 from tokenbus_services.settings import BusSettings
 
@@ -33,8 +31,6 @@ class Bus:
 
     def make(self, settings: BusSettings) -> Transport:
         """Return a transport; a subclass for another transport returns its own."""
-        if self.kind == "nats":
-            return NatsTransport(settings)
         return MemoryTransport(settings) if self.kind == "memory" else ZeroMQTransport(settings)
 
     def with_settings(self, settings: BusSettings) -> "Bus":
@@ -46,8 +42,6 @@ class Bus:
         self._addresses += 1
         if self.kind == "memory":
             return f"memory://bus-{self._addresses}"
-        if self.kind == "nats":
-            return nats.shared().address(f"bus-{secrets.token_hex(8)}")
         if self.kind == "zeromq-ipc":
             return f"ipc://{self._folder}/{id(self)}-{self._addresses}"
         # A port that is bound without listening is given only to a process that asks for its number.

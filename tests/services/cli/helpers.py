@@ -32,7 +32,7 @@ from tokenbus_services.clock import SystemClock
 from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus_services.link import Link
 from tokenbus_services.processor import Processor
-from tokenbus_services.processor_list import processors_at
+from tokenbus_services.processor_list import ProcessorList
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.retention import Retention
@@ -153,7 +153,7 @@ async def publish(data: bytes, settings: Settings, transport: Transport | None =
         on_room=lambda: None,
     )
     link = Link(session, nullcontext(), SystemClock(), "worker")
-    processors = processors_at(settings.bus.workers_address, settings.bus)
+    processors = ProcessorList([settings.bus.workers_address])
     running = await link.start(transport or transport_for(settings.bus), processors)
     link.stop(MOST)
     await running

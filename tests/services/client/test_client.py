@@ -271,7 +271,7 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
 
 
 async def test_second_watch_is_refused_without_a_processor() -> None:
-    client = Client(settings({"bus.clients_address": "nats://127.0.0.1:1/clients.*"}))
+    client = Client(settings({"bus.clients_address": "tcp://127.0.0.1:1"}))
     watched = client.watch("w")
     with pytest.raises(RuntimeError, match="close that iterator first"):
         client.watch("w")

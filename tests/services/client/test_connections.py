@@ -1,7 +1,6 @@
-"""Connections: to processors that come and go while the client drains."""
+"""Connections: those that fail, and how they end."""
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -16,53 +15,26 @@ from tokenbus_services.client import Client
 from tokenbus_services.client.connections import ProcessorConnections
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.processor_list import ProcessorList
 
-STAYS, GOES = "memory://stays", "memory://goes"
+HERE, THERE = "memory://here", "memory://there"
 PATIENCE = 10.0
-
-
-class Announced(ProcessorList):
-    """Processors that have announced themselves, as the test says."""
-
-    is_fixed = False
-
-    def __init__(self, *addresses: str) -> None:
-        super().__init__()
-        self._announced = dict.fromkeys(addresses, 0)
-        self._report: Callable[[], None] = lambda: None
-        self.is_looked_for = False
-
-    @property
-    def workers(self) -> Mapping[str, int]:
-        return self._announced
-
-    async def open(self, changed: Callable[[], None] = lambda: None) -> None:
-        self._report, self.is_looked_for = changed, True
-
-    async def close(self) -> None:
-        self.is_looked_for = False
-
-    def goes(self, address: str) -> None:
-        del self._announced[address]
-        self._report()
 
 
 class Line:
     """A client's connections to processors of which none answers, and its requests."""
 
     def __init__(self, *addresses: str) -> None:
-        self.processors, self.clock = Announced(*addresses), ManualClock()
+        self.addresses, self.clock = addresses, ManualClock()
         self.requests = OpenRequests(100, PATIENCE, has_several=True)
-        self.connections = ProcessorConnections(self.processors, self._begin, self.requests, self.clock)
+        self.connections = ProcessorConnections(addresses, self._begin, self.requests, self.clock)
 
     def _begin(self) -> ClientSession:
         return ClientSession(client_hello(), self.requests, settings().limits, interval=1.0, timeout=3.0)
 
     async def open(self) -> "Line":
         transport = MemoryTransport(settings().bus)
-        self.listeners = [await transport.listen(address) for address in self.processors.workers]
-        await self.connections.open(transport, 1.0, PATIENCE)
+        self.listeners = [await transport.listen(address) for address in self.addresses]
+        await self.connections.open(transport)
         return self
 
     def fail(self, session: ClientSession) -> None:
@@ -73,25 +45,10 @@ class Line:
         self.connections.wake()
 
 
-async def test_processor_that_goes_while_the_client_drains_is_no_error() -> None:
-    line = await Line(STAYS, GOES).open()
-    line.requests.open(generate_of(7))
-    closing = asyncio.create_task(line.connections.close(60.0))
-    line.processors.goes(GOES)
-    for _ in range(int(PATIENCE) + 2):
-        await turns()
-        line.clock.advance(1.0)
-    await turns()
-    assert len(line.requests.sessions) == 1
-    assert not closing.done()
-    line.clock.advance(60.0)
-    await soon(closing)
-
-
 async def test_drain_that_is_cancelled_leaves_nothing() -> None:
-    """A client whose drain is interrupted ends its requests and all of its tasks, and looks for no more processors."""
+    """A client whose drain is interrupted ends its requests and all of its tasks."""
     before = asyncio.all_tasks()
-    line = await Line(STAYS, GOES).open()
+    line = await Line(HERE, THERE).open()
     tokens = line.requests.open(generate_of(7))
     closing = asyncio.create_task(line.connections.close(60.0))
     await turns()
@@ -99,13 +56,12 @@ async def test_drain_that_is_cancelled_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await soon(closing)
     assert tokens.error is not None
-    assert not line.processors.is_looked_for
     assert asyncio.all_tasks() == before
 
 
 async def test_connection_that_fails_while_the_client_drains() -> None:
     before = asyncio.all_tasks()
-    line = await Line(STAYS, GOES).open()
+    line = await Line(HERE, THERE).open()
     tokens = line.requests.open(generate_of(7))
     closing = asyncio.create_task(line.connections.close(60.0))
     await turns()
@@ -117,12 +73,11 @@ async def test_connection_that_fails_while_the_client_drains() -> None:
         await soon(closing)
     assert raised.group_contains(RuntimeError, match="nothing to say")
     assert tokens.error is not None
-    assert not line.processors.is_looked_for
     assert asyncio.all_tasks() == before
 
 
 async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pytest.LogCaptureFixture) -> None:
-    line = await Line(STAYS, GOES).open()
+    line = await Line(HERE, THERE).open()
     welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
     for listener in line.listeners:
         peer, _ = await soon(listener.receive())

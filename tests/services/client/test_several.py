@@ -464,22 +464,6 @@ def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_wai
     assert source.error.code == NO_WORKER
 
 
-def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
-    two, source = begun()
-    gone = [Peer(requests=two.requests) for _ in range(20)]
-    for peer in gone:
-        peer.session.has_gone = True
-    error(two.a, LOST)
-    two.pass_time(GRACE + 1, two.a, two.b)
-    for peer in (two.a, two.b):
-        error(peer, UNKNOWN)
-    for peer in gone:
-        two.requests.forget(peer.session)
-    two.pass_time(1, two.a, two.b)
-    assert source.error is not None
-    assert source.error.code == LOST
-
-
 def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -> None:
     two, source, key = sent_anew()
     two.b.rows(RowShape(key, 0, 2))
@@ -671,7 +655,8 @@ def test_request_that_ended_with_an_error_has_ended_wherever_its_worker_comes() 
 def test_processor_that_stood_still_has_not_stayed() -> None:
     two, source = begun()
     error(two.a, LOST)
-    two.requests.forget(two.a.session)
+    two.requests.sessions.remove(two.a.session)
+    two.requests.lost(two.a.session)
     for _ in range(8):
         two.pass_time(GRACE - 2, two.b)
         error(two.b, UNKNOWN)

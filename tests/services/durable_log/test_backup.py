@@ -70,7 +70,7 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
     assert len(await read(settings, after=older)) == 4  # as earlier versions made them, without a time
     await api(connection.client, "DELETE")
     await soon(restore(connection.client, found, chunks))
-    await connection.close(0)
+    await connection.close()
     assert [item.sequence for item in await read(settings, after=first.position)] == [2]
 
 
@@ -87,7 +87,7 @@ async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
     *_, last = await read(settings)
     await api(connection.client, "DELETE")
     await soon(restore(connection.client, found, chunks))
-    await connection.close(0)
+    await connection.close()
     with pytest.raises(LogError, match="is beyond the log's end"):
         await read(settings, after=last.position)
     async with writer_of(settings) as first, writer_of(settings) as second:

@@ -24,8 +24,8 @@ from tests.services.durable_log.using import (
 )
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
-from tokenbus_services.bus.nats_server import ServerConnection
 from tokenbus_services.durable_log.reader import read_log
+from tokenbus_services.durable_log.server import ServerConnection
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.items import gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
@@ -42,7 +42,7 @@ def message(first: int, last: int, epoch: int = EPOCH, worker_id: str = "worker-
 async def stream_of(settings: Settings) -> AsyncIterator[tuple[ServerConnection, JetStreamContext]]:
     connection = await LogStream(settings).connect()
     yield connection, connection.client.jetstream()
-    await connection.close(0)
+    await connection.close()
 
 
 async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers: str) -> None:

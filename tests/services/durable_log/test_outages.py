@@ -160,7 +160,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
 
     use("old:old")
     serve("old:old")
-    bus = Bus(logging_to(server, bus__nats_credentials=str(file)))
+    bus = Bus(logging_to(server, durable_log__credentials=str(file)))
     async with bus.running():
         await until(lambda: told(bus.processor)("log_writable_servers"))
         serve("new:new")
@@ -177,8 +177,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     ("wrong", "limit"),
     [
         ({"durable_log__address": "http://127.0.0.1:4222"}, "expected nats://HOST:PORT/NAME"),
-        ({"durable_log__address": "nats://127.0.0.1:4222/workers"}, "a name for the log that is none of the bus"),
-        ({"bus__nats_credentials": "/nowhere/at/all"}, "a file that can be read"),
+        ({"durable_log__credentials": "/nowhere/at/all"}, "a file that can be read"),
         ({"durable_log__monitors": "127.0.0.1"}, "HOST:PORT, with commas between"),
     ],
 )

@@ -82,7 +82,7 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
             found = [await anext(items)]
             await connection.client.jetstream().purge_stream("tokenbus-log")
             found += await soon(collected(items))
-        await connection.close(0)
+        await connection.close()
     assert sequences(found) == list(range(1, len(found) + 1))
     assert len(found) < 2000
 
@@ -94,7 +94,7 @@ async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplo
         found = [await anext(items)]
         await connection.client.jetstream().purge_stream("tokenbus-log", keep=3)
         found += await soon(collected(items))
-    await connection.close(0)
+    await connection.close()
     (overtaken,) = [place for place, item in enumerate(found) if item.missing_items]
     removed = found[overtaken].sequence - found[overtaken - 1].sequence - 1
     assert found[overtaken].missing_items == removed > 0

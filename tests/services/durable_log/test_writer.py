@@ -199,7 +199,7 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(
         await until(lambda: writer.counts.failed_writes > 2)
         await jetstream.delete_stream("other")
         await written(writer)
-        await connection.close(0)
+        await connection.close()
     assert numbered(await read(settings)) == [(2, 1)]
     assert caplog.text.count("log was made anew") == 1
 
@@ -220,16 +220,6 @@ async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServe
     )
     with pytest.raises(AddressError, match=r"no server answers within 0.2 s"):
         await entered(short)
-
-
-@pytest.mark.parametrize("name", ["workers", "clients", "p0-clients"])
-def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) -> None:
-    at = server.address(name)
-    chosen = log_settings(server, durable_log__address=at, bus__clients_address=server.address("p0-clients"))
-    with pytest.raises(AddressError) as refused:
-        LogStream(chosen)
-    limit = "a name for the log that is none of the bus: clients, p0-clients, workers"
-    assert str(refused.value) == f"{at}: durable_log.address: {limit}; got {name!r}"
 
 
 async def test_server_without_jetstream_is_one_line(server: NatsServer) -> None:

@@ -85,14 +85,14 @@ async def full(settings: Settings) -> AsyncIterator[None]:
             await jetstream.publish("other", b"x" * 100_000)
     yield
     await jetstream.delete_stream("other")
-    await connection.close(0)
+    await connection.close()
 
 
 async def kept(settings: Settings) -> StreamConfig:
     stream = LogStream(settings)
     connection = await stream.connect()
     info = await stream.info(connection, make=False)
-    await connection.close(0)
+    await connection.close()
     return info.config
 
 

@@ -6,15 +6,14 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from tokenbus_services.bus.addresses import NatsEndpoint
 from tokenbus_services.bus.keys import check_private
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.printable import reason_of
-from tokenbus_services.settings import BusSettings, SettingsError
+from tokenbus_services.settings import DurableLogSettings, SettingsError
 from tokenbus_services.watched_files import WatchedFiles
 
-_log = logger("bus")
-_KEY = "bus.nats_credentials"
+_log = logger("log")
+_KEY = "durable_log.credentials"
 _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
 _JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
@@ -26,31 +25,25 @@ _SEED_BYTES = 36
 class Login:
     """What this process proves, and whether it wants TLS; read from files, and again when they have changed."""
 
-    def __init__(self, endpoint: NatsEndpoint, settings: BusSettings) -> None:
+    def __init__(self, settings: DurableLogSettings, *, is_tls: bool) -> None:
         """Read the files; raises SettingsError for one that cannot be used."""
-        self._endpoint, self._settings = endpoint, settings
-        names = (
-            settings.nats_credentials,
-            settings.nats_ca_file,
-            settings.nats_certificate,
-            settings.nats_certificate_key,
-        )
+        self.is_tls = is_tls
+        self._settings = settings
+        names = settings.credentials, settings.ca_file, settings.certificate, settings.certificate_key
         self._files = WatchedFiles([Path(name) for name in names if name])
         self._repeated_log = DeduplicatedLog()
         self.options: dict[str, Any] = {}
         """For nats-py's `connect`."""
-        self.user = ""
         self.public_nkey: str | None = None
-        self.is_tls = endpoint.is_tls
-        if settings.nats_credentials:
-            self._take(settings.nats_credentials, _read(settings.nats_credentials))
-        if endpoint.is_tls or settings.nats_ca_file:
+        if settings.credentials:
+            self._take(settings.credentials, _read(settings.credentials))
+        if is_tls or settings.ca_file:
             try:
-                self.options["tls"] = ssl.create_default_context(cafile=settings.nats_ca_file or None)
+                self.options["tls"] = ssl.create_default_context(cafile=settings.ca_file or None)
             except OSError as error:
                 limit = f"a file of certificates that can be read: {reason_of(error)}"
-                raise SettingsError("bus.nats_ca_file", limit, settings.nats_ca_file) from None
-            if settings.nats_certificate:
+                raise SettingsError("durable_log.ca_file", limit, settings.ca_file) from None
+            if settings.certificate:
                 self._show_certificate(settings)
 
     def refresh(self) -> None:
@@ -64,20 +57,20 @@ class Login:
             )
 
     def _read_again(self) -> None:
-        found = Login(self._endpoint, self._settings)
-        self.options, self.user, self.public_nkey = found.options, found.user, found.public_nkey
+        found = Login(self._settings, is_tls=self.is_tls)
+        self.options, self.public_nkey = found.options, found.public_nkey
 
-    def _show_certificate(self, settings: BusSettings) -> None:
+    def _show_certificate(self, settings: DurableLogSettings) -> None:
         """Show a server that asks for it this process's certificate."""
-        certificate, key = settings.nats_certificate, settings.nats_certificate_key
-        check_private("bus.nats_certificate_key" if key else "bus.nats_certificate", key or certificate)
+        certificate, key = settings.certificate, settings.certificate_key
+        check_private("durable_log.certificate_key" if key else "durable_log.certificate", key or certificate)
         try:
             # Without a password of our own, Python would ask for one on the terminal.
             self.options["tls"].load_cert_chain(certificate, key or None, password=lambda: b"")
         except OSError as error:  # of what ssl raises, too
             reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
             limit = f"a certificate in PEM and its key, not encrypted: {reason}"
-            raise SettingsError("bus.nats_certificate", limit, certificate) from None
+            raise SettingsError("durable_log.certificate", limit, certificate) from None
 
     def _take(self, path: str, text: str) -> None:
         lines = text.split("\n")
@@ -88,8 +81,7 @@ class Login:
         elif len(lines) > 1 or not text or not text.isprintable():
             raise SettingsError(_KEY, _FORMS, path)
         elif ":" in text:
-            self.user, _, self.options["password"] = text.partition(":")
-            self.options["user"] = self.user
+            self.options["user"], _, self.options["password"] = text.partition(":")
         elif text.startswith("SU"):
             self.public_nkey = self._sign_with(path, text)
         else:

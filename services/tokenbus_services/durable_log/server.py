@@ -1,7 +1,7 @@
-"""ServerConnection: one connection to a NATS server, and the servers that are tried in turn for one.
+"""ServerConnection: one connection to a NATS server. Servers: the servers that are tried in turn for one.
 
-nats-py's own reconnecting is off. It would send after a break what was published before it, into conversations that
-have ended; here a broken connection ends all of them, and another one is made.
+nats-py's own reconnecting is off: after a break it would publish what was waiting, before the writer has asked how far
+the log is.
 """
 
 import asyncio
@@ -9,10 +9,7 @@ import contextlib
 import os
 import random
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import inf
 from typing import Any
 from urllib.parse import ParseResult
@@ -20,28 +17,18 @@ from urllib.parse import ParseResult
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import pub_cmd, sub_cmd, unsub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from tokenbus_services.bus.addresses import NatsEndpoint, TcpEndpoint
-from tokenbus_services.bus.nats_conversation import LEAST_PAYLOAD
-from tokenbus_services.bus.nats_login import Login
+from tokenbus_services.bus.addresses import TcpEndpoint
+from tokenbus_services.durable_log.address import LogAddress
+from tokenbus_services.durable_log.login import Login
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.settings import BusSettings
+from tokenbus_services.settings import BusSettings, Settings
 
 _CLOSE_SECONDS = 0.2
 """How long a closing connection may take that sends nothing any more."""
 _CANCEL_SECONDS = 0.1
-_LONG_SECONDS = 86_400
-_READ_BYTES = 1_048_576
-"""How much is read at a time. nats-py reads 32 KiB, and stops the socket at twice that: several turns a step."""
-_NO_RESPONDERS = b"NATS/1.0 503"
-_FIRST_INLET = 1 << 32
-"""The number of the first inlet: nats-py's own subscriptions count from one."""
-_log = logger("bus")
-
-Receive = Callable[[str, bytes, bool], None]
-"""Takes a message: its subject, its payload, and whether it says that the subject it answers has no subscriber."""
+_log = logger("log")
 
 
 class ServerError(Exception):
@@ -52,27 +39,17 @@ _FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
 
 
 class Servers:
-    """The servers of an address: one that failed is tried again after those that have not failed since."""
+    """The servers of a log: one that failed is tried again after those that have not failed since."""
 
-    def __init__(
-        self,
-        endpoint: NatsEndpoint,
-        settings: BusSettings,
-        login: Login | None = None,
-        failed: dict[TcpEndpoint, float] | None = None,
-    ) -> None:
-        """Take what this process proves to them, by default read now; raises SettingsError.
-
-        Files that have changed are read again before each try. `failed` says when each failed last, to this process:
-        its connections have one.
-        """
-        self.endpoint = endpoint
+    def __init__(self, address: LogAddress, settings: Settings) -> None:
+        """Read the login; raises SettingsError. Its files are read again before each try if they have changed."""
         self.reason = "no server was tried yet"
         """Why the last try failed, or the last connection was lost."""
-        self._login = login or Login(endpoint, settings)
-        self._settings = settings
-        self._order = random.sample(endpoint.servers, len(endpoint.servers))
-        self._failed = {} if failed is None else failed
+        self._login = Login(settings.durable_log, is_tls=address.is_tls)
+        self._settings = settings.bus
+        self._order = random.sample(address.servers, len(address.servers))
+        self._failed: dict[TcpEndpoint, float] = {}
+        """When each failed last."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
         """What goes wrong with connections once they are made: the next may have the same."""
@@ -80,18 +57,6 @@ class Servers:
         self._last_server = self._order[0]
         self._last_began = -inf
         self._seconds = 0.0
-
-    @property
-    def user(self) -> str:
-        """The user that this process is to the servers; empty: it proves itself otherwise, or not at all."""
-        return self._login.user
-
-    def again(self) -> "Servers":
-        """Return the same for another connection, best to the same server, with one log for all of them."""
-        made = Servers(self.endpoint, self._settings, self._login, self._failed)
-        made._order.sort(key=lambda each: each != self._last_server)
-        made._repeated_log, made._connections_log = self._repeated_log, self._connections_log
-        return made
 
     async def connect(self) -> "ServerConnection":
         """Return a connection to the first that can be used; waits for as long as there is none.
@@ -128,37 +93,8 @@ class Servers:
         self._seconds = min(2 * self._seconds, self._settings.reconnect_max_ms / 1000)
 
 
-@dataclass(slots=True, eq=False)
-class Inlet:
-    """A subscription: what is published to its subject is received as soon as it was read from the socket."""
-
-    number: int
-    receive: Receive
-    most: int
-    """How many messages the server delivers before it ends the subscription; 0: it does not."""
-    received: int = 0
-
-
 class _Client(Client):
-    """nats-py's own, but what comes for an inlet goes there at once, and not through a queue and a task of its own.
-
-    Another client's message with broken headers does not end it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inlets: dict[int, Inlet] = {}
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        inlet = self.inlets.get(sid)
-        if inlet is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        inlet.received += 1
-        try:
-            inlet.receive(subject.decode(), data, bool(headers) and headers.startswith(_NO_RESPONDERS))
-        except Exception as error:  # noqa: BLE001 - the reader must go on until the connection is given up
-            await self._error_cb(error)
+    """nats-py's own, but another client's message with broken headers does not end it."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         try:
@@ -183,7 +119,7 @@ class _Client(Client):
 
 
 class _Transport(TcpTransport):
-    """nats-py's own, with larger reads, and with writes that do not wait."""
+    """nats-py's own, with an end that waits for nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -192,31 +128,13 @@ class _Transport(TcpTransport):
         """Whether it is there: nats-py would take another in the place of one that says no before it is connected."""
         return True
 
-    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        """Connect to a server."""
-        await super().connect(uri, max(buffer_size, _READ_BYTES), connect_timeout)
-
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
         """Go on over TLS."""
-        await super().connect_tls(uri, ssl_context, max(buffer_size, _READ_BYTES), connect_timeout)
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
         if self._io_writer is not None:  # else asyncio warns at the end of each connection
             self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]  # noqa: SLF001
-
-    async def read(self, buffer_size: int) -> bytes:
-        """Return what has come, at least a byte, unless the server has closed."""
-        return bytes(await super().read(max(buffer_size, _READ_BYTES)))
-
-    @property
-    def pending_bytes(self) -> int:
-        """How many written bytes the socket has not taken yet."""
-        return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether it takes nothing any more: it broke, which nats-py may learn a little later."""
-        return self._io_writer is None or self._io_writer.is_closing()
 
     def abort(self) -> None:
         """Close at once."""
@@ -229,23 +147,22 @@ class ServerConnection:
 
     def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
         self.lost = asyncio.Event()
-        self.max_payload = 0
-        self.denied = ""
-        """What the server did not permit last."""
         self.reason = ""
         """Why it was lost."""
-        self._client = _Client()
-        self._numbers = count(_FIRST_INLET)
+        self.client: Client = _Client()
+        """nats-py's own connection."""
+        self._denied = ""
+        """What the server did not permit last."""
         self._transport = _Transport()
-        self._client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
+        self.client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
         self._settings = settings
         self._is_open = self._is_closed = False
         self._repeated_log = repeated_log
 
     @property
-    def client(self) -> Client:
-        """nats-py's own connection, for what NATS offers besides core messages."""
-        return self._client
+    def max_payload(self) -> int:
+        """The most bytes of a message."""
+        return self.client.max_payload
 
     async def open(self, server: TcpEndpoint, login: Login) -> None:
         """Connect to a server; raises ServerError."""
@@ -253,9 +170,9 @@ class ServerConnection:
         options = dict(login.options)
         for secret in {"password", "token"} & options.keys():
             options[secret] = partial(self._if_private, options[secret], is_tls=login.is_tls)
-        self._client._public_nkey = login.public_nkey  # noqa: SLF001 - it makes it itself only with another package
+        self.client._public_nkey = login.public_nkey  # noqa: SLF001 - it makes it itself only with another package
         try:
-            await self._client.connect(
+            await self.client.connect(
                 f"nats://{str(server).removeprefix('tcp://')}",
                 error_cb=self._failed,
                 closed_cb=self._closed,
@@ -266,91 +183,41 @@ class ServerConnection:
                 # At least two, so that a process which stood still reads the answers that came meanwhile.
                 ping_interval=interval,  # type: ignore[arg-type]  # it only sleeps
                 max_outstanding_pings=max(2, int(timeout / interval)),
-                no_echo=True,
                 name="tokenbus",
                 **options,
             )
             self._if_private("", is_tls=login.is_tls)
-            self.max_payload = self._client.max_payload
-            if self.max_payload < LEAST_PAYLOAD:
-                raise ServerError(f"its max_payload is {self.max_payload} bytes, at least {LEAST_PAYLOAD} are needed")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - nats-py raises any, where it cannot read what came
             is_vague = isinstance(error, nats.errors.NoServersError)
             reason = self.reason if is_vague else _reason(error)
             if not isinstance(error, _FAILURES):
                 reason = f"what answers there is no NATS server: {reason}"
-            await self.close(0)
+            await self.close()
             raise ServerError(f"{str(server).removeprefix('tcp://')}: {reason}") from None
         except BaseException:
-            await self.close(0)
+            await self.close()
             raise
         self.lost.clear()
         self._is_open = True
 
     def _if_private(self, secret: str, *, is_tls: bool) -> str:
         """Return a secret; nats-py would send it in the clear to whatever answers in the place of a server with TLS."""
-        if is_tls and not self._client._server_info.get("tls_required"):  # noqa: SLF001 - nothing else tells
+        if is_tls and not self.client._server_info.get("tls_required"):  # noqa: SLF001 - nothing else tells
             raise ServerError("it offers no TLS, which a tls:// address needs")
         return secret
 
-    def subscribe(self, subject: str, receive: Receive, most: int = 0) -> Inlet:
-        """Receive what is published to a subject; the server drops what comes after so many messages, if not 0."""
-        inlet = Inlet(next(self._numbers), receive, most)
-        self._client.inlets[inlet.number] = inlet
-        self._write(sub_cmd(subject, "", inlet.number) + (unsub_cmd(inlet.number, most) if most else b""))
-        return inlet
-
-    def extend(self, inlet: Inlet, more: int) -> None:
-        """Let the server deliver so many messages more than were received, unless it has ended the subscription."""
-        inlet.most = inlet.received + more
-        self._write(unsub_cmd(inlet.number, inlet.most))
-
-    def unsubscribe(self, inlet: Inlet) -> None:
-        """Receive nothing more of a subscription."""
-        if self._client.inlets.pop(inlet.number, None) is not None:
-            self._write(unsub_cmd(inlet.number, 0))
-
-    def publish(self, subject: str, reply: str, payload: bytes) -> None:
-        """Publish, without waiting; where `subject` has no subscriber, `reply` receives a message that says so."""
-        self._write(pub_cmd(subject, reply, payload))
-
-    def _write(self, command: bytes) -> None:
-        """Write in this turn of the event loop; nats-py's `publish` and its flusher do so two turns later."""
-        if not self.lost.is_set() and not self._transport.is_closing:
-            client = self._client
-            waiting, client._pending = client._pending, []  # noqa: SLF001
-            client._pending_data_size = 0  # noqa: SLF001
-            self._transport.write(b"".join((*waiting, command)))  # type: ignore[no-untyped-call]
-
-    @property
-    def pending_bytes(self) -> int:
-        """How many published bytes the socket has not taken yet; the conversations' windows bound them."""
-        return self._transport.pending_bytes
-
-    async def close(self, seconds: float) -> None:
-        """Close, once what was published has reached the server, or after so many seconds."""
+    async def close(self) -> None:
+        """Close, without waiting for what was published."""
         if self._is_closed:
             return
         self._is_closed = True
-        finishing: asyncio.Task[None] | None = None
-        closing: asyncio.Task[None] | None = None
+        self.lost.set()
+        closing = asyncio.create_task(self.client.close())
         try:
-            if self._is_open and not self.lost.is_set():
-                finishing = asyncio.create_task(self._finish())
-                await asyncio.wait({finishing}, timeout=seconds)
-            self.lost.set()
-            closing = asyncio.create_task(self._client.close())
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
-            self.lost.set()
             self._transport.abort()  # nats-py waits without end for a server that does not read
-            await end_tasks(finishing, closing)
-
-    async def _finish(self) -> None:
-        for inlet in tuple(self._client.inlets.values()):
-            self.unsubscribe(inlet)
-        self._write(b"")  # a flush would write its ping before what nats-py has yet to write
-        await self._client.flush(_LONG_SECONDS)
+            await end_tasks(closing)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.is_set():
@@ -361,15 +228,15 @@ class ServerConnection:
 
     def _said(self) -> str:
         """Return why the server closes the connection; empty: it has not said."""
-        error = self._client.last_error
+        error = self.client.last_error
         is_ours = isinstance(error, (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError))
         reason = "" if error is None or is_ours else _reason(error)
-        return "" if reason == self.denied else reason
+        return "" if reason == self._denied else reason
 
     async def _failed(self, error: Exception) -> None:
         reason = _reason(error)
         if "permissions violation" in reason:
-            self.denied = reason
+            self._denied = reason
             self._repeated_log.begin(reason, _log.warning, "not permitted by the nats server", reason=reason)
         elif isinstance(error, nats.errors.StaleConnectionError):
             self._lose(f"no answer within {self._settings.heartbeat_timeout_ms} ms")
