@@ -1,7 +1,6 @@
 """The types of request bodies: their fields with meanings and the bounds of every deployment, as OpenAPI shows them."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -59,36 +58,19 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(gt=0, le=100)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-_Role = Literal["system", "developer", "user", "assistant", "tool"]
-_FormType = Literal["text", "json_object", "json_schema", "structural_tag"]
 _Side = Literal["left", "right"]
 _WhichTools = Literal["none", "auto", "required"]
 _Kind = Literal["function"]
-_PartKind = Literal["text"]
-CHOICES: dict[str, Any] = {
-    "messages.role": _Role,
-    "messages.content.type": _PartKind,
-    "messages.tool_calls.type": _Kind,
-    "tools.type": _Kind,
-    "tool_choice": _WhichTools,
-    "tool_choice.type": _Kind,
-    "reasoning_effort": Effort,
-    "truncation_side": _Side,
-    "response_format.type": _FormType,
-}
-"""By the place of a field, without places in lists, the texts that it may have: msgspec's errors do not list them."""
 
 
 class Body(Struct, kw_only=True, forbid_unknown_fields=True):
     """An object that has no other fields than those that are declared."""
 
-    choices: ClassVar[Mapping[str, Any]] = CHOICES
-
 
 class ContentPart(Body):
     """A part of a message."""
 
-    type: Annotated[_PartKind, says("The kind of part.")]
+    type: Annotated[Literal["text"], says("The kind of part.")]
     text: Annotated[Content, says("The text.")]
 
 
@@ -116,7 +98,7 @@ Null = Annotated[None, says("Not offered: only null is accepted.")]
 class Message(Body, kw_only=True):
     """A message of a chat."""
 
-    role: Annotated[_Role, says("Who wrote the message.")]
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], says("Who wrote the message.")]
     content: Annotated[Content | _Parts | None, says("The text, or its parts; an assistant's may be absent.")] = None
     name: Annotated[Name | None, says("The writer's name, for templates that show it.")] = None
     tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None
@@ -198,7 +180,7 @@ class ResponseSchema(Body, kw_only=True):
 class ResponseFormat(Body, kw_only=True):
     """The form of the answer, as OpenAI's API has it."""
 
-    type: Annotated[_FormType, says("The form of the answer.")]
+    type: Annotated[Literal["text", "json_object", "json_schema", "structural_tag"], says("The form of the answer.")]
     json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, where the type is json_schema.")] = None
     format: Annotated[dict[str, Any] | None, says("Of a structural_tag, as the engine reads it.")] = None
     structures: Annotated[list[Any] | None, says("The same in its older form, beside triggers.")] = None

@@ -240,8 +240,7 @@ class Reader:
             raise error.renamed(names) from None
 
     def _counted(self, chat: Chat, _names: Mapping[str, str]) -> bytes:
-        if chat.model is not None:
-            self._check_model(chat.model)
+        self._check_model(chat.model)
         return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, tools_of(chat)))})
 
     def _chat(self, body: Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
@@ -290,8 +289,7 @@ class Reader:
     def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
         body = self.types.read(self.types.tokenization, value)
-        if body.model is not None:
-            self._check_model(body.model)
+        self._check_model(body.model)
         if body.messages is not None and body.prompt is None:
             ids = self.encoder.chat(body, tools_of(body))
         elif body.prompt is not None and body.messages is None:
@@ -305,12 +303,11 @@ class Reader:
     def detokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /detokenize: the text of token ids."""
         body = self.types.read(self.types.detokenization, value)
-        if body.model is not None:
-            self._check_model(body.model)
+        self._check_model(body.model)
         return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
 
-    def _check_model(self, name: str) -> None:
-        if name not in self.models and (self.fixed_models or name != DEFAULT_MODEL):
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.models and (self.fixed_models or name != DEFAULT_MODEL):
             message = f"model: one of {', '.join(self.models)}, got {name!r}"
             raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 

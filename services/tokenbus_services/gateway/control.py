@@ -61,10 +61,10 @@ class ControlRoutes:
             "/v1/unload_lora_adapter": _unload_adapter,
         }
         gets: dict[str, _Do] = {
-            "/is_paused": _is_paused,
-            "/is_sleeping": _is_sleeping,
-            "/get_world_size": _world_size,
-            "/weight_info": _weight_info,
+            "/is_paused": _told(lambda states: {"is_paused": all(each.is_paused for each in states.values())}),
+            "/is_sleeping": _told(lambda states: {"is_sleeping": any(each.is_sleeping for each in states.values())}),
+            "/get_world_size": _told(lambda states: {"world_size": _processes(states)}),
+            "/weight_info": _told(_weights),
             "/server_info": _server_info,
         }
         return [
@@ -173,6 +173,17 @@ def _version(arguments: _Arguments, name: str) -> int:
     return value
 
 
+def _told(read: Callable[[States], object]) -> _Do:
+    async def do(operator: Operator, _: _Arguments) -> object:
+        return read(await operator.describe())
+
+    return do
+
+
+def _processes(states: States) -> int:
+    return sum(max(1, state.world_size) for state in states.values())
+
+
 async def _pause(operator: Operator, arguments: _Arguments) -> object:
     await operator.pause(_mode(arguments))
     return {"status": "paused"}
@@ -202,11 +213,6 @@ async def _abort_all(operator: Operator, _: _Arguments) -> object:
     return {"status": "aborted"}
 
 
-async def _is_paused(operator: Operator, _: _Arguments) -> object:
-    states = await operator.describe()
-    return {"is_paused": all(state.is_paused for state in states.values())}
-
-
 async def _sleep(operator: Operator, arguments: _Arguments) -> object:
     level = arguments.get("level", 1)
     if str(level) not in {"0", "1", "2"}:
@@ -222,11 +228,6 @@ async def _wake_up(operator: Operator, arguments: _Arguments) -> object:
     states = await operator.wake_up(tags or ())
     sleeps = any(state.is_sleeping for state in states.values())
     return {"status": "sleeping" if sleeps else "awake", "tags": tags}
-
-
-async def _is_sleeping(operator: Operator, _: _Arguments) -> object:
-    states = await operator.describe()
-    return {"is_sleeping": any(state.is_sleeping for state in states.values())}
 
 
 async def _reset_prefix_cache(operator: Operator, _: _Arguments) -> object:
@@ -270,19 +271,10 @@ async def _update_weight_version(operator: Operator, arguments: _Arguments) -> o
     return {"success": True, "new_version": str(version)}
 
 
-async def _weight_info(operator: Operator, _: _Arguments) -> object:
-    return _weights(await operator.describe())
-
-
 def _weights(states: States) -> dict[str, object]:
     versions = {name: state.weight_version for name, state in sorted(states.items())}
     common = set(versions.values())
     return {"weight_version": str(common.pop()) if len(common) == 1 else None, "workers": versions}
-
-
-async def _world_size(operator: Operator, _: _Arguments) -> object:
-    states = await operator.describe()
-    return {"world_size": sum(max(1, state.world_size) for state in states.values())}
 
 
 async def _load_adapter(operator: Operator, arguments: _Arguments) -> object:
@@ -302,8 +294,7 @@ async def _server_info(operator: Operator, arguments: _Arguments) -> object:
     if arguments.get("config_format", "json") not in ("json", "text"):
         raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
     states = await operator.describe()
-    processes = sum(max(1, state.world_size) for state in states.values())
-    return {"vllm_config": vllm_config(list(states.values()), processes)}
+    return {"vllm_config": vllm_config(list(states.values()), _processes(states))}
 
 
 def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """vLLM's /inference/v1/generate: its body, and the completion that it is."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from tokenbus_services.gateway.bodies import (
     Body,
@@ -18,8 +18,6 @@ from tokenbus_services.gateway.bodies import (
     only,
     says,
 )
-
-_Mode = Literal["tokens", "text"]
 
 
 class SamplingParams(EngineSampling, kw_only=True):
@@ -49,7 +47,6 @@ class SamplingParams(EngineSampling, kw_only=True):
 class Generate(Body, kw_only=True):
     """A body of /inference/v1/generate."""
 
-    choices: ClassVar[Mapping[str, Any]] = {"output_mode": _Mode}
     request_id: Annotated[Label | None, says("What the answer's has behind `generate-tokens-`.")] = None
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     token_ids: Annotated[list[int], says("The prompt.")]
@@ -57,7 +54,7 @@ class Generate(Body, kw_only=True):
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
-    output_mode: Annotated[_Mode | None, says("Whether choices have their text, too.")] = "tokens"
+    output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices have their text, too.")] = "tokens"
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None

@@ -1,7 +1,7 @@
 """Bodies of Anthropic's /v1/messages: their types, and the chats that they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from msgspec import Meta
@@ -46,13 +46,8 @@ FIELDS: Mapping[str, str] = {
 """By a chat's name of a field, this body's, where they differ."""
 _BILLING = "x-anthropic-billing-header"
 """Begins a text that Claude Code adds to the system prompt. It differs with every request; vLLM drops it, too."""
-_Role = Literal["user", "assistant", "system"]
-_TextKind = Literal["text"]
-_BlockKind = Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
-_ToolKind = Literal["custom"]
 _Choice = Literal["auto", "any", "tool", "none"]
 _Thinking = Literal["enabled", "disabled", "adaptive"]
-_FormKind = Literal["json_schema"]
 
 
 class Block(Body, kw_only=True, tag_field="type"):
@@ -80,7 +75,7 @@ class ToolUse(Block, kw_only=True, tag="tool_use"):
 class SystemText(Body, kw_only=True):
     """A text of the system prompt, or of a result."""
 
-    type: Annotated[_TextKind, says("The kind of block.")]
+    type: Annotated[Literal["text"], says("The kind of block.")]
     text: Annotated[Content, says("The text.")]
     cache_control: Ignored = None
     citations: Ignored = None
@@ -118,7 +113,7 @@ _Blocks = Annotated[
 class Turn(Body):
     """A message."""
 
-    role: Annotated[_Role, says("Who wrote the message.")]
+    role: Annotated[Literal["user", "assistant", "system"], says("Who wrote the message.")]
     content: Annotated[Content | _Blocks, says("The text, or its blocks.")]
 
 
@@ -128,7 +123,7 @@ class MessagesTool(Body, kw_only=True):
     name: Annotated[Label, says("Its name.")]
     description: Annotated[Description | None, says("What it does.")] = None
     input_schema: Annotated[dict[str, Any], says("The JSON Schema of its arguments.")]
-    type: Annotated[_ToolKind | None, says("The kind of tool.")] = None
+    type: Annotated[Literal["custom"] | None, says("The kind of tool.")] = None
     strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
     cache_control: Ignored = None
     eager_input_streaming: Ignored = None
@@ -154,7 +149,7 @@ class ThinkingConfig(Body, kw_only=True):
 class OutputFormat(Body, kw_only=True):
     """The form of the answer."""
 
-    type: Annotated[_FormKind, says("The form of the answer.")]
+    type: Annotated[Literal["json_schema"], says("The form of the answer.")]
     schema: Annotated[dict[str, Any], says("The JSON Schema.")]
 
 
@@ -172,17 +167,6 @@ _Tools = Annotated[list[MessagesTool], Meta(max_length=128)]
 class TokenCount(Body, kw_only=True):
     """A body of /v1/messages/count_tokens."""
 
-    choices: ClassVar[Mapping[str, Any]] = {
-        "messages.role": _Role,
-        "messages.content.type": _BlockKind,
-        "messages.content.content.type": _TextKind,
-        "system.type": _TextKind,
-        "tools.type": _ToolKind,
-        "tool_choice.type": _Choice,
-        "thinking.type": _Thinking,
-        "output_config.effort": Effort,
-        "output_config.format.type": _FormKind,
-    }
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     messages: Annotated[_Turns, says("The chat so far; an assistant's last message is continued.")]
     system: Annotated[Content | _Texts | None, says("What stands before the chat.")] = None

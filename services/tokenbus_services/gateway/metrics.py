@@ -95,6 +95,12 @@ def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[s
     return lambda view: {model: read(counts) for model, counts in view.counts.models.copy().items()}
 
 
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
+    ("request_prompt_tokens", "How many tokens a request's prompt has.", lambda each: each.prompt_tokens),
+    ("request_generation_tokens", "How many tokens a request's answer has.", lambda each: each.generation_tokens),
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda each: each.first_token),
+    ("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda each: each.latency),
+)
 VLLM: tuple[Family[Gateway], ...] = (
     Family(
         "vllm:prompt_tokens_total{model_name}",
@@ -115,29 +121,9 @@ VLLM: tuple[Family[Gateway], ...] = (
             for reason, count in counts.finished.copy().items()
         },
     ),
-    Family(
-        "vllm:request_prompt_tokens{model_name}",
-        "How many tokens a request's prompt has.",
-        _by_model(lambda counts: counts.prompt_tokens),
-        is_histogram=True,
-    ),
-    Family(
-        "vllm:request_generation_tokens{model_name}",
-        "How many tokens a request's answer has.",
-        _by_model(lambda counts: counts.generation_tokens),
-        is_histogram=True,
-    ),
-    Family(
-        "vllm:time_to_first_token_seconds{model_name}",
-        "From a request's arrival to its first token.",
-        _by_model(lambda counts: counts.first_token),
-        is_histogram=True,
-    ),
-    Family(
-        "vllm:e2e_request_latency_seconds{model_name}",
-        "From a request's arrival to the end of its answer.",
-        _by_model(lambda counts: counts.latency),
-        is_histogram=True,
+    *(
+        Family(f"vllm:{name}{{model_name}}", says, _by_model(read), is_histogram=True)
+        for name, says, read in _HISTOGRAMS
     ),
 )
 """Metrics under vLLM's own names, for dashboards and autoscalers that know them, where they mean the same here."""

@@ -1,7 +1,7 @@
 """Bodies of OpenAI's /v1/responses: their types, and the chats that they are."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -44,16 +44,9 @@ FIELDS: Mapping[str, str] = {
 }
 """By a chat's name of a field, this body's, where they differ."""
 _LOGPROBS = "message.output_text.logprobs"
-_Role = Literal["system", "developer", "user", "assistant"]
-_ItemKind = Literal["message", "function_call", "function_call_output", "reasoning"]
-_PartKind = Literal["input_text", "output_text", "reasoning_text"]
-_TextKind = Literal["input_text"]
-_ThoughtKind = Literal["reasoning_text"]
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
-_FormKind = Literal["text", "json_object", "json_schema"]
 _Status = Literal["in_progress", "completed", "incomplete"]
-_Verbosity = Literal["low", "medium", "high"]
 _Truncation = Literal["disabled", "auto"]
 _Include = Literal[
     "message.output_text.logprobs",
@@ -84,14 +77,14 @@ class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
 class ResultText(Body, kw_only=True):
     """A text of a function's result."""
 
-    type: Annotated[_TextKind, says("The kind of part.")]
+    type: Annotated[Literal["input_text"], says("The kind of part.")]
     text: Annotated[Content, says("The text.")]
 
 
 class Thought(Body, kw_only=True):
     """What the model thought."""
 
-    type: Annotated[_ThoughtKind, says("The kind of part.")]
+    type: Annotated[Literal["reasoning_text"], says("The kind of part.")]
     text: Annotated[Content, says("The text.")]
 
 
@@ -110,7 +103,7 @@ class Item(Body, kw_only=True, tag_field="type"):
 class InputMessage(Item, kw_only=True, tag="message"):
     """A message; its type may be left out."""
 
-    role: Annotated[_Role, says("Who wrote the message.")]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], says("Who wrote the message.")]
     content: Annotated[Content | _Parts, says("The text, or its parts.")]
     phase: Ignored = None
 
@@ -158,7 +151,7 @@ class ResponsesChoice(Body, kw_only=True):
 class TextFormat(Body, kw_only=True):
     """The form of the answer."""
 
-    type: Annotated[_FormKind, says("The form of the answer.")]
+    type: Annotated[Literal["text", "json_object", "json_schema"], says("The form of the answer.")]
     name: Annotated[Name | None, says("The schema's name, which is ignored.")] = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema, where the type is json_schema.")] = None
     description: Ignored = None
@@ -169,7 +162,7 @@ class TextConfig(Body, kw_only=True):
     """How the model writes."""
 
     format: Annotated[TextFormat | None, says("The form that the answer has.")] = None
-    verbosity: Annotated[_Verbosity | None, says("Accepted and ignored.")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, says("Accepted and ignored.")] = None
 
 
 class Reasoning(Body, kw_only=True):
@@ -196,21 +189,6 @@ _Includes = Annotated[list[_Include], Meta(max_length=16)]
 class Responses(FullSampling, kw_only=True):
     """A body of /v1/responses."""
 
-    choices: ClassVar[Mapping[str, Any]] = {
-        "input.type": _ItemKind,
-        "input.role": _Role,
-        "input.status": _Status,
-        "input.content.type": _PartKind,
-        "input.output.type": _TextKind,
-        "tools.type": _Kind,
-        "tool_choice": _WhichTools,
-        "tool_choice.type": _Kind,
-        "text.format.type": _FormKind,
-        "text.verbosity": _Verbosity,
-        "reasoning.effort": Effort,
-        "truncation": _Truncation,
-        "include": _Include,
-    }
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
     instructions: Annotated[Content | None, says("What stands before the conversation.")] = None

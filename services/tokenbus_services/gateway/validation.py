@@ -1,7 +1,9 @@
 """Checks of JSON that a client sends: against a type, in its depth and in its size, with errors that name the field."""
 
 import re
-from typing import Any, get_args
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import orjson
@@ -15,7 +17,6 @@ _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 """A text, whose end may be missing, or where a list or an object begins or ends."""
 _MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-_PLACE = re.compile(r"\[\d+\]")
 
 
 def invalid(name: str, what: str) -> ApiError:
@@ -41,9 +42,23 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
         where = f"{where}.{name}".removeprefix(".")
         raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
     if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter of what tells one type from another
-        limit = "one of " + ", ".join(map(repr, get_args(kind.choices[_PLACE.sub("", where)])))
+        limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
+
+
+def _texts(kind: Any, steps: list[tuple[str, str]]) -> Iterator[str]:  # noqa: ANN401
+    """Yield the texts that a member of a type may be, which msgspec's errors do not list."""
+    if get_origin(kind) in {Union, UnionType}:
+        for each in get_args(kind):
+            yield from _texts(each, steps)
+    elif get_origin(kind) is Literal and not steps:
+        yield from get_args(kind)
+    elif get_origin(kind) is list and steps:
+        yield from _texts(get_args(kind)[0], steps[1:])
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and steps:
+        name, tag = steps[0][0], kind.__struct_config__
+        yield from [str(tag.tag)] if tag.tag_field == name else _texts(get_type_hints(kind).get(name), steps[1:])
 
 
 def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
