@@ -19,9 +19,9 @@ from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
-TOKEN_ROUTES = frozenset({
+_TOKEN_ROUTES = frozenset({
     *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
-    *("/inference/v1/generate", "/generate", "/inspect"),
+    *("/inference/v1/generate", "/inspect"),
 })  # fmt: skip
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
@@ -112,7 +112,7 @@ class Access:
             key = visitor.caller.key
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
         scope.setdefault("extensions", {})[_EXTENSION] = visitor
-        if scope["path"] in TOKEN_ROUTES and scope["method"] == "POST":
+        if scope["path"] in _TOKEN_ROUTES and scope["method"] == "POST":
             self._charge(scope, visitor.caller, added)
         return None
 

@@ -17,6 +17,7 @@ from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.logprob_writers import Part, Piece, size_of
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.stop_strings import RunningText
+from tokenbus_services.gateway.tool_calls import AutoCallWriter, CallWriter
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 
@@ -70,13 +71,14 @@ class Listener(Protocol):
 class Format(Protocol):
     """Writes one answer as an API has it."""
 
+    _calls: CallWriter | AutoCallWriter | None = None
     kept: int = 0
     """How many bytes the last events of a stream will have of what was sent already."""
 
     @property
     def held(self) -> int:
         """How many characters of a stream are held back, as they may be a call."""
-        return 0
+        return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
@@ -137,7 +139,6 @@ class Answer:
     has_begun = False
     """Whether the status 200 is certain: later errors are events of the stream."""
     listeners: Sequence[Listener]
-    """Take the rows of each of its requests."""
 
     def __init__(self, most: int, buffers: Buffers) -> None:
         self.outbox = Outbox(most, self._overflow, buffers)
@@ -243,9 +244,7 @@ class Choice:
         self.stream = form.stream(index)
         self.parts = parts = form.parts(self.stream)
         self.reason: str | None = None
-        """The finish reason, once it has ended."""
         self.ending: Ending | None = None
-        """The same, and by which stop."""
         self.first_at: float | None = None
         """When its first row came, of an answer that is not streamed."""
         self._stops = stopping.texts

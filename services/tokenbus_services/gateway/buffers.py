@@ -34,7 +34,6 @@ class Buffers:
         self.size = 0
         self.peak = 0
         self.evicted = 0
-        """How many answers were evicted."""
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
@@ -113,7 +112,6 @@ class Outbox:
         self.is_closed = False
         """Whether nothing more is added."""
         self.write: Write | None = None
-        """Writes a chunk to the socket at once, if it has room."""
         self.direct: ChunkWriter | None = None
         """The connection, where chunks are written as they are."""
         self.unsent: Callable[[], int] = lambda: 0

@@ -86,7 +86,6 @@ class CompletionRequest:
     wants_running_usage: bool = False
     """Whether each chunk has the usage up to it."""
     names_ids: bool = False
-    """Whether logprobs name tokens by their ids."""
     echoes: Sequence[str] = ()
     """The prompts' texts, where choices begin with them."""
     prompt_scoring: Mapping[str, Any] | None = None

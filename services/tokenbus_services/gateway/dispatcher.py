@@ -82,7 +82,6 @@ class Dispatcher:
         self._repeated_log = repeated_log or DeduplicatedLog()
         self.is_draining = False
         """Whether nothing more is opened."""
-        self.opened = 0
         self.tokens = 0
         self.refused = 0
         self.aborted = 0
@@ -265,7 +264,6 @@ class Dispatcher:
         self._callers[request_id] = caller
         self._opened[request_id] = OpenRequest(request_id, answer, listener, caller)
         self._writer.open(request_id, listener.stream)
-        self.opened += 1
         return request_id
 
     def _hand(self, one: OpenRequest, row: Left) -> None:

@@ -62,7 +62,6 @@ class Counts:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
-        """By route and status."""
         self.refusals: Counter[str] = Counter()
         """Requests over HTTP that were refused, by reason."""
         self.open_answers = 0
@@ -79,18 +78,13 @@ class Counts:
         self.to_socket = Histogram()
         """From a row's publication until it was written to its client's socket, in seconds."""
         self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
-        """What the requests of each model came to."""
 
 
 class Gateway:
     """One client of the bus, and all that handles its requests and answers."""
 
     def __init__(
-        self,
-        settings: Settings,
-        client: Client,
-        encoders: EncoderPool,
-        repeated_log: DeduplicatedLog,
+        self, settings: Settings, client: Client, encoders: EncoderPool, repeated_log: DeduplicatedLog
     ) -> None:
         self.settings = settings
         self.client = client
@@ -101,14 +95,7 @@ class Gateway:
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.repeated_log = repeated_log
-        self.feed = Dispatcher(
-            client,
-            vocabulary,
-            settings.gateway,
-            self.buffers,
-            repeated_log,
-            self.counts.to_socket,
-        )
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket)
         self.callers = Callers(settings.gateway, repeated_log=repeated_log)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None

@@ -72,16 +72,7 @@ class ToolUse(Block, kw_only=True, tag="tool_use"):
     caller: Ignored = None
 
 
-class SystemText(Body, kw_only=True):
-    """A text of the system prompt, or of a result."""
-
-    type: Annotated[Literal["text"], says("The kind of block.")]
-    text: Annotated[Content, says("The text.")]
-    cache_control: Ignored = None
-    citations: Ignored = None
-
-
-_Texts = Annotated[list[SystemText], Meta(max_length=1024)]
+_Texts = Annotated[list[TextBlock], Meta(max_length=1024)]
 
 
 class ToolResult(Block, kw_only=True, tag="tool_result"):
@@ -237,7 +228,7 @@ def chat_of(body: TokenCount) -> Chat:
     return chat
 
 
-def _system(given: str | Sequence[SystemText] | None) -> Iterator[Message]:
+def _system(given: str | Sequence[TextBlock] | None) -> Iterator[Message]:
     texts = [given] if isinstance(given, str) else [block.text for block in given or ()]
     text = "".join(each for each in texts if not each.startswith(_BILLING))
     if text:

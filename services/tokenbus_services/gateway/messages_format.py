@@ -53,11 +53,6 @@ class MessagesFormat(Format):
         """What it is, where it may go on."""
         self._has_calls = False
 
-    @property
-    def held(self) -> int:
-        """How many characters of a stream are held back, as they may be a call."""
-        return 0 if self._calls is None else self._calls.held
-
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
         """Return how far the answer has come; its rows are for Python if they need more than their texts."""
         request = self._request

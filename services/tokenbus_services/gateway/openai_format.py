@@ -50,7 +50,7 @@ class Envelope(Format):
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
-        self._calls = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
+        self._call_writers = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
     @property
     def _has_one_prompt(self) -> bool:
@@ -75,7 +75,7 @@ class Envelope(Format):
         """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
         request = self._request
         stopping = request.stopping
-        is_plain = request.is_streamed and not (self._calls or stopping.texts or stopping.shows_special)
+        is_plain = request.is_streamed and not (self._call_writers or stopping.texts or stopping.shows_special)
         needs_python = request.names_ids or request.wants_running_usage or request.echoes or request.token_scoring
         if not (is_plain and self._said) or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
@@ -136,8 +136,8 @@ class Envelope(Format):
         """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
         index, end = choice.index, choice.ending
         said = self._said and self._said % orjson.dumps(text)
-        if self._calls:
-            delta = self._calls[index].delta(text, is_last=end is not None)
+        if self._call_writers:
+            delta = self._call_writers[index].delta(text, is_last=end is not None)
             if delta == b"{}" and end is None and self._always:
                 return b""
             said = b'"delta":%b,' % delta
@@ -174,7 +174,7 @@ class Envelope(Format):
         said = self._said and self._said % orjson.dumps(text)
         if self._request.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-            called = self._calls[index].message(text) if self._calls else {}
+            called = self._call_writers[index].message(text) if self._call_writers else {}
             said = b'"message":%b,' % orjson.dumps(message | called)
         members = b",".join([*beside, self._ending(index, end)])
         ids = b"" if self._has_one_prompt else self._of_prompt(index)
@@ -183,12 +183,12 @@ class Envelope(Format):
     @property
     def held(self) -> int:
         """How many characters of a stream are held back, as they may be a call."""
-        return sum(each.held for each in self._calls)
+        return sum(each.held for each in self._call_writers)
 
     def _ending(self, index: int, end: Ending | None) -> bytes:
         """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
         reason, stop, spans = end or (None, None, ())
-        if reason == "stop" and self._calls and self._calls[index].is_called:
+        if reason == "stop" and self._call_writers and self._call_writers[index].is_called:
             reason = "tool_calls"
         ending = b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
         return ending + b',"weight_versions":' + orjson.dumps(versions_of(spans)) if spans else ending

@@ -224,10 +224,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
         *(types.completion, types.chat, types.messages, types.token_count, types.responses),
         *(types.generate, types.inspection, types.tokenization, types.detokenization),
     )
-    _, schemas = msgspec.json.schema_components(
-        (*bodies, *answers),
-        ref_template=_SCHEMAS + "{name}",
-    )
+    _, schemas = msgspec.json.schema_components((*bodies, *answers), ref_template=_SCHEMAS + "{name}")
     schemas["Tokenization"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": kind}}}
         for name, kind in (("prompt", "string"), ("messages", "array"))
@@ -266,12 +263,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
 
 
 def _post(
-    summary: str,
-    body: str,
-    answer: str | None,
-    *,
-    is_streamed: bool = True,
-    error: str = "Error",
+    summary: str, body: str, answer: str | None, *, is_streamed: bool = True, error: str = "Error"
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
@@ -282,11 +274,7 @@ def _post(
         responses[str(status)] = {"description": meaning, "content": errors}
     body_schema = {"application/json": {"schema": {"$ref": _SCHEMAS + body}}}
     return {
-        "post": {
-            "summary": summary,
-            "requestBody": {"required": True, "content": body_schema},
-            "responses": responses,
-        }
+        "post": {"summary": summary, "requestBody": {"required": True, "content": body_schema}, "responses": responses}
     }
 
 

@@ -74,13 +74,6 @@ class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
     logprobs: Ignored = None
 
 
-class ResultText(Body, kw_only=True):
-    """A text of a function's result."""
-
-    type: Annotated[Literal["input_text"], says("The kind of part.")]
-    text: Annotated[Content, says("The text.")]
-
-
 class Thought(Body, kw_only=True):
     """What the model thought."""
 
@@ -89,7 +82,7 @@ class Thought(Body, kw_only=True):
 
 
 _Parts = Annotated[list[InputText | OutputText], Meta(min_length=1, max_length=64)]
-_Results = Annotated[list[ResultText], Meta(max_length=1024)]
+_Results = Annotated[list[InputText], Meta(max_length=1024)]
 _Thoughts = Annotated[list[Thought], Meta(max_length=64)]
 
 

@@ -40,11 +40,6 @@ class ResponsesFormat(Format):
         self._texts: list[str] = []
         """Its text, or its arguments, so far."""
 
-    @property
-    def held(self) -> int:
-        """How many characters of a stream are held back, as they may be a call."""
-        return 0 if self._calls is None else self._calls.held
-
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
         """Return how far the answer has come."""
         return EventStream()

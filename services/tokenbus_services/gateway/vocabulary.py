@@ -107,7 +107,6 @@ class Vocabulary:
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
         """The beginning of a token's object in chats, after the end of another, up to its logprob."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
-        """The id itself."""
         self.tables = Tables(self.texts, self.keys, self.entries)
         self.id_tables = Tables(
             _Table(_id_name, 0),
