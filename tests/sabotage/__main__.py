@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
 
 def _fault_unbroken(copies: list[Copy], chosen: list[Line]) -> str:
     """Run the tests of all lines on unbroken code; return what is printed where one fails."""
-    tests = sorted({line.test for line in chosen})
+    tests = sorted({test for line in chosen for test in line.test.split()})
     shares = [tests[place :: len(copies)] for place in range(len(copies))]
     with ThreadPoolExecutor(len(copies)) as pool:
         return "\n".join(filter(None, pool.map(Copy.failures, copies, shares)))

@@ -49,8 +49,9 @@ class Result:
 class Copy:
     """A copy of all files that git knows or does not ignore, and of the compiled libraries."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, options: Sequence[str] = ("-x",)) -> None:
         """Make it in a folder, where each test may take some seconds; raises RuntimeError if other code runs."""
+        self._options = options
         self._folder = folder
         self._seconds = seconds
         self._times = count(int(time.time()))
@@ -80,13 +81,13 @@ class Copy:
         whole = path.read_text()
         try:
             fault = self._write(path, whole.replace(line.text, line.broken)) or self._import_fault(path)
-            outcome, printed = (Outcome.INVALID, fault) if fault else self._tested(line.test)
+            outcome, printed = (Outcome.INVALID, fault) if fault else self._tested(line.test.split())
         finally:
             self._write(path, whole)
         return Result(line, outcome, time.monotonic() - began, printed)
 
-    def _tested(self, test: str) -> tuple[Outcome, str]:
-        status, printed = self._run([*_PYTEST, "-x", test])
+    def _tested(self, tests: list[str]) -> tuple[Outcome, str]:
+        status, printed = self._run([*_PYTEST, *self._options, *tests])
         if status is None:
             return Outcome.HUNG, printed
         return {0: Outcome.SURVIVED, _FAILED: Outcome.KILLED}.get(status, Outcome.INVALID), printed
