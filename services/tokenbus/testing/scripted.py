@@ -177,7 +177,6 @@ class _Row:
             yield token, logprob, rank, (given or self._made_up(token, logprob, rank))[: self.top_k]
 
     def _made_up(self, token: int, logprob: float, rank: int) -> Sequence[Alternative]:
-        """Return alternatives of which the one at the token's rank is the token itself."""
         ids = [(token + 1 + place) % self._vocabulary_size for place in range(self.top_k)]
         values = [logprob * (place + 1) / rank for place in range(min(rank, self.top_k))]
         values += [logprob - 0.25 * (place + 1) for place in range(self.top_k - rank)]

@@ -104,7 +104,6 @@ def _target(name: str | None) -> Path:
 
 
 def _completed(recording: Path) -> dict[str, Any]:
-    """Make a part of its recording, which the recorder may have been about to do; return the summary."""
     part = _target(str(recording.with_name(f"{recording.stem.removeprefix('_')}.parquet")))
     with recording.open("rb") as held:
         try:

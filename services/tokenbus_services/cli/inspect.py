@@ -137,7 +137,6 @@ def _loaded(path: Path, request: int | None) -> tuple[_Tokens, str | None]:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether a path is a Parquet file, or a folder, which can only be of such files."""
     if path.is_dir():
         return True
     with path.open("rb") as file:

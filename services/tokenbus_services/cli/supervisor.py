@@ -177,7 +177,6 @@ class Child:
         await self.ended
 
     async def _first(self, event: asyncio.Event, seconds: float) -> None:
-        """Wait until an event is set or it has ended, for so long at most."""
         waiting = asyncio.ensure_future(event.wait())
         try:
             tasks: list[asyncio.Future[Any]] = [waiting, *([self.ended] if self.ended else [])]

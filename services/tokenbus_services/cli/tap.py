@@ -232,7 +232,6 @@ def _event_values(event: RequestEvent) -> Values:
 
 
 def _words(values: Values) -> tuple[str, str, str]:
-    """Return the word for an item, the word's style, and the text behind it."""
     match values["what"]:
         case "batch":
             statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"

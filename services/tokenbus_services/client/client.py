@@ -160,7 +160,6 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Send no more requests, wait for the open ones at most the drain's time, and say goodbye."""
         try:
             await self._connections.close(0 if error else self.settings.client.drain_timeout_ms / 1000)
         finally:
@@ -169,7 +168,6 @@ class Client:
                 await self._watching_over
 
     async def _watch_over(self) -> None:
-        """End requests whose deadline has passed, and all of them when there was no processor for too long."""
         patience = self.settings.client.resume_timeout_ms
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
             self.requests.end_overdue(self._clock.unix_ms())

@@ -171,7 +171,6 @@ class Operator:
         return await self._tell("unload_adapter", UnloadAdapter(name=name))
 
     async def _tell(self, name: str, command: Any, to: Sequence[WorkerStatus] | None = None) -> States:  # noqa: ANN401
-        """Give all workers, or these, a command: a message, or what makes one of each worker's id."""
         make: Callable[[str], Any] = command if callable(command) else lambda _: command
         workers = await self._workers(name) if to is None else to
         asked = [

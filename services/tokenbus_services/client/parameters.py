@@ -196,7 +196,7 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # a twentieth of what naming each costs
         return ids
-    return [_whole(f"prompt[{place}]", value, 32) for place, value in enumerate(ids)]
+    return [_whole(f"prompt[{place}]", value) for place, value in enumerate(ids)]
 
 
 def _set(generate: Generate, name: str, value: object) -> None:
@@ -225,7 +225,7 @@ def _set_logit_bias(generate: Generate, value: object) -> None:
     for place, (token_id, bias) in enumerate(value.items()):
         here = f"logit_bias[{place}]"
         generate.sampling.logit_bias.add(
-            token_id=_whole(f"{here}.token_id", token_id, 32), bias=_number(f"{here}.bias", bias)
+            token_id=_whole(f"{here}.token_id", token_id), bias=_number(f"{here}.bias", bias)
         )
 
 
@@ -236,18 +236,13 @@ def _set_structured_output(generate: Generate, value: object) -> None:
         raise ContractError("structured_output", f"one of {', '.join(forms)}", given, rule=Rule.NAMED)
     ((form, given),) = value.items()
     name, output = f"structured_output.{form}", generate.sampling.structured_output
-    if form == "json_schema":
-        output.json_schema.schema = _json(name, given) if isinstance(given, Mapping) else _text(name, given)
+    if form in _FORMS:
+        field, read = _FORMS[form]
+        setattr(getattr(output, form), field, read(name, given))
     elif form == "json_object":
         if not _flag(name, given):
             raise ContractError(name, "True", given, rule=Rule.NAMED)
         output.json_object.SetInParent()
-    elif form == "regex":
-        output.regex.pattern = _text(name, given)
-    elif form == "grammar":
-        output.grammar.text = _text(name, given)
-    elif form == "structural_tag":
-        output.structural_tag.tag = _json(name, given) if isinstance(given, Mapping) else _text(name, given)
     else:
         output.choice.texts.extend(_each(name, given, _text))
         if not output.choice.texts:
@@ -255,23 +250,21 @@ def _set_structured_output(generate: Generate, value: object) -> None:
 
 
 def _set_engine_arguments(generate: Generate, value: object) -> None:
-    name = "engine_arguments"
-    generate.sampling.engine_arguments = _json(name, value) if isinstance(value, Mapping) else _text(name, value)
+    generate.sampling.engine_arguments = _json("engine_arguments", value)
 
 
 def _set_prompt_logprobs(generate: Generate, value: object) -> None:
-    generate.prompt_scoring.top_logprobs = _whole("prompt_logprobs", value, 32)
+    generate.prompt_scoring.top_logprobs = _whole("prompt_logprobs", value)
     generate.prompt_scoring.SetInParent()
 
 
 def _set_prompt_logprob_token_ids(generate: Generate, value: object) -> None:
-    name = "prompt_logprob_token_ids"
-    generate.prompt_scoring.token_ids.extend(_each(name, value, lambda where, each: _whole(where, each, 32)))
+    generate.prompt_scoring.token_ids.extend(_each("prompt_logprob_token_ids", value, _whole))
     generate.prompt_scoring.SetInParent()
 
 
 def _set_prompt_logprob_start(generate: Generate, value: object) -> None:
-    generate.prompt_scoring.first_position = _whole("prompt_logprob_start", value, 32)
+    generate.prompt_scoring.first_position = _whole("prompt_logprob_start", value)
 
 
 def _set_flag(name: str) -> Callable[[Generate, object], None]:
@@ -283,13 +276,12 @@ def _set_flag(name: str) -> Callable[[Generate, object], None]:
 
 
 def _set_mask_bound(generate: Generate, value: object) -> None:
-    if bound := _whole("mask_bound", value, 32):
+    if bound := _whole("mask_bound", value):
         generate.token_scoring.mask_bound = bound
 
 
 def _set_logprob_token_ids(generate: Generate, value: object) -> None:
-    ids = _each("logprob_token_ids", value, lambda where, each: _whole(where, each, 32))
-    generate.token_scoring.token_ids.extend(ids)
+    generate.token_scoring.token_ids.extend(_each("logprob_token_ids", value, _whole))
 
 
 _WRITERS: dict[str, Callable[[Generate, object], None]] = {
@@ -307,14 +299,16 @@ _WRITERS: dict[str, Callable[[Generate, object], None]] = {
 """By argument that is no plain value, nor a list of them, what writes it."""
 
 
-def _json(name: str, value: Mapping[str, Any]) -> str:
+def _json(name: str, value: object) -> str:
+    if not isinstance(value, Mapping):
+        return str(_text(name, value))
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(name, "a value for JSON", str(error), rule=Rule.TYPE) from None
 
 
-def _whole(name: str, value: object, bits: int, low: int = 0) -> int:
+def _whole(name: str, value: object, bits: int = 32, low: int = 0) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise ContractError(name, "a whole number", value, rule=Rule.TYPE)
     number = int(value)
@@ -339,9 +333,16 @@ def _reader(kinds: Any, make: Callable[[Any], Any], phrase: str) -> Callable[[st
 _number = _reader(Real, float, "a number")
 _flag = _reader((bool, np.bool_), bool, "True or False")
 _text = _reader(str, str, "a text")
+_FORMS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
+    "json_schema": ("schema", _json),
+    "regex": ("pattern", _text),
+    "grammar": ("text", _text),
+    "structural_tag": ("tag", _json),
+}
+"""By form of an output, the field of its message and what reads that."""
 _READERS: dict[int, Callable[[str, Any], object]] = {
-    FieldDescriptor.TYPE_UINT32: lambda name, value: _whole(name, value, 32),
-    FieldDescriptor.TYPE_FIXED32: lambda name, value: _whole(name, value, 32),
+    FieldDescriptor.TYPE_UINT32: _whole,
+    FieldDescriptor.TYPE_FIXED32: _whole,
     FieldDescriptor.TYPE_FIXED64: lambda name, value: _whole(name, value, 64),
     FieldDescriptor.TYPE_SINT64: lambda name, value: _whole(name, value, 63, low=-(2**63)),
     FieldDescriptor.TYPE_FLOAT: _number,

@@ -149,7 +149,6 @@ class OpenRequests:
         return request_id in self.requests or request_id in self._closed
 
     def _known_by(self, key: int) -> OpenRequest | None:
-        """Return the open request that processors know by a key; of one that was sent anew only the last is good."""
         request = self.requests.get(self._sent_anew.get(key, key))
         return request if request is not None and request.key == key else None
 
@@ -413,7 +412,6 @@ class OpenRequests:
             del self._ignored_ids[next(iter(self._ignored_ids))]
 
     def _row(self, session: "ClientSession", request: OpenRequest, step: Step, place: int, status: RowStatus) -> int:
-        """Add a row to its request; return how many of its tokens that had before, or -1 if the row is not for it."""
         position, tokens = int(step.rows.positions[place]), int(step.rows.token_counts[place])
         if status is RowStatus.ABORTED and not request.is_aborted and self.has_several:
             # Not by this client: a processor at which it had not claimed the request told the worker to end it.
@@ -498,7 +496,6 @@ class OpenRequests:
         request.search = None
 
     def _forget_answer(self, request: OpenRequest) -> None:
-        """Look at the request's next row by itself: it says which processor has the request."""
         request.is_answered = False
         if request.closed_at is None:
             self._progress.set_sender(request.tokens.request_id, NO_SENDER)
@@ -562,7 +559,6 @@ class OpenRequests:
             self._ask(session, request)
 
     def _name_ended(self, session: "ClientSession") -> None:
-        """Name to a processor the requests that have ended, if all rows are acked."""
         if not self.is_paused:
             self._ended_requests.name_to(session)
 
@@ -623,7 +619,6 @@ class OpenRequests:
         self._place(request, generate, request.search)
 
     def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
-        """Ask a processor for a request that is looked for, or send it one that none has."""
         if session.state is not SessionState.OPEN:
             return
         if request.generate is None:
@@ -678,7 +673,6 @@ class OpenRequests:
         return bool(self.away) or any(each.is_expected for each in self.sessions)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
-        """End the search for a request when all have said that they do not have it."""
         if search.has_failed(self.sessions):
             code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
             self._broken(request, search.error or request_error(request_id, code, "no processor has it"))

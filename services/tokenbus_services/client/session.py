@@ -276,7 +276,6 @@ class ClientSession(ReconnectingSession):
         self._leave()
 
     def _leave(self) -> None:
-        """Let the requests go on at another processor, where there are several."""
         self.is_closing = False
         if self._requests.has_several:
             self._outgoing.clear()  # by the time that they were sent, these would say what is not true any more

@@ -144,7 +144,6 @@ class RequestTokens:
             self._tokens.extend(tokens)
 
     def _taken(self) -> Row | None:
-        """Take the next row that has a token that was not taken before; None if none waits."""
         while self.waiting:
             step, place = self.waiting.popleft()
             row = step.rows.row(place)

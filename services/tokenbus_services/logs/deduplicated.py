@@ -86,7 +86,6 @@ class DeduplicatedLog:
 
 
 def _sum_up(event: str, repetition: _Repetition, *, even_one: bool = False) -> None:
-    """Log that an event is over; one that happened once has been logged already, unless its end matters."""
     if repetition.count > 1 or even_one:
         lasted_ms = round((repetition.last - repetition.first) * _MS)
         repetition.log(f"{event}: over", **repetition.values, count=repetition.count, lasted_ms=lasted_ms)

@@ -186,7 +186,6 @@ class StepAssembler:
 
 
 def _clipped(values: Host) -> Host:
-    """Return whole numbers with those that no column can hold replaced by one that no column accepts."""
     if values.dtype.kind not in "iu":
         return values
     return np.where((values < 0) | (values > _INVALID), _INVALID, values)
@@ -213,7 +212,6 @@ def _statuses(arrays: StepArrays, counts: Host, rows: int) -> Host:
 
 
 def _stops(arrays: StepArrays, statuses: Host, rows: int) -> Host:
-    """Return the stops of the rows that ended by one, or none where no row did, or it is not known."""
     if arrays.stops is None:
         return _NONE_U1
     stops = of_rows("stops", arrays.stops, rows)[statuses == RowStatus.FINISHED_STOP]

@@ -323,5 +323,4 @@ def _pauses(control: Control) -> bool:
 
 
 def _overtakes(control: Control) -> bool:
-    """Tell whether a command need not wait for a pause that goes on."""
     return _name(control) in ("pause", "resume")

@@ -133,7 +133,6 @@ class Emitter:
         return self._end_finished(batch)
 
     def _publish_valid_rows(self, batch: LogprobBatch, error: ContractError) -> set[int]:
-        """Publish the rows of a batch that keep the contract, and end the requests of the others."""
         try:
             valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(valid)

@@ -62,7 +62,6 @@ def _of_masks(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
 
 
 def _asked(name: str, array: Any, scored: Host) -> Host | None:  # noqa: ANN401 - any framework's
-    """Return what each row asked for, or None if no row did."""
     if array is None:
         return None
     asked: Host = np.where(scored, of_rows(name, array, scored.size), 0)

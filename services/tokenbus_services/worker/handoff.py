@@ -249,7 +249,6 @@ class HandoffReceiver:
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _read(self, peer: bytes, parts: list[bytes]) -> Handoff | None:
-        """Return the hand-off in a message if its sender may make it; a key without the role is not read at all."""
         identity = self._listener.identity(peer)
         if not identity.may(Role.HANDOFF):
             raise ContractError("key", "one with the role handoff", repr(identity.name))

@@ -107,7 +107,6 @@ class Outbox:
 
 
 def _copied(arrays: StepArrays) -> StepArrays:
-    """Return the same arrays on the host, copied where the engine could write to them."""
     copy = object.__new__(StepArrays)  # copy.copy() takes longer than all that follows
     for name in _OTHERS:
         setattr(copy, name, getattr(arrays, name))

@@ -101,7 +101,6 @@ class Ragged:
         return host if self.kept is None else host[self.kept[self._scored]]
 
     def _flattened(self, name: str, host: Host, dimensions: int) -> Host:
-        """Return the elements of all tokens one after the other, without the padding of a padded array."""
         if host.ndim == dimensions:
             return host
         rows = self.given.size

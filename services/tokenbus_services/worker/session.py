@@ -53,14 +53,6 @@ class _Taken(NamedTuple):
     ticket: bytes
 
 
-def ignore_ticket(_: bytes) -> None:
-    """Ignore a void ticket: no hand-offs are accepted here."""
-
-
-def ignore_control(_: Control) -> None:
-    """Ignore a command: the hello says that none is taken here."""
-
-
 class WorkerSession(ReconnectingSession):
     """One worker's connection to a processor, which may be another one after a reconnection."""
 
@@ -89,9 +81,9 @@ class WorkerSession(ReconnectingSession):
         self._retention = retention
         self._on_request = on_request
         self._on_room = on_room
-        self.on_void_ticket: Callable[[bytes], None] = ignore_ticket
+        self.on_void_ticket: Callable[[bytes], None] = lambda _: None
         """Called with each hand-off ticket that is worth nothing from now on."""
-        self.on_control: Callable[[Control], None] = ignore_control
+        self.on_control: Callable[[Control], None] = lambda _: None
         """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
