@@ -105,7 +105,7 @@ def folder() -> Iterator[Path]:
 def on_one_bus(folder: Path, **settings: object) -> dict[str, str]:
     """Return an environment in which services find each other in a folder."""
     addresses = {"bus__workers_address": f"ipc://{folder}/w", "bus__clients_address": f"ipc://{folder}/c"}
-    return variables(folder, **addresses, metrics__address="", **settings)
+    return variables(folder, **addresses, processor__metrics_address="", **settings)
 
 
 def ask(port: int, **fields: object) -> dict[str, object]:
@@ -223,7 +223,7 @@ def test_keys_of_the_security_page(folder: Path) -> None:
         own = {"bus__key_file": "keys/worker-0.key_secret", "bus__server_key": "keys/processor.key"}
         with (
             Shell(
-                "exec tokenbus processor", folder, variables(folder, **there, **keys, metrics__address="")
+                "exec tokenbus processor", folder, variables(folder, **there, **keys, processor__metrics_address="")
             ) as processor,
             Shell("exec tokenbus worker --engine synthetic", folder, variables(folder, **there, **own)) as worker,
         ):

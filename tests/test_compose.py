@@ -258,8 +258,7 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
 
 
 def _metrics_port(name: str) -> str:
-    key = {"processor": "TOKENBUS_METRICS_ADDRESS"}.get(name, f"TOKENBUS_{name.upper()}_METRICS_ADDRESS")
-    address: str = SERVICES[name]["environment"][key]
+    address: str = SERVICES[name]["environment"][f"TOKENBUS_{name.upper()}_METRICS_ADDRESS"]
     return address.rpartition(":")[2]
 
 

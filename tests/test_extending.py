@@ -159,7 +159,7 @@ def test_program_as_it_is_written() -> None:
         own = {
             "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
             "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
-            "TOKENBUS_METRICS_ADDRESS": "",
+            "TOKENBUS_PROCESSOR_METRICS_ADDRESS": "",
         }
         processor = Program("processor", start([COMMAND, "processor"], os.environ | own))
         with processor, Program("worker", start([sys.executable, str(program)], os.environ | own)) as worker:

@@ -180,7 +180,7 @@ async def processor() -> AsyncIterator[tokenbus.Processor]:
         overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",
-            "metrics.address": "",
+            "processor.metrics_address": "",
         }
         async with tokenbus.Processor(Settings.load(environment={}, overrides=overrides)) as running:
             yield running
@@ -191,7 +191,7 @@ async def test_worker_serves_a_client_of_a_newer_python(python: str, processor: 
     bus = processor.settings.bus
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")} | {
         "TOKENBUS_BUS_WORKERS_ADDRESS": bus.workers_address,
-        "TOKENBUS_METRICS_ADDRESS": "",
+        "TOKENBUS_PROCESSOR_METRICS_ADDRESS": "",
     }
     worker = subprocess.Popen([python, "-c", ENGINE], env=environment, stderr=subprocess.PIPE)  # noqa: ASYNC220
     try:

@@ -28,7 +28,7 @@ class Deployment:
             "bus.heartbeat_timeout_ms": 10_000,
             "bus.reconnect_ms": 10,
             "bus.reconnect_max_ms": 100,
-            "metrics.address": "",
+            "processor.metrics_address": "",
             "log.format": "json",
             **(overrides or {}),
         }

@@ -26,7 +26,7 @@ class Served:
     def __init__(self, deployment: Deployment, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
         """Start a processor and a gateway; workers come when they are asked for."""
         self.deployment = deployment
-        self.processor = deployment.start_processor(metrics__address="127.0.0.1:0", **overrides)
+        self.processor = deployment.start_processor(processor__metrics_address="127.0.0.1:0", **overrides)
         (found,) = _ADDRESS.findall(self.processor.wait_for('"serving metrics"'))
         self.metrics = found
         self.overrides = overrides
@@ -34,7 +34,7 @@ class Served:
 
     def start_gateway(self, **overrides: object) -> tuple[Program, str]:
         """Start a gateway; return it, and where it serves."""
-        given = {"gateway__address": "127.0.0.1:0", "metrics__address": self.metrics, **self.overrides, **overrides}
+        given = {"gateway__address": "127.0.0.1:0", **self.overrides, **overrides}
         program = self.deployment.start("gateway", [COMMAND, "gateway"], **given)
         (address,) = _ADDRESS.findall(program.wait_for('"listening"'))
         program.wait_for('"connected"')

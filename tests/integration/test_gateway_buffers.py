@@ -119,7 +119,7 @@ async def test_answers_that_are_not_whole_yet_outlive_a_restart_of_the_processor
             await until(partial(_holds, plain, 3 * 200_000))
             system.processor.kill()
             await asyncio.sleep(1)  # the worker goes on for that long
-            system.deployment.start_processor(metrics__address="127.0.0.1:0")
+            system.deployment.start_processor(processor__metrics_address="127.0.0.1:0")
             answers = await soon(asyncio.gather(*asking_for))
             assert all(is_true(answer, index) for answer in answers for index in range(4))
 

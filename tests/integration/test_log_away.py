@@ -40,7 +40,10 @@ def asked_for(program: Program, path: str) -> tuple[int, dict[str, object]]:
 
 async def test_processor_that_starts_before_its_log_carries_tokens(deployment: Deployment, server: NatsServer) -> None:
     """Without `durable` a processor serves and says that it does not log; once the server is there it logs all."""
-    deployment.overrides |= {"durable_log.address": f"nats://{server.server}", "metrics.address": "127.0.0.1:0"}
+    deployment.overrides |= {
+        "durable_log.address": f"nats://{server.server}",
+        "processor.metrics_address": "127.0.0.1:0",
+    }
     processor = deployment.start_processor()
     deployment.start_worker()
     async with Client(deployment.settings()) as client:
@@ -75,7 +78,7 @@ def test_durable_processor_waits_for_its_log_and_leaves_when_it_is_asked(
         "durable_log.address": f"nats://{server.server}",
         "durable_log.durable": True,
         "durable_log.replicas": 3,
-        "metrics.address": "127.0.0.1:0",
+        "processor.metrics_address": "127.0.0.1:0",
     }
     processor = deployment.start_processor(is_awaited=False)
     processor.wait_for('"not written to the log yet"')

@@ -135,8 +135,8 @@ def test_text_that_is_no_whole_number(text: str) -> None:
         ("BUS_WORKERS_ADDRESS", "tcp://127.0.0.1:65536", ENDPOINTS),
         ("BUS_WORKERS_ADDRESS", "ipc://", ENDPOINTS),
         ("BUS_WORKERS_ADDRESS", "ipc:///a\nb", ENDPOINTS),
-        ("METRICS_ADDRESS", "9470", "HOST:PORT, or empty"),
-        ("METRICS_ADDRESS", "localhost:*", "HOST:PORT, or empty"),
+        ("PROCESSOR_METRICS_ADDRESS", "9470", "HOST:PORT, or empty"),
+        ("PROCESSOR_METRICS_ADDRESS", "localhost:*", "HOST:PORT, or empty"),
     ],
 )
 def test_value_out_of_range(variable: str, value: object, valid: str) -> None:
@@ -147,7 +147,7 @@ def test_value_out_of_range(variable: str, value: object, valid: str) -> None:
     ("key", "text", "value"),
     [
         *(("bus.workers_address", each, each) for each in ("tcp://127.0.0.1:*", "tcp://[::1]:0", "ipc:///tmp/x")),
-        *(("metrics.address", each, each) for each in ("", "0.0.0.0:65535")),
+        *(("processor.metrics_address", each, each) for each in ("", "0.0.0.0:65535")),
         ("bus.workers_address", "memory://x", "memory://x"),
         ("worker.id", "é" * 32, "é" * 32),
         *(("gateway.key_share", each, float(each)) for each in "01"),

@@ -34,7 +34,7 @@ def _own(folder: str) -> dict[str, str]:
     return {
         "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
         "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
-        "TOKENBUS_METRICS_ADDRESS": "",
+        "TOKENBUS_PROCESSOR_METRICS_ADDRESS": "",
         "TOKENBUS_WORKER_METRICS_ADDRESS": "",
     }
 

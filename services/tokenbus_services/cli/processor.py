@@ -25,7 +25,7 @@ examples:
   tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
 
 settings that matter: bus.* (addresses, keys, heartbeats), limits.* (the most of a batch), processor.* (credit,
-timeouts), clients.* (what waits for slow clients), metrics.address (empty: no metrics are served).
+timeouts), clients.* (what waits for slow clients), processor.metrics_address (empty: no metrics are served).
 """
 
 
@@ -38,7 +38,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
             "--id": "processor.id",
             "--workers-address": "bus.workers_address",
             "--clients-address": "bus.clients_address",
-            "--metrics-address": "metrics.address",
+            "--metrics-address": "processor.metrics_address",
         },
     )
 

@@ -122,10 +122,10 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
         bus = replace(bus, workers_address=f"ipc://{folder}/workers")
     if _is_default("bus.clients_address", settings):
         bus = replace(bus, clients_address=f"ipc://{folder}/clients")
-    metrics = replace(settings.metrics, address=_usable("metrics.address", settings))
+    processor = replace(settings.processor, metrics_address=_usable("processor.metrics_address", settings))
     # The services' log lines are read by this process.
     log = replace(settings.log, format="json", level="info")
-    return replace(settings, bus=bus, metrics=metrics, log=log)
+    return replace(settings, bus=bus, processor=processor, log=log)
 
 
 def _is_default(key: str, settings: Settings) -> bool:

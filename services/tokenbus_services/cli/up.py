@@ -49,9 +49,9 @@ examples:
                                                     ended, useless, stopping, down
 
 settings that matter: worker.drain_timeout_ms, processor.drain_timeout_ms and gateway.drain_timeout_ms (how long
-stopping may take), metrics.address and gateway.address (another port is used where that of the default is taken),
-bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
-them.
+stopping may take), processor.metrics_address and gateway.address (another port is used where that of the default is
+taken), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets
+all of them.
 """
 _MOST_WORKERS = 1_000_000
 _MOST_GATEWAYS = 64
@@ -85,7 +85,7 @@ def declare(parser: Parser) -> None:
         help=f"how long a service that starts may do nothing: not write, compute or read weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
-    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"})
+    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "processor.metrics_address"})
 
 
 def run(options: argparse.Namespace) -> int:

@@ -124,7 +124,7 @@ class Gateway:
 
     def health(self) -> Health:
         """Return whether this process can serve; a processor that is away is not its problem."""
-        problems = stalled(self.watch, self.settings.metrics.stall_timeout_ms)
+        problems = stalled(self.watch, self.settings.bus.stall_timeout_ms)
         if self.client.refusal:
             problems.append(f"its processor refuses it: {self.client.refusal}")
         if self.feeding is not None and (self.feeding.done() or not self.client.is_running):

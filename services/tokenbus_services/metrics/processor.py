@@ -290,7 +290,7 @@ def processor_collector(processor: Processor, times: StepTimes, watch: LoopWatch
 
 def processor_health(processor: Processor, watch: LoopWatch) -> Health:
     """Return the health of a processor: whether it takes workers and clients."""
-    problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
+    problems = stalled(watch, processor.settings.bus.stall_timeout_ms)
     log = processor.item_log
     outside = (log.problem,) if log is not None and log.problem else ()
     is_ready = not processor.waits_for_log and (log is None or log.is_ready)
@@ -310,7 +310,7 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
 
 @contextlib.asynccontextmanager
 async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
-    """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty.
+    """Serve a processor's metrics at `processor.metrics_address`, or nowhere if that is empty.
 
     To be called on the processor's event loop, before it listens or after. Raises an AddressError if the address
     cannot be used.
@@ -319,8 +319,8 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     times = StepTimes(processor.clock.now)
     watch = LoopWatch(lambda: loop, time.monotonic)
     server = MetricsServer(
-        "metrics.address",
-        processor.settings.metrics.address,
+        "processor.metrics_address",
+        processor.settings.processor.metrics_address,
         processor_collector(processor, times, watch),
         lambda: processor_health(processor, watch),
         watch,

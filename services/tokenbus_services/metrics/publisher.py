@@ -130,7 +130,7 @@ def publisher_collector(publisher: Publisher, watch: LoopWatch) -> FamilyCollect
 
 def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
     """Return the health of a publisher: whether it takes batches; a processor that is away is no problem of its own."""
-    problems = stalled(watch, publisher.settings.metrics.stall_timeout_ms)
+    problems = stalled(watch, publisher.settings.bus.stall_timeout_ms)
     session, refusal = publisher.session, publisher.session.refusal
     if not publisher.is_running:
         problems.append("it does not publish: it was not started, or it was closed")

@@ -9,7 +9,6 @@ from tokenbus_services.settings.sections import (
     DurableLogSettings,
     GatewaySettings,
     LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "Entry",
     "GatewaySettings",
     "LogSettings",
-    "MetricsSettings",
     "ProcessorSettings",
     "Settings",
     "SettingsError",

@@ -76,6 +76,7 @@ class BusSettings(Section):
     reconnect_ms: int = 100  # the first wait between two tries
     reconnect_max_ms: int = 500  # the longest: a crowd that comes back spreads over it
     linger_ms: int = 1000  # for a closing socket's last frames; longer keeps a stopping process from its end
+    stall_timeout_ms: int = 5000  # of an event loop, whose process is unhealthy then; no healthy one pauses so long
     high_water_mark: int = 4096  # messages of one socket for one peer; credit and windows end first
 
     def _check_rules(self) -> None:
@@ -156,6 +157,7 @@ class ProcessorSettings(Section):
 
     id: str = text("processor", 1, 48, "the processor's name; each start adds a random suffix")
     max_workers: int = count(64, "workers", "the most at once; others are refused", high=65536)
+    metrics_address: str = host_and_port("127.0.0.1:9470", "where it serves its metrics; port 0: any; empty: nowhere")
     request_timeout_ms: int = milliseconds(600_000, "how long a request may take, unless it asks for less")
     drain_timeout_ms: int = milliseconds(10_000, "how long it waits at its end for requests; 0: not at all", low=0)
 
@@ -308,17 +310,6 @@ class GatewaySettings(Section):
         if bool(self.tls_certificate) != bool(self.tls_key):
             lacking = "gateway.tls_key" if self.tls_certificate else "gateway.tls_certificate"
             raise SettingsError(lacking, "a file: gateway.tls_certificate and gateway.tls_key go together", Shown(""))
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSettings(Section):
-    """The processor's metrics."""
-
-    section = "metrics"
-
-    address: str = host_and_port("127.0.0.1:9470", "where the processor serves its metrics; empty: nowhere")
-
-    stall_timeout_ms: int = 5000  # of an event loop, whose process is unhealthy then; no healthy one pauses so long
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from tokenbus_services.settings.sections import (
     DurableLogSettings,
     GatewaySettings,
     LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
@@ -57,7 +56,6 @@ class Settings:
     clients: ClientsSettings = field(default_factory=ClientsSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     durable_log: DurableLogSettings = field(default_factory=DurableLogSettings)
     log: LogSettings = field(default_factory=LogSettings)
 

@@ -24,7 +24,7 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     given = {ENTRIES[key.replace("__", ".")].variable: str(value) for key, value in settings.items()}
     own = {
         "TOKENBUS_GATEWAY_ADDRESS": "127.0.0.1:0",
-        "TOKENBUS_METRICS_ADDRESS": "127.0.0.1:0",
+        "TOKENBUS_PROCESSOR_METRICS_ADDRESS": "127.0.0.1:0",
         "XDG_RUNTIME_DIR": str(folder),
     }
     return ours | own | given

@@ -91,7 +91,7 @@ def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture
     ("arguments", "line"),
     [
         (["processor", "--workers-address", "tcp://192.0.2.1:5", "--metrics-address", ""], "tcp://192.0.2.1:5: "),
-        (["processor", "--metrics-address", "192.0.2.1:5"], "metrics.address: 192.0.2.1:5: "),
+        (["processor", "--metrics-address", "192.0.2.1:5"], "processor.metrics_address: 192.0.2.1:5: "),
         (["worker", "--workers-address", "tcp://127.0.0.1:0"], "tcp://127.0.0.1:0: a host and a port are needed"),
         (["worker", "--metrics-address", "192.0.2.1:5"], "worker.metrics_address: 192.0.2.1:5: "),
         (["tap", "--clients-address", "tcp://127.0.0.1:0"], "tcp://127.0.0.1:0: a host and a port are needed"),

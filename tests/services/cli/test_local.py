@@ -87,11 +87,11 @@ def test_services_get_exactly_the_settings() -> None:
 
 def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
     """Defaults become sockets in the folder; an address that was set stays, and its service reports what is wrong."""
-    chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "metrics.address": "127.0.0.1:7001"}
+    chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "processor.metrics_address": "127.0.0.1:7001"}
     made = plan(tmp_path, chosen, prefill=1, decode=1, port=1)
     bus = made.settings.bus
     assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
-    assert made.settings.metrics.address == "127.0.0.1:7001"
+    assert made.settings.processor.metrics_address == "127.0.0.1:7001"
     assert [service.name for service in made.services] == ["processor", "mixed-0", "decode-0", "prefill-0", "gateway"]
     assert Settings.load(environment=made.services[-1].environment).gateway.address == "127.0.0.1:1"
 
@@ -106,14 +106,14 @@ def test_gateways_share_a_port(tmp_path: Path) -> None:
 
 
 def test_default_address_that_is_taken_gets_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = plan(tmp_path).settings.metrics.address
-    assert free in (Settings().metrics.address, "127.0.0.1:0")
+    free = plan(tmp_path).settings.processor.metrics_address
+    assert free in (Settings().processor.metrics_address, "127.0.0.1:0")
 
     def refuse(_: object) -> None:
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    assert plan(tmp_path).settings.metrics.address == "127.0.0.1:0"
+    assert plan(tmp_path).settings.processor.metrics_address == "127.0.0.1:0"
 
 
 def test_model_in_a_folder(tmp_path: Path) -> None:
@@ -157,7 +157,8 @@ def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     """A service that does nothing for its time ends the start, and the line names the option that allows more."""
-    system = Supervisor(plan(folder, {"metrics.address": ""}).services, folder, lambda _: None, start_seconds=0)
+    services = plan(folder, {"processor.metrics_address": ""}).services
+    system = Supervisor(services, folder, lambda _: None, start_seconds=0)
     with pytest.raises(CommandError, match=r"^processor: not ready after 0 s.* \(up --start-seconds\)"):
         await system.run(never)
     assert [child.state for child in system.children][:2] == ["ended", "starting"]

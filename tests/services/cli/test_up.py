@@ -208,7 +208,7 @@ def test_reader_that_goes_away_stops_it(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "service", "setting"),
-    [("--metrics-address", "processor", "metrics.address"), ("--port", "gateway", "gateway.address")],
+    [("--metrics-address", "processor", "processor.metrics_address"), ("--port", "gateway", "gateway.address")],
 )
 def test_service_that_cannot_start_says_why(option: str, service: str, setting: str, folder: Path) -> None:
     with closing(create_server(("127.0.0.1", 0))) as taken:

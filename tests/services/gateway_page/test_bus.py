@@ -73,10 +73,10 @@ def test_bus_out_of_sight_says_why(open_page: Open, gateway: ScriptedGateway) ->
     page = open_page(gateway.url, refused=("bus",))
     gateway.bus["workers"] = [worker("worker-0")]
     expect(card(page, "worker-0")).to_be_visible()
-    known, gateway.bus = gateway.bus, {"error": "metrics.address: nobody answers at 127.0.0.1:9"}
+    known, gateway.bus = gateway.bus, {"error": "processor.metrics_address: nobody answers at 127.0.0.1:9"}
     gateway.bus_status = 503
     expect(page.locator("#bus .fault")).to_have_text(
-        "The bus is unavailable: metrics.address: nobody answers at 127.0.0.1:9"
+        "The bus is unavailable: processor.metrics_address: nobody answers at 127.0.0.1:9"
     )
     expect(card(page, "worker-0")).to_be_visible()
     expect(page.locator("#bus")).to_contain_text("Last known state:")

@@ -32,14 +32,11 @@ def running(tokenizer: str, *engine: str) -> Iterator[System]:
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder), {"bus.heartbeat_timeout_ms": 2000, "gateway.address": "127.0.0.1:0"})
         try:
-            processor = deployment.start_processor(metrics__address="127.0.0.1:0")
-            metrics = json.loads(processor.wait_for('"serving metrics"'))["address"].removeprefix("http://")
+            deployment.start_processor()
             command = [COMMAND, "worker", "--steps-per-second", "50", "--engine", *engine]
             worker = deployment.start("worker", command, worker__id="worker-7")
             worker.wait_for('"connected"')
-            gateway = deployment.start(
-                "gateway", [COMMAND, "gateway"], metrics__address=metrics, gateway__tokenizer=tokenizer
-            )
+            gateway = deployment.start("gateway", [COMMAND, "gateway"], gateway__tokenizer=tokenizer)
             yield System(json.loads(gateway.wait_for('"logger":"gateway"'))["address"], worker)
         finally:
             deployment.close()

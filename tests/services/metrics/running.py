@@ -34,7 +34,7 @@ FAMILIES = list({family.name: family for family in _OF_ALL}.values())
 _USUAL = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",
-    "metrics.address": "127.0.0.1:0",
+    "processor.metrics_address": "127.0.0.1:0",
     "worker.metrics_address": "127.0.0.1:0",
     "processor.drain_timeout_ms": 0,
 }

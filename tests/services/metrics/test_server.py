@@ -52,7 +52,7 @@ class Broken(Collector):
 @pytest.fixture
 def served() -> Iterator[MetricsServer]:
     watch = LoopWatch(lambda: None, ManualClock().now)
-    server = MetricsServer("metrics.address", "127.0.0.1:0", Broken(), lambda: Health((), {}), watch)
+    server = MetricsServer("processor.metrics_address", "127.0.0.1:0", Broken(), lambda: Health((), {}), watch)
     server.start()
     yield server
     server.stop()
@@ -116,7 +116,7 @@ async def test_who_does_not_run_is_not_healthy() -> None:
 
 
 async def test_a_stuck_loop_is_told_by_who_is_not_stuck() -> None:
-    bus = Bus(settings(metrics__stall_timeout_ms=1))
+    bus = Bus(settings(bus__stall_timeout_ms=1))
     told: list[tuple[int, str, str]] = []
 
     def ask() -> None:
@@ -145,7 +145,7 @@ def test_a_refused_worker_is_not_healthy() -> None:
 
 
 async def test_steps_cost_nothing_where_nothing_is_served() -> None:
-    bus = Bus(settings(metrics__address="", worker__metrics_address=""))
+    bus = Bus(settings(processor__metrics_address="", worker__metrics_address=""))
     async with serve_processor(bus.processor) as server:
         with serve_publisher(bus.publisher) as other:
             assert (server.address, server.url, other.address) == ("", "", "")
@@ -162,10 +162,11 @@ async def test_steps_cost_nothing_where_nothing_is_served() -> None:
 async def test_a_taken_address_is_one_line() -> None:
     bus = Bus()
     async with serve_processor(bus.processor) as server:
-        other = Bus(settings(metrics__address=server.address, worker__metrics_address=server.address))
+        other = Bus(settings(processor__metrics_address=server.address, worker__metrics_address=server.address))
         with pytest.raises(AddressError) as raised:
             await serve_processor(other.processor).__aenter__()
-        assert str(raised.value) == f"metrics.address: {server.address}: taken: something listens there already"
+        taken = f"{server.address}: taken: something listens there already"
+        assert str(raised.value) == f"processor.metrics_address: {taken}"
         with pytest.raises(AddressError, match=f"worker.metrics_address: {server.address}: taken"):
             serve_publisher(other.publisher).__enter__()
         assert (await asyncio.to_thread(get, f"{server.url}/healthz"))[0] == 503
@@ -173,10 +174,10 @@ async def test_a_taken_address_is_one_line() -> None:
 
 async def test_a_bad_address_is_one_line() -> None:
     for address, reason in (("192.0.2.1:0", "no address of this machine"), ("a b:1", "expected HOST:PORT")):
-        bus = Bus(settings(metrics__address=address))
+        bus = Bus(settings(processor__metrics_address=address))
         with pytest.raises(AddressError) as raised:
             await serve_processor(bus.processor).__aenter__()
-        assert str(raised.value) == f"metrics.address: {address}: {reason}"
+        assert str(raised.value) == f"processor.metrics_address: {address}: {reason}"
 
 
 # To whom.
