@@ -119,7 +119,7 @@ def _serve(connection: Connection, core: int | None) -> None:
         connection.send(answer)
 
 
-_OF_TESTS = ("heartbeat_interval_ms", "heartbeat_timeout_ms", "reconnect_ms", "reconnect_max_ms")
+_OF_TESTS = ("heartbeat_ms", "heartbeat_timeout_ms", "reconnect_ms", "reconnect_max_ms")
 """The settings of the bus that the tests' deployment has values of its own for."""
 
 

@@ -182,7 +182,7 @@ def test_unit_starts_what_can_be_started() -> None:
     assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > drains
 
 
-@pytest.mark.parametrize(("top_k", "told", "seconds"), [(0, 15_000, 41), (20, 138_000, 19)])
+@pytest.mark.parametrize(("top_k", "told", "seconds"), [(0, 15_000, 163), (20, 138_000, 19)])
 def test_sizes_are_what_messages_have(top_k: int, told: int, seconds: int) -> None:
     """A step of 256 rows is as large as the page says, and retention lasts as long as it says."""
     engine = SyntheticEngine(tokens_per_step=3)
@@ -194,6 +194,6 @@ def test_sizes_are_what_messages_have(top_k: int, told: int, seconds: int) -> No
     assert told / 1000 == pytest.approx(size / 1000, rel=0.02)
     assert f"{told // 1000} kB" in PAGE
     worker = Settings.load(environment={}).worker
-    lasts = np.floor(min(worker.retention_items, worker.retention_bytes / size) / 100)
+    lasts = np.floor(min(worker.most_items, worker.retention_bytes / size) / 100)
     assert abs(lasts - seconds) <= 1 if top_k == 0 else lasts == seconds
-    assert "for 41 and 19 seconds" in PAGE.replace("\n", " ")
+    assert "for 163 and 19 seconds" in PAGE.replace("\n", " ")

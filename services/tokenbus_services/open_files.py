@@ -18,7 +18,7 @@ def open_files_for(settings: Settings) -> Callable[[], None]:
     A service calls that function once it runs, so that one that cannot start logs only the reason.
     """
     # A connection of the bus takes two: libzmq's, and the duplicate by which it is bounded.
-    wanted = 2 * settings.most_connections + settings.gateway.max_connections + _OTHERS
+    wanted = 2 * settings.most_connections + settings.gateway.most_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)
 
@@ -33,7 +33,7 @@ def room_for(connections: int) -> int:
     if not _is_below(soft, wanted):
         return connections
     room = max(1, soft - _OTHERS)
-    _log.warning("fewer connections than gateway.max_connections", room=room, wanted=connections, open_files=soft)
+    _log.warning("fewer connections than the gateway allows", room=room, wanted=connections, open_files=soft)
     return room
 
 

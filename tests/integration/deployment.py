@@ -23,7 +23,7 @@ class Deployment:
         self.overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",
-            "bus.heartbeat_interval_ms": 100,
+            "bus.heartbeat_ms": 100,
             # Far above the interval: where many tests run, a process may stand still for a second.
             "bus.heartbeat_timeout_ms": 10_000,
             "bus.reconnect_ms": 10,

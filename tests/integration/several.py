@@ -13,7 +13,7 @@ from tokenbus_services.link import SessionState
 from tokenbus_services.settings import Settings
 
 SHORT: Overrides = {
-    "bus__heartbeat_interval_ms": 500,
+    "bus__heartbeat_ms": 500,
     "bus__heartbeat_timeout_ms": 2500,
     "processor__unclaimed_timeout_ms": 20_000,
     "worker__drain_timeout_ms": 20_000,

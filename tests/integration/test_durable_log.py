@@ -25,7 +25,6 @@ def nodes(deployment: Deployment) -> Iterator[list[NatsServer]]:
             "durable_log.address": f"nats://{','.join(node.server for node in made)}",
             "durable_log.durable": True,
             "durable_log.replicas": 3,
-            "limits.max_message_bytes": 500_000,
         }
         yield made
 

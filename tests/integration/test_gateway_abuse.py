@@ -68,7 +68,7 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
     deployment: Deployment, limit: str, most: int
 ) -> None:
     command = ["sh", "-c", f'ulimit {limit} 256 && exec "$0" gateway', COMMAND]
-    program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_connections=300)
+    program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_requests=75)
     address = await asyncio.to_thread(program.wait_for, '"listening"')
     (url,) = re.findall(r"http://[^\"]+", address)
     idle = []

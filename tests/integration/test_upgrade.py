@@ -89,7 +89,7 @@ class Fleet:
 
     def __init__(self, deployment: Deployment, load: Load) -> None:
         # Requests are looked for that a processor takes with it, for twice the timeout: less than a client waits.
-        deployment.overrides |= {"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 2500}
+        deployment.overrides |= {"bus.heartbeat_ms": 500, "bus.heartbeat_timeout_ms": 2500}
         self._deployment = deployment
         self._load = load
         self.gateways: list[tuple[Program, str]] = []

@@ -152,7 +152,7 @@ class WorkerNode(Node):
         is_held = self.publisher.held is not None
         messages = self.publisher.waiting_generates + self._messages_per_step + is_held
         size = messages * self.settings.limits.max_message_bytes
-        return len(retention) + messages < worker.retention_items and retention.bytes + size <= worker.retention_bytes
+        return len(retention) + messages < worker.most_items and retention.bytes + size <= worker.retention_bytes
 
     def turn(self) -> None:
         """Let the engine take its requests and compute one step."""

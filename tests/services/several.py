@@ -32,6 +32,7 @@ _OVERRIDES: dict[str, object] = {
     "limits.max_message_bytes": 2048,
     "limits.max_rows": 4,
     "worker.max_requests": _MAX_REQUESTS,
+    "worker.retention_items": 4096,
     "worker.retention_bytes": 200_000,
     "clients.detached_timeout_ms": 30_000,
     "client.resume_timeout_ms": 1_200_000,
@@ -204,7 +205,7 @@ class MovingWorker(Node):
         """Let the engine take its requests and compute one step, where what it publishes has room."""
         retention = self.publisher.retention
         messages = self.publisher.waiting_generates + self._messages_per_step + 1
-        if len(retention) + messages < self.settings.worker.retention_items:
+        if len(retention) + messages < self.settings.worker.most_items:
             self.publisher.turn_over.clear()
             self._loop.serve(self.publisher.turn_over)
             self.pump()

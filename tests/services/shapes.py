@@ -8,6 +8,7 @@ ALWAYS: dict[str, object] = {
     "limits.max_message_bytes": 2048,
     "limits.max_rows": 4,
     "worker.max_requests": 4,
+    "worker.retention_items": 4096,
     "worker.retention_bytes": 20_000,
     "processor.max_requests": 16,
 }

@@ -101,7 +101,7 @@ async def test_no_score_is_lost_or_comes_twice(seed: int, processors: int) -> No
 
 
 async def test_scores_without_room_end_their_request_alone() -> None:
-    settings = {"worker.retention_bytes": 2_200_000, "worker.policy": "fail", "limits.max_message_bytes": 65_536}
+    settings = {"worker.retention_bytes": 2_200_000, "worker.policy": "fail"}
     async with tokenbus.testing.bus(settings=settings) as bus:
         large = bus.client.generate(LONG * 5, max_tokens=2, prompt_logprobs=20)
         small = bus.client.generate([1, 2, 3], max_tokens=2, prompt_logprobs=20)

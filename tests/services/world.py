@@ -266,7 +266,7 @@ class World:
     def check_bounds(self) -> None:
         for worker in self.workers:
             retention, settings = worker.publisher.retention, worker.settings.worker
-            assert len(retention) <= settings.retention_items
+            assert len(retention) <= settings.most_items
             assert retention.bytes <= settings.retention_bytes
             assert worker.publisher.waiting_requests <= 2 * settings.max_requests
             # Of a run that found no room, only the first item needs credit.

@@ -14,6 +14,7 @@ from tokenbus_services.settings import Settings
 _CONFIG = """\
 server_name: {name}
 http: '127.0.0.1:-1'
+max_payload: 4MB
 jetstream {{ store_dir: '{folder}'{limit} }}
 cluster {{ name: tests, listen: '127.0.0.1:{port}', routes: [{routes}] }}
 """

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, MutableMapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from tokenbus_contracts import Limits
 from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
 
 _CONSTANTS = "CONSTANTS_OF_TESTS"
@@ -13,13 +14,13 @@ _CONSTANTS = "CONSTANTS_OF_TESTS"
 
 def settings_of(values: Mapping[str, object]) -> Settings:
     """Return settings from these values and defaults."""
-    before = {make: make.__defaults__ for make in _makers()}
-    _set_constants(_constants_in(values))
-    try:
-        return Settings.load(environment={}, overrides={key: values[key] for key in values if key in ENTRIES})
-    finally:
-        for make, defaults in before.items():
-            make.__defaults__ = defaults
+    given: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        given[section][name] = value
+    limits = replace(Limits.default(), **given.pop("limits"))
+    limits = replace(limits, max_draft_tokens_per_row=limits.max_tokens_per_row)
+    return Settings(**{name: SECTIONS[name](**arguments) for name, arguments in given.items()}, limits=limits)
 
 
 def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Mapping[str, object]) -> Settings:
@@ -45,26 +46,13 @@ def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Ma
 def environment_of(values: Mapping[str, object]) -> dict[str, str]:
     """Return the variables of a process with these values; only a process of the tests' fork server takes constants."""
     variables = {ENTRIES[key].variable: str(value) for key, value in values.items() if key in ENTRIES}
-    constants = _constants_in(values)
+    constants = {key: value for key, value in values.items() if key not in ENTRIES}
     return variables | ({_CONSTANTS: json.dumps(constants)} if constants else {})
 
 
 def take_constants(environment: MutableMapping[str, str]) -> None:
     """Give the sections' constants, in this process, the values that `environment_of` wrote."""
-    _set_constants(json.loads(environment.pop(_CONSTANTS, "{}")))
-
-
-def _constants_in(values: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in ENTRIES}
-
-
-def _makers() -> list[Any]:
-    return [section.__init__ for section in SECTIONS.values()]
-
-
-def _set_constants(values: Mapping[str, object]) -> None:
-    """Give constants other values, in sections that are made from now on."""
-    for key, value in values.items():
+    for key, value in json.loads(environment.pop(_CONSTANTS, "{}")).items():
         section, _, name = key.partition(".")
         names = [item.name for item in fields(SECTIONS[section])]
         make: Any = SECTIONS[section].__init__

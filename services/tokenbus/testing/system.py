@@ -45,7 +45,7 @@ async def bus(
         workers: how many workers there are at first.
         processors: how many processors there are; clients are connected to all of them.
         step_seconds: how long a step takes, by the bus's clock; `Worker.step_seconds` changes it.
-        settings: settings by key, as `{"worker.retention_items": 8}`; all others have their defaults, whatever the
+        settings: settings by key, as `{"worker.max_requests": 8}`; all others have their defaults, whatever the
             environment says.
 
     Yields:
@@ -76,8 +76,9 @@ async def bus(
 
 def _settings(values: Mapping[str, object]) -> Settings:
     """Return settings from these values and the defaults, with nothing that waits or writes when it ends."""
-    usual: dict[str, object] = {f"{section}.drain_timeout_ms": 0 for section in ("processor", "client", "worker")}
-    return Settings.load(environment={}, overrides=usual | dict(values))
+    loaded = Settings.load(environment={}, overrides={"worker.drain_timeout_ms": 0, **values})
+    processor, client = replace(loaded.processor, drain_timeout_ms=0), replace(loaded.client, drain_timeout_ms=0)
+    return replace(loaded, processor=processor, client=client)
 
 
 class Bus:

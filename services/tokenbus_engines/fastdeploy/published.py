@@ -186,8 +186,8 @@ class Published:
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
         """Begin; a processor may come later."""
         # Its stream must never make the engine wait: what finds no room ends its requests there, with an error. And
-        # each rank that saves has a stream of its own, whatever rank this process is.
-        worker = replace(settings.worker, policy="fail", tp_rank=0)
+        # each rank that saves has a stream of its own.
+        worker = replace(settings.worker, policy="fail")
         if rank:
             worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
         self.settings = replace(settings, worker=worker)

@@ -163,7 +163,7 @@ class QueueSender:
 
     def _has_room(self, size: int) -> bool:
         most = self._settings
-        return len(self._kept) < most.retention_items and self._bytes + size <= most.retention_bytes
+        return len(self._kept) < most.most_items and self._bytes + size <= most.retention_bytes
 
     def _wait_for_room(self, data: bytes) -> None:
         """Wait as the policy says, or raise a QueueFullError."""
@@ -185,7 +185,7 @@ class QueueSender:
         elif self._has_room(len(data)):
             return
         self.counts.refused += 1
-        limits = f"at most {worker.retention_items} messages and {worker.retention_bytes} bytes, {why}"
+        limits = f"at most {worker.most_items} messages and {worker.retention_bytes} bytes, {why}"
         reader = "" if self._socket else "; no process gets from it"
         raise QueueFullError(Path(self._path).name, data, len(self._kept), self._bytes, f"{limits}{reader}")
 

@@ -105,7 +105,7 @@ class VllmEngine(ControlledCore):
                 raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
             self.token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name if has_token_scores else ())
             """What requests may ask for beside logprobs."""
-            self.dp_rank: int = config.parallel_config.data_parallel_index or settings.worker.dp_rank
+            self.dp_rank: int = config.parallel_config.data_parallel_index
             """Which data-parallel rank it is."""
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
             self.tokenizer_digest, self.tokenizer_probes = described

@@ -27,8 +27,8 @@ examples:
   tokenbus api-keys list --file keys.json --json
   tokenbus api-keys revoke alice --file keys.json
 
-settings that matter: gateway.keys_file (where they are kept, unless --file says so), gateway.key_share and
-gateway.key_requests_per_minute (what a key without limits of its own may).
+settings that matter: gateway.keys_file (where they are kept, unless --file says so), gateway.key_requests_per_minute
+(what a key without limits of its own may) and gateway.max_requests (of which such a key may have half open).
 """
 
 

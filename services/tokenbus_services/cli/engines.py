@@ -49,11 +49,9 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Return the settings as suits the chosen engine: `--model` may be a folder, and `worker.publisher` is not auto."""
+    """Return the settings as suits the chosen engine: `--model` may be a folder, and where it publishes is known."""
     kind = engine_kind(options.engine)
     settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
-    if settings.worker.publisher != "auto":
-        return settings
     is_apart = kind.publishes_apart and settings.worker.role == "mixed" and sys.platform == "linux"
     return replace(settings, worker=replace(settings.worker, publisher="process" if is_apart else "thread"))
 

@@ -13,9 +13,9 @@ from tokenbus_services.settings import Settings
 _DESCRIPTION = """\
 Take the streams of workers at one address and the requests of clients at another, and deliver each request its tokens
 once and in order, or an error that says what was lost. Once it listens it logs "listening". It leaves with status 0
-after SIGTERM or SIGINT, when the open requests have ended or processor.drain_timeout_ms is over; a second signal ends
-it at once. Killed and started again, it loses nothing: workers send again what it had not acknowledged. Workers that
-know several processors go to another one when this one ends (docs/scaling.md).
+after SIGTERM or SIGINT, when the open requests have ended or 10 s are over; a second signal ends it at once. Killed
+and started again, it loses nothing: workers send again what it had not acknowledged. Workers that know several
+processors go to another one when this one ends (docs/scaling.md).
 
 examples:
   tokenbus processor                                                     on this machine, at the default ports

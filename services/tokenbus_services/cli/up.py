@@ -48,10 +48,10 @@ examples:
   tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, output, up,
                                                     ended, useless, stopping, down
 
-settings that matter: worker.drain_timeout_ms, processor.drain_timeout_ms and gateway.drain_timeout_ms (how long
-stopping may take), processor.metrics_address and gateway.address (another port is used where that of the default is
-taken), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets
-all of them.
+settings that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long stopping may take),
+processor.metrics_address and gateway.address (another port is used where that of the default is taken),
+bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
+them.
 """
 _MOST_WORKERS = 1_000_000
 _MOST_GATEWAYS = 64

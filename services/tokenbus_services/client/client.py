@@ -78,7 +78,7 @@ class Client:
     It reconnects by itself, and a request goes on with its next token when the processor was restarted, or when its
     worker went to another one. Several processors are one bus: a request goes to the one with the most room for its
     model. All methods are to be called on the event loop that entered it. Leaving waits for the requests that are open,
-    at most `client.drain_timeout_ms`; those whose iterators were closed or dropped are not waited for.
+    at most 5 s; those whose iterators were closed or dropped are not waited for.
 
     Example:
         async with tokenbus.connect(address) as client:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.addresses import TcpEndpoint, parse_remote
-from tokenbus_services.settings import DurableLogSettings
+from tokenbus_services.settings import Settings
 
 _ADDRESS = re.compile(r"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,63})")
 _MOST_SERVERS = 16
@@ -20,7 +20,7 @@ class LogAddress:
     is_tls: bool
 
 
-def parse(address: str, settings: DurableLogSettings) -> LogAddress:
+def parse(address: str, settings: Settings) -> LogAddress:
     """Return the parts of an address; raises AddressError for one that is invalid, or not safe enough to be used."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -35,11 +35,11 @@ def parse(address: str, settings: DurableLogSettings) -> LogAddress:
     servers = tuple(each for each in endpoints if isinstance(each, TcpEndpoint))
     is_tls = match["scheme"] == "tls"
     is_near = all(server.is_loopback for server in servers)
-    is_safe = is_tls and (settings.credentials or settings.certificate)
-    if not (is_near or is_safe or settings.insecure):
+    is_safe = is_tls and (settings.durable_log.credentials or settings.durable_log.certificate)
+    if not (is_near or is_safe or settings.bus.insecure):
         reason = (
             "beyond loopback it needs tls:// and durable_log.credentials or durable_log.certificate, "
-            "unless durable_log.insecure is true"
+            "unless bus.insecure is true"
         )
         raise AddressError(address, reason)
     return LogAddress(servers, match["name"], is_tls)

@@ -29,7 +29,7 @@ class Login:
         """Read the files; raises SettingsError for one that cannot be used."""
         self.is_tls = is_tls
         self._settings = settings
-        names = settings.credentials, settings.ca_file, settings.certificate, settings.certificate_key
+        names = settings.credentials, settings.ca_file, settings.certificate
         self._files = WatchedFiles([Path(name) for name in names if name])
         self._repeated_log = DeduplicatedLog()
         self.options: dict[str, Any] = {}
@@ -62,15 +62,14 @@ class Login:
 
     def _show_certificate(self, settings: DurableLogSettings) -> None:
         """Show a server that asks for it this process's certificate."""
-        certificate, key = settings.certificate, settings.certificate_key
-        check_private("durable_log.certificate_key" if key else "durable_log.certificate", key or certificate)
+        check_private("durable_log.certificate", settings.certificate)
         try:
             # Without a password of our own, Python would ask for one on the terminal.
-            self.options["tls"].load_cert_chain(certificate, key or None, password=lambda: b"")
+            self.options["tls"].load_cert_chain(settings.certificate, password=lambda: b"")
         except OSError as error:  # of what ssl raises, too
             reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
             limit = f"a certificate in PEM and its key, not encrypted: {reason}"
-            raise SettingsError("durable_log.certificate", limit, certificate) from None
+            raise SettingsError("durable_log.certificate", limit, settings.certificate) from None
 
     def _take(self, path: str, text: str) -> None:
         lines = text.split("\n")

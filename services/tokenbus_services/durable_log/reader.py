@@ -75,7 +75,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 
     Any number of readers may read, each at its own place; none delays a writer or another reader. An item that another
     program appended again is left out. The reader logs and skips a message that is damaged, or under another life's
-    subject; the next item of its life says how many are missing. It holds at most `durable_log.buffer_bytes` that are
+    subject; the next item of its life says how many are missing. It holds at most 64 MiB that are
     not taken yet, or one message. It waits for a server that goes away.
 
     Args:

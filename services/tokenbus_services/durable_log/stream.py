@@ -55,7 +55,7 @@ class LogStream:
         address = address or settings.durable_log.address
         scheme, _, rest = address.partition("://")
         self.address = address if "/" in rest else f"{scheme}://{rest}/log"
-        parsed = parse(self.address, settings.durable_log)
+        parsed = parse(self.address, settings)
         self.name = f"tokenbus-{parsed.name}"
         self.subjects = f"tokenbus.{parsed.name}"
         self._settings = settings

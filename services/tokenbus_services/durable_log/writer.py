@@ -211,7 +211,7 @@ class LogWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the waiting items have less than `durable_log.buffer_bytes`."""
+        """Whether there is room for another item to wait."""
         return self._buffered < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:

@@ -66,7 +66,7 @@ class Acceptor:
         A handshake that its client goes on with is over soon; one that stalls makes room. Without TLS the protocol
         refuses a connection above the limit, with an error.
         """
-        while self._context is not None and len(self) > self._settings.max_connections:
+        while self._context is not None and len(self) > self._settings.most_connections:
             self._counts.refused_connections += 1
             if not self._beginning:
                 connection.close()

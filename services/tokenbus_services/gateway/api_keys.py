@@ -52,7 +52,7 @@ class ApiKey:
     requests_per_minute: int | None = None
     """None: gateway.key_requests_per_minute."""
     concurrent: int | None = None
-    """The most open requests; None: gateway.key_share of gateway.max_requests."""
+    """The most open requests; None: half of gateway.max_requests."""
     origins: tuple[str, ...] = ()
     """The origins of web pages that may use it; empty: those of gateway.origins."""
     operator: bool = False

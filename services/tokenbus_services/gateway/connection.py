@@ -118,9 +118,9 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
         # What waits here is no longer in the outbox, where it could be dropped.
         self.transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
-        if len(self.connections) > self.settings.max_connections:
+        if len(self.connections) > self.settings.most_connections:
             self.counts.refused_connections += 1
-            self._refuse(503, f"connections: at most {self.settings.max_connections}")
+            self._refuse(503, f"connections: at most {self.settings.most_connections}")
             return
         self._start_timer(self.settings.idle_timeout_ms)
 

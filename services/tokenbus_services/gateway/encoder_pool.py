@@ -119,7 +119,7 @@ class EncoderPool:
             async with asyncio.timeout(milliseconds / 1000):
                 return _result(await self._reply(job, body, who))
         except TimeoutError:
-            message = f"body: encoded within {milliseconds} ms (gateway.request_timeout_ms), with those before it"
+            message = f"body: encoded within {milliseconds} ms, with those before it"
             raise self._busy(message) from None
         except _EndedError as ended:
             self._log.begin(ended.status, _log.warning, "an encoder process ended", status=ended.status)

@@ -17,7 +17,7 @@ def _fill(view: Gateway) -> Samples:
     settings = view.settings.gateway
     return {
         "requests": len(view.feed) / settings.max_requests,
-        "connections": view.connections / settings.max_connections,
+        "connections": view.connections / settings.most_connections,
         "buffers": view.buffers.size / settings.buffer_bytes,
         "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
         "bodies": view.bodies.size / view.bodies.most,

@@ -95,7 +95,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     port. Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
     listening, address = await _listen(settings.gateway)
-    room_for_clients = room_for(settings.gateway.max_connections)
+    room_for_clients = room_for(settings.gateway.most_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     with contextlib.closing(listening):
         async with gateway_of(settings) as gateway, _observed(gateway):

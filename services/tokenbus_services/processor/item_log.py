@@ -63,7 +63,7 @@ class ItemLog:
         return not (self._is_durable and self.writer.problem)
 
     async def close(self) -> None:
-        """Write the waiting items, for at most `processor.drain_timeout_ms`, and disconnect."""
+        """Write the waiting items, for at most as long as a processor drains, and disconnect."""
         await self.writer.close(self._drain_seconds)
 
     def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
@@ -88,8 +88,8 @@ class ItemLog:
         if most < largest:
             raise PromiseError(
                 self._stream.address,
-                f"durable_log.durable: a message of limits.max_message_bytes, {largest}, needs a larger max_payload: "
-                f"what this server takes leaves {most} bytes",
+                f"durable_log.durable: the largest message, {largest} bytes, needs a larger max_payload: "
+                f"what this server takes leaves {most}",
             )
         self._check_syncs()
 

@@ -40,11 +40,6 @@ def size(default: int, meaning: str) -> Any:  # noqa: ANN401
     return count(default, "bytes", meaning, high=_MOST_BYTES)
 
 
-def share(default: float, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of a number from 0 to 1."""
-    return _field(default, Meta(ge=0, le=1, description=meaning, extra={"valid": "0 to 1"}))
-
-
 def choice(meaning: str, *, default: str | bool) -> Any:  # noqa: ANN401
     """Return the field of true or false, or of one of a few words, which are those of its type, a `Literal`."""
     return _field(default, Meta(description=meaning, extra={"valid": "true or false"}))
@@ -102,7 +97,7 @@ class Entry:
     section: str
     name: str
     type: Any
-    """`int`, `float`, `bool`, `str` or a `Literal`."""
+    """`int`, `bool`, `str` or a `Literal`."""
     meta: Meta
     default: object
 
@@ -140,7 +135,7 @@ class Entry:
                 with contextlib.suppress(ValueError):
                     value = msgspec.convert(value, self.type, strict=False)
             value = msgspec.convert(value, Annotated[self.type, self.meta])
-            if value == value and (check is None or check(value)):  # noqa: PLR0124 - NaN is not itself
+            if check is None or check(value):
                 return value
         raise SettingsError(self.key, self.valid, value, where=where)
 

@@ -19,7 +19,6 @@ from tokenbus_services.settings.kinds import (
     host_and_port,
     milliseconds,
     path,
-    share,
     size,
     text,
     whole,
@@ -55,9 +54,8 @@ class BusSettings(Section):
     clients_address: str = endpoints(
         "tcp://127.0.0.1:5571", "where a processor listens for clients; a client goes to each of several"
     )
-    heartbeat_interval_ms: int = milliseconds(1000, "how often each side must be heard", high=HOUR_MS)
     heartbeat_timeout_ms: int = milliseconds(
-        3000, "after how long a silent peer is lost; at least 500, and twice heartbeat_interval_ms", high=HOUR_MS
+        3000, "after how long a silent peer is lost; a third of it is the heartbeat interval", low=500, high=HOUR_MS
     )
     key_file: str = path("the file of this process's own key for tcp, as `tokenbus keys make` writes it; empty: none")
     server_key: str = path("for workers and clients with a key: the processor's public key, or its certificate's path")
@@ -65,8 +63,12 @@ class BusSettings(Section):
         "for processors and decode workers with a key: the file of the keys that may connect, as `tokenbus keys` "
         "writes it; read again when it changes"
     )
-    insecure: bool = choice("whether tcp beyond loopback may be used without keys", default=False)
+    insecure: bool = choice(
+        "whether tcp beyond loopback may be used without keys, and a durable log there without TLS and credentials",
+        default=False,
+    )
 
+    heartbeat_ms: int = 0  # from one heartbeat to the next; 0: a third of heartbeat_timeout_ms, so that two may be lost
     max_part_bytes: int = 8_388_608  # of a message: the schema's largest batch; a peer that sends more is cut off
     max_pending_bytes: int = 100_663_296  # unread, of one peer: a worker's whole credit, and half as much
     max_unadmitted_bytes: int = 33_554_432  # unread, of all peers without a hello, which has some hundred bytes
@@ -74,19 +76,15 @@ class BusSettings(Section):
     max_connections: int = 4096  # silent ones make room; `Settings.most_connections` raises it
     introduction_timeout_ms: int = 5000  # a handshake takes milliseconds
     reconnect_ms: int = 100  # the first wait between two tries
-    reconnect_max_ms: int = 500  # the longest: a crowd that comes back spreads over it
+    reconnect_max_ms: int = 500  # the longest: a crowd spreads over it, and no peer is lost before it comes back
     linger_ms: int = 1000  # for a closing socket's last frames; longer keeps a stopping process from its end
     stall_timeout_ms: int = 5000  # of an event loop, whose process is unhealthy then; no healthy one pauses so long
     high_water_mark: int = 4096  # messages of one socket for one peer; credit and windows end first
 
-    def _check_rules(self) -> None:
-        # Else a peer that comes back as slowly as it may is lost before it has said a word.
-        for name, least in {
-            "twice bus.heartbeat_interval_ms": 2 * self.heartbeat_interval_ms,
-            "the longest wait before a reconnect": self.reconnect_max_ms,
-        }.items():
-            if self.heartbeat_timeout_ms < least:
-                raise SettingsError("bus.heartbeat_timeout_ms", f"at least {name}, {least}", self.heartbeat_timeout_ms)
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """How often each side must be heard."""
+        return self.heartbeat_ms or self.heartbeat_timeout_ms // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +98,9 @@ class WorkerSettings(Section):
         "its share of a request: all, the prompt and the first token, or the tokens after that", default="mixed"
     )
     model: str = text("", 0, 256, "the model's name, as clients ask for it; empty: the only one")
-    tp_rank: int = count(0, "", "its tensor-parallel rank", low=0, high=65535)
-    dp_rank: int = count(0, "", "its data-parallel rank", low=0, high=65535)
-    retention_items: int = count(4096, "items", "the most unacknowledged items that it keeps", low=2)
-    retention_bytes: int = size(268_435_456, "the most bytes of these; at least limits.max_message_bytes")
+    retention_bytes: int = size(268_435_456, "the most of unacknowledged items that it keeps; at least one message's")
     policy: Literal["block", "shed", "fail"] = choice(
-        "when retention is full: the engine waits, alternatives are dropped, or requests end", default="block"
-    )
-    block_timeout_ms: int = milliseconds(60_000, "how long block and shed wait for room; then requests end")
-    publisher: Literal["auto", "thread", "process"] = choice(
-        "whether it publishes in a thread of the engine's process or in one of its own; auto: as suits the engine",
-        default="auto",
+        "when retention is full: the engine waits 60 s, alternatives are dropped, or requests end", default="block"
     )
     max_requests: int = count(1024, "requests", "the most at once; 0: it takes none from the processor", low=0)
     handoff_address: str = endpoints(
@@ -128,6 +118,11 @@ class WorkerSettings(Section):
         10_000, "how long it waits at its end for requests and acknowledgements; 0: not at all", low=0
     )
 
+    tp_rank: int = 0  # of an engine whose tensor-parallel ranks publish each
+    dp_rank: int = 0  # the engine says its own
+    retention_items: int = 0  # 0: one for each 16 KiB of retention_bytes, as much as a step without alternatives
+    block_timeout_ms: int = 60_000  # that block and shed wait for room, twice as long as clients for a processor
+    publisher: Literal["auto", "thread", "process"] = "auto"  # a process on Linux, for an engine that it suits
     handoff_timeout_ms: int = 5000  # until a decode worker takes a request, which it does between two steps
     handoff_bytes: int = 268_435_456  # of states that wait for a decode worker's engine; one alone may be of any size
     shed_at: float = 0.75  # how full retention is when alternatives are dropped: the last quarter is for tokens
@@ -140,10 +135,12 @@ class WorkerSettings(Section):
     outbox: int = 8  # batches that the engine's thread handed over and that are not published; then it waits
     failed_steps: int = 3  # in a row, until the engine counts as broken: one bad request fails one
 
+    @property
+    def most_items(self) -> int:
+        """The most unacknowledged items that it keeps."""
+        return self.retention_items or self.retention_bytes // 16_384
+
     def _check_rules(self) -> None:
-        if self.publisher == "process" and self.role != "mixed":
-            limit = "auto or thread, where requests are handed off"
-            raise SettingsError("worker.publisher", limit, self.publisher)
         if self.handoff_address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")):
             limit = "an address that prefill workers can reach: no address of every interface"
             raise SettingsError("worker.handoff_address", limit, self.handoff_address)
@@ -159,8 +156,8 @@ class ProcessorSettings(Section):
     max_workers: int = count(64, "workers", "the most at once; others are refused", high=65536)
     metrics_address: str = host_and_port("127.0.0.1:9470", "where it serves its metrics; port 0: any; empty: nowhere")
     request_timeout_ms: int = milliseconds(600_000, "how long a request may take, unless it asks for less")
-    drain_timeout_ms: int = milliseconds(10_000, "how long it waits at its end for requests; 0: not at all", low=0)
 
+    drain_timeout_ms: int = 10_000  # for requests, at its end; they go on at another processor, or at its next start
     max_requests: int = 65_536  # open; gateways and workers have smaller bounds of their own
     requests_per_peer: int = 8192  # open, of one client or of all of one key; unasked, of one worker
     credit_items: int = 256  # that a worker sends ahead of their acceptance: some seconds of steps
@@ -201,8 +198,8 @@ class ClientSettings(Section):
 
     name: str = text("client", 1, 64, "the client's name in logs; several clients may have the same")
     resume_timeout_ms: int = milliseconds(30_000, "how long open requests wait for a processor that went away")
-    drain_timeout_ms: int = milliseconds(5000, "how long it waits at its end for requests; 0: not at all", low=0)
 
+    drain_timeout_ms: int = 5000  # for requests that still have iterators, at its end
     window_frames: int = 64  # not acknowledged; more would hide for longer that a client is slow
     window_bytes: int = 16_777_216  # the same; one frame may be of any size
     request_buffer_rows: int = 4096  # that wait for the iterator over one request
@@ -232,7 +229,6 @@ class GatewaySettings(Section):
         "it was made with --operator",
         default=False,
     )
-    key_share: float = share(0.5, "the most of max_requests that one API key has open, unless it has its own limit")
     key_requests_per_minute: int = count(
         0,
         "requests",
@@ -272,13 +268,7 @@ class GatewaySettings(Section):
         default="",
     )
     max_requests: int = count(1024, "requests", "the most open, each choice of an answer one; others get status 429")
-    max_connections: int = count(4096, "connections", "the most at once; others get status 503")
-    request_timeout_ms: int = milliseconds(
-        10_000, "how long headers and body may take to arrive, each; then status 408"
-    )
-    idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
     max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
-    max_tokens: int = count(1_048_576, "tokens", "the most that a request may ask for")
     buffer_bytes: int = size(268_435_456, "the most that waits for all clients; then the largest answer ends first")
     compression: Literal["off", "gzip"] = choice(
         "whether answers to clients that accept gzip are compressed: less to send for more processor time",
@@ -286,6 +276,11 @@ class GatewaySettings(Section):
     )
     drain_timeout_ms: int = milliseconds(10_000, "how long it waits at its end for requests; 0: not at all", low=0)
 
+    key_share: float = 0.5  # of max_requests, that one API key has open, unless it has its own limit
+    max_connections: int = 0  # 0: four for each of max_requests, as idle ones count; others get status 503
+    request_timeout_ms: int = 10_000  # in which headers and body arrive, each; then status 408
+    idle_timeout_ms: int = 60_000  # of a connection without a request
+    max_tokens: int = 1_048_576  # that a request may ask for: more than any model's context
     max_body_bytes: int = 4_194_304  # then status 413; the ids and the text of the longest prompt fit
     encoding_time_ms: int = 2000  # of a processor, for one body: ten times the longest prompt's; then status 400
     encoding_memory_bytes: int = 134_217_728  # the same, where the kernel bounds it, as Linux does
@@ -297,6 +292,11 @@ class GatewaySettings(Section):
     max_header_bytes: int = 16_384  # then status 431; other servers allow 8 to 64 KiB
     retry_after_ms: int = 1000  # of status 429 and 503: a request ends within some seconds, and makes room
     bus_timeout_ms: int = 1000  # for the processor's status, which /bus and /readyz ask for; probes wait as long
+
+    @property
+    def most_connections(self) -> int:
+        """The most connections at once."""
+        return self.max_connections or 4 * self.max_requests
 
     def _check_rules(self) -> None:
         if not self.address:
@@ -331,9 +331,7 @@ class DurableLogSettings(Section):
         "seed; empty: none; read again when it changes"
     )
     ca_file: str = path("the certificates by which tls:// servers are trusted; empty: the system's")
-    certificate: str = path("the file of this process's own certificate for tls:// servers; empty: none")
-    certificate_key: str = path("the file of that certificate's key; empty: it is in the same file")
-    insecure: bool = choice("whether servers beyond loopback may be used without TLS and credentials", default=False)
+    certificate: str = path("the file of this process's own certificate and its key, for tls:// servers; empty: none")
     replicas: int = count(1, "servers", "how many servers keep each item; at least 3 with durable", high=5)
     monitors: str = text(
         "",
@@ -344,8 +342,8 @@ class DurableLogSettings(Section):
     )
     max_bytes: int = size(1_073_741_824, "the most that it keeps; the oldest items make room")
     max_age_hours: int = count(168, "h", "for how long it keeps an item", high=24 * 3650)
-    buffer_bytes: int = size(67_108_864, "the most that a writer holds unacknowledged, and that a reader fetches ahead")
 
+    buffer_bytes: int = 67_108_864  # that a writer holds unacknowledged, and that a reader fetches ahead
     message_bytes: int = 524_288  # of a worker's items in one message: half of what NATS takes by default
 
     def _check_rules(self) -> None:
@@ -354,9 +352,6 @@ class DurableLogSettings(Section):
         if self.durable and self.replicas < LEAST_REPLICAS:
             limit = f"at least {LEAST_REPLICAS} with durable_log.durable"
             raise SettingsError("durable_log.replicas", limit, self.replicas)
-        if self.certificate_key and not self.certificate:
-            limit = "only beside durable_log.certificate"
-            raise SettingsError("durable_log.certificate_key", limit, self.certificate_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +367,6 @@ class LogSettings(Section):
 
 
 _LIMITS = {
-    "max_message_bytes": ("bytes", "the largest encoded batch"),
     "max_rows": ("rows", "the most of a batch"),
     "max_tokens_per_row": ("tokens", "the most of a row, and the most draft tokens that it verifies or proposes"),
     "max_top_k": ("alternatives", "the most of a token"),

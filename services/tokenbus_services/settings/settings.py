@@ -23,12 +23,7 @@ from tokenbus_services.settings.sections import (
     WorkerSettings,
 )
 
-_HOLD_A_MESSAGE = (
-    "worker.retention_bytes",
-    "clients.buffer_bytes",
-    "durable_log.max_bytes",
-    "durable_log.buffer_bytes",
-)
+_HOLD_A_MESSAGE = ("worker.retention_bytes", "clients.buffer_bytes", "durable_log.max_bytes")
 _T = TypeVar("_T")
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
@@ -60,12 +55,12 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot hold one message, or what a worker may send."""
+        """Refuse sizes that cannot hold one message."""
         most = self.limits.max_message_bytes
         for key in _HOLD_A_MESSAGE:
             value = ENTRIES[key].value_in(self)
             if isinstance(value, int) and value < most:
-                raise SettingsError(key, f"at least limits.max_message_bytes, {most}", value)
+                raise SettingsError(key, f"at least {most}, the largest message", value)
 
     @property
     def most_connections(self) -> int:

@@ -166,7 +166,7 @@ class ControlledEngine(Engine, Protocol):
 
 @runtime_checkable
 class DataParallelRank(Protocol):
-    """An engine that says which data-parallel rank it is, in the place of the setting `worker.dp_rank`."""
+    """An engine that says which data-parallel rank it is; any other is the first."""
 
     @property
     def dp_rank(self) -> int:
@@ -205,7 +205,7 @@ class EngineKind:
     The name that clients use is `worker.model` as any setting is given, and the folder's name by default.
     """
     publishes_apart: bool = False
-    """Whether its workers publish in a process of their own, where `worker.publisher` is auto."""
+    """Whether its workers publish in a process of their own, where they can."""
     takes_rest: bool = False
     """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
     ranks: Callable[[Sequence[str]], list[list[str]]] = _one_rank

@@ -127,7 +127,7 @@ class Publisher:
         worker = self.settings.worker
         self._limits = self.settings.limits
         if retention is None:
-            retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+            retention = Retention(worker.most_items, worker.retention_bytes, checksum=worker.checksum)
         self.retention = retention
         self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
         self._room = threading.Condition()

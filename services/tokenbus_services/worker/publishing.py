@@ -35,7 +35,7 @@ def publisher_client(
 ) -> Emitter | PublisherProcess:
     """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
 
-    Where `worker.publisher` is auto, it publishes in a process on Linux. Raises an AddressError as above.
+    On Linux it publishes in a process. Raises an AddressError as above.
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):

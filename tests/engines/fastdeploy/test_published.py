@@ -332,7 +332,7 @@ def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
 async def test_processor_sees_paired_steps(folder: Path, publisher: str) -> None:
     """On each rank that saves, whichever tensor-parallel rank its settings say."""
     order = (TARGET, DRAFT, DRAFT, TARGET)
-    with speaking("develop", folder, worker__drain_timeout_ms=5000, worker__publisher=publisher, worker__tp_rank=1):
+    with speaking("develop", folder, worker__drain_timeout_ms=5000, worker__publisher=publisher):
         async with Processor(settings_in(folder)) as processor:
             steps = processor.steps()
             given = whole("speculate_save_output_topk", 2, 1, 3)

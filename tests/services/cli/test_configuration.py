@@ -27,12 +27,12 @@ def test_options_count_more_than_variables_and_those_more_than_the_file(
 ) -> None:
     """An option of its own counts most, then --set, then the environment, then the file."""
     file = tmp_path / "tokenbus.toml"
-    file.write_text('[worker]\nid = "file"\nmodel = "file"\ntp_rank = 1\ndp_rank = 1\nmax_requests = 1\n')
-    for name in ("ID", "MODEL", "TP_RANK"):
+    file.write_text('[worker]\nid = "file"\nmodel = "file"\ntop_logprobs = 1\nmax_requests = 1\n')
+    for name in ("ID", "MODEL", "MAX_REQUESTS"):
         monkeypatch.setenv(f"TOKENBUS_WORKER_{name}", "2")
     given = ["--settings", str(file), "--set", "worker.id=set", "--set", "worker.model=set", "--id", "option"]
     worker = loaded(*given).worker
-    assert (worker.id, worker.model, worker.tp_rank, worker.dp_rank) == ("option", "set", 2, 1)
+    assert (worker.id, worker.model, worker.max_requests, worker.top_logprobs) == ("option", "set", 2, 1)
     assert worker.role == "mixed"
 
 

@@ -77,7 +77,7 @@ def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch
 
 def test_services_get_exactly_the_settings() -> None:
     """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
-    overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "gateway.key_share": 0.25}
+    overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "worker.policy": "shed"}
     settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
     assert Settings.load(environment=environment_of(settings, {})) == settings
     changed = environment_of(settings, {"worker.id": "other", "bus.insecure": False})

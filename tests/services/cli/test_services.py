@@ -9,6 +9,7 @@ from signal import SIGINT, SIGTERM, Signals
 import pytest
 
 from tests.services.cli.helpers import Service, addresses, generate, memory_settings
+from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_services.bus.memory import MemoryTransport
@@ -40,14 +41,13 @@ def test_signal_ends_both_with_status_0(number: Signals, tmp_path: Path) -> None
 
 async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     """A second signal ends a service that drains for a request which takes hours, as the signal alone would have."""
-    endless = ["--set", "processor.drain_timeout_ms=3600000"]
     with (
-        Service("processor", *addresses(tmp_path), *QUIET, *endless) as processor,
+        Service("processor", *addresses(tmp_path), *QUIET, processor__drain_timeout_ms=3_600_000) as processor,
         Service("worker", *addresses(tmp_path)[:2], "--steps-per-second", "20", "--engine", "synthetic") as worker,
     ):
         await asyncio.to_thread(worker.logged, "connected")
-        overrides = {"bus.clients_address": f"ipc://{tmp_path}/c", "client.drain_timeout_ms": 0}
-        async with Client(Settings.load(environment={}, overrides=overrides)) as client:
+        own = {"bus.clients_address": f"ipc://{tmp_path}/c", "client.drain_timeout_ms": 0}
+        async with Client(settings_of(own)) as client:
             tokens = client.generate(generate(1_000_000))
             await asyncio.wait_for(anext(tokens), MOST)
             processor.signal(SIGTERM)

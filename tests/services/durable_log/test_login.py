@@ -196,15 +196,9 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
         ({"certificate": bare}, "durable_log.certificate: a certificate in PEM and its key"),
         ({"certificate": str(open_to_all)}, "durable_log.certificate: a file that only its owner may read"),
         ({"certificate": str(tmp_path / "none")}, "durable_log.certificate: a file that can be read"),
-        (
-            {"certificate": bare, "certificate_key": str(open_to_all)},
-            "durable_log.certificate_key: a file that only its owner may read",
-        ),
     ):
         with pytest.raises(SettingsError, match=re.escape(key)):
             Login(DurableLogSettings(**changed), is_tls=True)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"durable_log\.certificate_key: .*only beside durable_log\.certificate"):
-        DurableLogSettings(certificate_key=good)
 
 
 @pytest.mark.parametrize("text", ["user:secret", "secret"])

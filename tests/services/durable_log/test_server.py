@@ -18,7 +18,7 @@ from tokenbus_services.durable_log import require_nats
 from tokenbus_services.durable_log.address import parse
 from tokenbus_services.durable_log.server import Servers, end_tasks
 from tokenbus_services.durable_log.stream import LogStream
-from tokenbus_services.settings import DurableLogSettings, Settings
+from tokenbus_services.settings import BusSettings, DurableLogSettings, Settings
 
 pytestmark = pytest.mark.process
 _HOUR_MS = 3_600_000
@@ -46,12 +46,12 @@ def servers_of(*made: NatsServer, **overrides: object) -> Servers:
 
 
 def servers(settings: Settings, *hosts: str) -> Servers:
-    return Servers(parse(f"nats://{','.join(hosts)}/log", settings.durable_log), settings)
+    return Servers(parse(f"nats://{','.join(hosts)}/log", settings), settings)
 
 
 async def test_server_is_given_up_after_its_silence(start: Start) -> None:
     server = start()
-    quick = {"bus__heartbeat_interval_ms": 50, "bus__heartbeat_timeout_ms": 1000}
+    quick = {"bus__heartbeat_ms": 50, "bus__heartbeat_timeout_ms": 1000}
     connection = await soon(servers_of(server, **quick).connect())
     server.pause()
     await soon(connection.lost.wait())
@@ -154,19 +154,19 @@ async def test_without_nats_py(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_address_that_cannot_be_used(address: str, reason: str) -> None:
     with pytest.raises(AddressError, match=reason):
-        parse(address, DurableLogSettings())
+        parse(address, Settings())
 
 
 def test_addresses() -> None:
     """Beyond loopback TLS and credentials are needed, unless the settings say otherwise."""
-    parsed = parse("tls://a:1,[::1]:2/log-1", DurableLogSettings(credentials="file"))
+    parsed = parse("tls://a:1,[::1]:2/log-1", Settings(durable_log=DurableLogSettings(credentials="file")))
     assert ([str(each) for each in parsed.servers], parsed.name, parsed.is_tls) == (
         ["tcp://a:1", "tcp://[::1]:2"],
         "log-1",
         True,
     )
-    assert parse("tls://a:1/log", DurableLogSettings(certificate="file")).is_tls
-    assert not parse("nats://a:1/log", DurableLogSettings(insecure=True)).is_tls
+    assert parse("tls://a:1/log", Settings(durable_log=DurableLogSettings(certificate="file"))).is_tls
+    assert not parse("nats://a:1/log", Settings(bus=BusSettings(insecure=True))).is_tls
 
 
 async def test_task_that_swallows_cancellations_is_ended() -> None:

@@ -215,10 +215,8 @@ async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServe
     with pytest.raises(AddressError, match=r"x://y/log: expected nats://HOST:PORT/NAME"):
         await entered(log_settings(server, durable_log__address="x://y"))
     server.kill()
-    short = log_settings(
-        server, bus__heartbeat_interval_ms=50, bus__heartbeat_timeout_ms=100, bus__introduction_timeout_ms=100
-    )
-    with pytest.raises(AddressError, match=r"no server answers within 0.2 s"):
+    short = log_settings(server, bus__heartbeat_timeout_ms=500, bus__introduction_timeout_ms=100)
+    with pytest.raises(AddressError, match=r"no server answers within 1 s: "):
         await entered(short)
 
 

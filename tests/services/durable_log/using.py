@@ -124,7 +124,7 @@ async def written(writer: LogWriter) -> None:
 QUICK: dict[str, object] = {
     "bus__reconnect_ms": 10,
     "bus__reconnect_max_ms": 50,
-    "bus__heartbeat_interval_ms": 100,
+    "bus__heartbeat_ms": 100,
     "bus__heartbeat_timeout_ms": 10_000,
     "limits__max_message_bytes": 500_000,
 }

@@ -15,7 +15,7 @@ from tokenbus_services.processor import Processor
 QUICK = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",
-    "bus.heartbeat_interval_ms": 1000,
+    "bus.heartbeat_ms": 1000,
     "bus.heartbeat_timeout_ms": 2000,
     "processor.drain_timeout_ms": 0,
 }

@@ -18,7 +18,7 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 
 def test_hello_is_answered() -> None:
     """The welcome names the processor, how often peers are heard, and that this session is new (case 19)."""
-    bench = Bench({"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
+    bench = Bench({"bus.heartbeat_timeout_ms": 1500})
     client = bench.client()
     (heard,) = client.heard()
     welcome = heard.frame.welcome

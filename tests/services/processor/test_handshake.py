@@ -32,7 +32,7 @@ OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
 
 def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
     """The welcome says which processor answers, where to go on, the credit, and how often peers are heard (case 19)."""
-    bench = Bench({"processor.credit_items": 8, "bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
+    bench = Bench({"processor.credit_items": 8, "bus.heartbeat_timeout_ms": 1500})
     worker = bench.worker(first_sequence=4, next_sequence=9)
     welcome = worker.heard()[0].welcome
     assert (welcome.processor_id, welcome.resume_from) == ("bench", 4)

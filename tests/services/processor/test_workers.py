@@ -143,7 +143,7 @@ def test_acknowledgements_are_few_and_complete() -> None:
 
 
 def test_heartbeats_go_out_once_an_interval() -> None:
-    bench = Bench({"bus.heartbeat_interval_ms": 1000})
+    bench = Bench()
     worker = bench.worker()
     worker.admit(1)
     worker.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=55, last_sequence=1)))

@@ -54,7 +54,7 @@ def shared_file(settings: Settings) -> int:
 
 def _rings(settings: Settings) -> list[tuple[int, int]]:
     worker, most = settings.worker, settings.limits.max_message_bytes
-    items = worker.retention_items
+    items = worker.most_items
     kept = worker.retention_bytes + items * JOURNAL_BYTES + DROPPED_BYTES
     requests = max(1, 2 * worker.max_requests) + worker.handover_items
     return [

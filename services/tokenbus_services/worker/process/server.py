@@ -82,7 +82,7 @@ class _Publisher(Publisher):
         self.engine_is_gone = False
         self._steps, self._ring, self._bell = memory.steps, memory.requests, bell
         self.journal = JournaledRetention(
-            worker.retention_items,
+            worker.most_items,
             worker.retention_bytes,
             checksum=worker.checksum,
             journal=memory.journal,

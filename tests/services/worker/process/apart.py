@@ -5,11 +5,13 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from tokenbus.testing import Bus, bus
 from tokenbus.testing.line import Line
 from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.process.handover import Handover
 from tokenbus_services.worker.process.memory import SharedMemory, shared_file
@@ -22,8 +24,8 @@ PROOF = bytes(range(16))
 class Apart:
     """A worker whose engine and publisher share nothing but the memory and a socket."""
 
-    def __init__(self, on: Bus) -> None:
-        self.bus, self.settings = on, on.settings
+    def __init__(self, on: Bus, settings: Settings) -> None:
+        self.bus, self.settings = on, settings
         self._file = shared_file(self.settings)
         self.engine = SyntheticEngine()
         self.handover = Handover(self.settings, self._memory(), EPOCH)
@@ -90,10 +92,11 @@ class Apart:
 
 
 @asynccontextmanager
-async def apart(settings: dict[str, object] | None = None) -> AsyncIterator[Apart]:
+async def apart(**worker: Any) -> AsyncIterator[Apart]:  # noqa: ANN401 - any setting's value
     """Run a bus, and on it a worker whose publisher is connected."""
-    async with bus(workers=0, settings={"worker.retention_bytes": 2**23} | (settings or {})) as on:
-        made = Apart(on)
+    async with bus(workers=0) as on:
+        chosen = replace(on.settings.worker, **{"retention_bytes": 2**23, **worker})
+        made = Apart(on, replace(on.settings, worker=chosen))
         await made.start_publisher()
         try:
             yield made

@@ -186,7 +186,7 @@ async def test_worker_leaves_when_all_is_acknowledged() -> None:
 
 async def test_new_publisher_leaves_too() -> None:
     """A new publisher hears the engine's last word."""
-    async with apart({"worker.drain_timeout_ms": 10_000}) as worker:
+    async with apart(drain_timeout_ms=10_000) as worker:
         requests = await asked(worker, tokens=10)
         await worker.lose_publisher()
         worker.loop.finish(MOST, worker.bus.clock.now)
@@ -233,7 +233,7 @@ async def test_rows_that_break_the_contract_end_their_requests_alone() -> None:
 
 async def test_what_finds_no_room_is_named() -> None:
     """Under the policy fail the engine never waits: the next publisher says which requests ended."""
-    async with apart({"worker.policy": "fail"}) as worker:
+    async with apart(policy="fail") as worker:
         requests = await asked(worker, tokens=10_000)
         most = worker.settings.worker.handover_items
         await worker.lose_publisher()
@@ -255,7 +255,7 @@ async def test_what_finds_no_room_is_named() -> None:
 
 async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "_MOST_LOST", 2)
-    async with apart({"worker.policy": "fail"}) as worker:
+    async with apart(policy="fail") as worker:
         requests = await asked(worker, tokens=10_000)
         await worker.lose_publisher()
         for _ in range(worker.settings.worker.handover_items + 2):
@@ -287,7 +287,7 @@ async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher
 
 async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> None:
     """Under the policy block the engine's thread waits, and goes on when a new publisher has taken something."""
-    async with apart({"worker.block_timeout_ms": 10_000_000}) as worker:
+    async with apart(block_timeout_ms=10_000_000) as worker:
         requests = await asked(worker, 1, tokens=2000)
         await worker.lose_publisher()
         handed = threading.Event()
@@ -311,7 +311,7 @@ async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> Non
 
 async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
     """Nothing is acknowledged for a while: what is handed over meanwhile is published when it is."""
-    async with apart({"worker.retention_items": 8}) as worker:
+    async with apart(retention_items=8) as worker:
         requests = await asked(worker)
         worker.line.hold()
         await worker.turn(20)
@@ -327,7 +327,7 @@ async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
 
 async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
     """A request that comes while retention is full is admitted when there is room, and does not end."""
-    async with apart({"worker.retention_items": 8}) as worker:
+    async with apart(retention_items=8) as worker:
         early = await asked(worker)
         late = [Asked(worker.bus.client) for _ in range(3)]
         await worker.bus.settle()
@@ -345,7 +345,7 @@ async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
 
 
 async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
-    async with apart({"worker.retention_items": 2, "worker.policy": "fail", "worker.max_requests": 0}) as worker:
+    async with apart(retention_items=2, policy="fail", max_requests=0) as worker:
         worker.line.hold()
         for key in (1, 2):
             worker.handover.emit(StepArrays(request_keys=[key], positions=[0], token_counts=[1], token_ids=[5]))
@@ -355,7 +355,7 @@ async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
 
 
 async def test_requests_end_when_retention_stays_full() -> None:
-    async with apart({"worker.retention_items": 8, "worker.block_timeout_ms": 500}) as worker:
+    async with apart(retention_items=8, block_timeout_ms=500) as worker:
         requests = await asked(worker)
         worker.line.hold()
         await worker.turn(20)
