@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.small_disk import SmallDisk
@@ -17,17 +16,10 @@ _PROGRAM = str(Path(sys.executable).parent / "nats-server")
 class NatsServer:
     """One nats-server process, which can be killed and started again at its port."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: str = "",
-        before: Sequence[str] = (),
-        disk: SmallDisk | None = None,
-    ) -> None:
-        """Start it; `config` is what its configuration file says besides its port, `before` runs it elsewhere."""
+    def __init__(self, folder: Path, config: str = "", disk: SmallDisk | None = None) -> None:
+        """Start it; `config` is what its configuration file says besides its port."""
         self.folder = folder
         self.disk = disk
-        self._before = before
         self._config = config
         self.port = -1
         self.start()
@@ -45,7 +37,8 @@ class NatsServer:
         ports = f"listen: '{self.server}'\nports_file_dir: '{self.folder}'\n"
         path.write_text(ports + self._config)
         with (self.folder / "nats.log").open("ab") as log:
-            self.process = subprocess.Popen([*self._before, _PROGRAM, "-c", str(path)], stderr=log, stdout=log)
+            before = self.disk.before if self.disk else ()
+            self.process = subprocess.Popen([*before, _PROGRAM, "-c", str(path)], stderr=log, stdout=log)
         try:
             self.port = self._listening()
         except BaseException:  # a caller has no server yet that it could kill

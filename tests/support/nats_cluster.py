@@ -35,7 +35,7 @@ def cluster(folder: Path, size: int = 3, limit: str = "", disk_bytes: int = 0) -
             if disk_bytes:
                 (own / "js").mkdir()
                 disk = stack.enter_context(SmallDisk(own / "js", disk_bytes))
-            servers.append(NatsServer(own, config, before=disk.before if disk else (), disk=disk))
+            servers.append(NatsServer(own, config, disk))
             stack.callback(servers[-1].kill)
         yield servers
 

@@ -107,7 +107,7 @@ class OpenRequests:
     def __init__(self, max_rows: int, patience: float, *, has_several: bool = False) -> None:
         """Take how many rows of a request may wait, and how many seconds a request waits for a processor.
 
-        `has_several`: there are several processors, or they come and go.
+        `has_several`: there are several processors.
         """
         self.has_several = has_several
         self._max_rows = max_rows
@@ -334,7 +334,7 @@ class OpenRequests:
 
     def end_overdue(self, unix_ms: int) -> None:
         """End each request whose deadline passed so long ago that the processor's own end for it is overdue."""
-        grace = round(max((session.timeout for session in self.sessions), default=0) * 1000)
+        grace = round(max(session.timeout for session in self.sessions) * 1000)
         for request in list(self.requests.values()):
             if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
                 message = f"deadline_unix_ms: no end was heard by {late} ms after it"

@@ -32,7 +32,7 @@ def grace(sessions: "Sequence[ClientSession]", *, is_told: bool = False) -> floa
     `is_told`: its processor let go of it. Else the worker may notice the loss only after the timeout.
     """
     notices = (each.interval if is_told else 2 * each.timeout for each in sessions)
-    return max(notices, default=0) + sum(each.interval for each in sessions)
+    return max(notices) + sum(each.interval for each in sessions)
 
 
 @dataclass(slots=True, eq=False)

@@ -100,7 +100,7 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     """Return the id that a connection has at a new listener, and what it had sent before and was not lost.
 
     Until the connection notices that its old listener is gone, what it sends is lost; so it sends until it is heard.
-    Each call sends words of its own: those of one before may still come, from a server that stood still.
+    Each call sends words of its own: those of one before may still come.
     """
     probe, met = ([_PROBE + secrets.token_bytes(8)] for _ in range(2))
     seen: list[list[bytes]] = []

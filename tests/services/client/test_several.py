@@ -684,8 +684,10 @@ def test_one_processor_alone_is_waited_for() -> None:
     assert source.error is not None
 
 
-def test_request_waits_while_no_processor_is_known() -> None:
+def test_request_waits_while_no_processor_answers() -> None:
     requests = OpenRequests(100, PATIENCE, has_several=True)
+    for _ in range(2):
+        Peer(requests=requests)
     requests.resume(5, 27, include_drafts=False)
     for now in (0.0, 1.0, 10.0, PATIENCE - 1):
         requests.look(now)
