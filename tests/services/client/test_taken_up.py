@@ -27,7 +27,6 @@ def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_TAKEN_UP
     peer.rows(RowShape(5, 2, 2))
-    peer.requests.abort(5)
     peer.requests.end_overdue(2**64)
     peer.welcome(resumed=resumed)
     peer.rows(RowShape(5, 0, 2))
