@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.integration.deployment import Deployment
+from tokenbus.logs import configure
 from tokenbus_services.client import Client
-from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
 
 PROMPT = "In the evening the old man said"

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.support import orphans
 from tests.support.alone import Guard, marks_of
-from tokenbus_services.logs.output import unconfigure
+from tokenbus.logs.output import unconfigure
 
 # A failure must be the same on every machine and in every run: examples follow from the test, not from chance.
 settings.register_profile("tokenbus", derandomize=True, deadline=None, database=None)

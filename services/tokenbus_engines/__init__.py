@@ -3,6 +3,6 @@
 import sys
 
 if sys.version_info < (3, 11):  # else nothing is loaded: FastDeploy's switch is looked at by every Python that starts
-    from tokenbus_services.python_version import refuse_what_needs_3_11
+    from tokenbus.python_version import refuse_what_needs_3_11
 
     refuse_what_needs_3_11()

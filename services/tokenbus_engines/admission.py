@@ -10,9 +10,9 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from tokenbus.plugins import Tokenizer
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.requests import Request, Stops
-from tokenbus_services.plugins import Tokenizer
 
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
 """The contract's own bounds."""

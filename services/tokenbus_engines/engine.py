@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_arg
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 from tokenbus_engines.admission import check_range, request_of
@@ -21,7 +22,6 @@ from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece, ScoredProm
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
-from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_services.worker import EngineStepError
 from tokenbus_services.worker.step import Array, StepArrays
 

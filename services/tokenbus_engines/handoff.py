@@ -4,8 +4,8 @@ from typing import Annotated, Protocol
 
 import msgspec
 
+from tokenbus.plugins import Tokenizer
 from tokenbus_engines.requests import Request, prompt_digest
-from tokenbus_services.plugins import Tokenizer
 
 _MOST_BYTES = 65_536
 _MOST_TOKENS = 16

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tokenbus.plugins import Tokenizer
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.sampling import Ids, SamplingParams
-from tokenbus_services.plugins import Tokenizer
 
 _FIRST_SLOTS = 64
 _DIGEST_LENGTH = 32

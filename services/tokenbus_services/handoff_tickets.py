@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
 
+from tokenbus.clock import Clock
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.bus import Identity
-from tokenbus_services.clock import Clock
 
 KEY_BYTES = 32
 _RANDOM_BYTES = 16

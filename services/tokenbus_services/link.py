@@ -10,6 +10,9 @@ from enum import Enum, auto
 from math import inf
 from typing import Any
 
+from tokenbus.backports import TaskGroup
+from tokenbus.clock import Clock
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ClientWelcome, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -22,10 +25,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
     Welcome,
 )
-from tokenbus_services.backports import TaskGroup
 from tokenbus_services.bus import Connection, Transport
-from tokenbus_services.clock import Clock
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor_list import ProcessorList
 
 _FULL_WAIT = 0.005

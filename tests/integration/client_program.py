@@ -11,10 +11,10 @@ import sys
 
 from tests.integration.asking import wanted
 from tests.integration.programs import tell
+from tokenbus.logs import configure
 from tokenbus_services.client import Client, Generation, StepRows
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import code_name
-from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 
 

@@ -25,9 +25,9 @@ from tests.services.bus.keyed import Keyring
 from tests.support import orphans
 from tests.support.nats import NatsServer
 from tests.support.ports import free_ports
+from tokenbus.logs import configure
 from tokenbus_services.bus import Role
 from tokenbus_services.client import Client
-from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
 
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")

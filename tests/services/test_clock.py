@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.support.waiting import soon, turns
+from tokenbus.clock import Clock, SystemClock
 from tokenbus.testing import ManualClock
-from tokenbus_services.clock import Clock, SystemClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "test's"])

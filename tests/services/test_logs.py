@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokenbus.logs import DeduplicatedLog, configure, logger
+from tokenbus.logs.output import unconfigure
 from tokenbus.testing import ManualClock
-from tokenbus_services.logs import DeduplicatedLog, configure, logger
-from tokenbus_services.logs.output import unconfigure
 from tokenbus_services.settings import LogSettings
 
 
@@ -217,7 +217,7 @@ def test_library_without_configuration(caplog: pytest.LogCaptureFixture) -> None
 def test_import_and_quiet_use_print_nothing() -> None:
     """Importing the package, making a logger and an event of little weight print nothing, and leave structlog alone."""
     code = (
-        "import structlog; from tokenbus_services.logs import logger; logger('x').info('quiet');"
+        "import structlog; from tokenbus.logs import logger; logger('x').info('quiet');"
         "assert not structlog.is_configured()"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -7,9 +7,9 @@ import pytest
 from tests.services.builders import EPOCH, hello_of
 from tests.services.client.peer import Peer as ClientPeer
 from tests.services.worker.peer import Peer as WorkerPeer
+from tokenbus.logs.values import safe
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.items import hello_entry, item_entry, public_hello, read_items
-from tokenbus_services.logs.values import safe
 
 
 @pytest.mark.parametrize("kind", [WorkerPeer, ClientPeer])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tokenbus_services.backports import timeout
+from tokenbus.backports import timeout
 
 MOST = 60.0
 """Seconds after which a test that waits has failed; a machine that stands still for a while is no failure."""

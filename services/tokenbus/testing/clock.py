@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from tokenbus_services.backports import Timeout
+from tokenbus.backports import Timeout
 
 
 class ManualClock:

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenbus.logs import logger
 from tokenbus_engines.fastdeploy_switch import FORM
-from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
 
 _log = logger("worker")

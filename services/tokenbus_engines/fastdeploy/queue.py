@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_services.bus import AddressError
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import WorkerSettings
 from tokenbus_services.worker.errors import RetentionFullError
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
+from tokenbus.logs import logger
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.forms import installed
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy_switch import SWITCH
-from tokenbus_services.logs import logger
 
 _PAIRS = (
     ("save_output", "get_output"),

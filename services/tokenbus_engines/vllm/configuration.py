@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
+from tokenbus.logs import logger
+from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
-from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
-from tokenbus_services.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 
 _log = logger("worker")
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"

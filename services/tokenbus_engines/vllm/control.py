@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tokenbus.logs import logger
 from tokenbus_contracts import ValueKind
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.vllm.adapters import Adapter, checked
-from tokenbus_services.logs import logger
 
 _log = logger("worker")
 _OF_STAGE = {

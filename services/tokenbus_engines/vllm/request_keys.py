@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
-from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus.logs import DeduplicatedLog, logger
 
 ARGUMENT = "tokenbus_request_key"
 """What a request says in `vllm_xargs`, and so in SamplingParams.extra_args, that wants a key of its own choice."""

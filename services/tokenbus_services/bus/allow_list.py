@@ -12,9 +12,9 @@ from pathlib import Path
 
 from zmq.utils import z85
 
-from tokenbus_services.backports import tomllib
+from tokenbus.backports import tomllib
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.bus.transport import Identity, Role
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import WatchedFiles, replace_file
 

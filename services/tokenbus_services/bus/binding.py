@@ -14,9 +14,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from tokenbus.printable import reason_of
 from tokenbus_services.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.printable import reason_of
 
 _BACKLOG = 4096
 """As many as connect at once after a restart; of those beyond it the kernel drops the first packet, for a second."""

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from tokenbus.logs import logger
 from tokenbus_services.bus.accepted import AcceptedConnection
 from tokenbus_services.bus.transport import Usage
-from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
 
 _log = logger("bus")

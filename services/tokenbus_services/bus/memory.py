@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from tokenbus.clock import Clock, SystemClock
 from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.transport import (
     ANONYMOUS,
@@ -19,7 +20,6 @@ from tokenbus_services.bus.transport import (
     ignore,
     ignore_loss,
 )
-from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.settings import BusSettings
 
 _SHARED: dict[str, "MemoryTransport"] = {}

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.bus.allow_list import KEY_BYTES, AllowList
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.logs import DeduplicatedLog, logger
 
 OPEN_DOMAIN, KEYS_DOMAIN = b"tokenbus", b"tokenbus.keys"
 HANDSHAKE, USER = "Handshake", "User-Id"

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import TextIO
 
+from tokenbus.plugins import PluginError, load, names
+from tokenbus.printable import printable, reason_of
+from tokenbus.python_version import PythonVersionError
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import COMMANDS, CommandKind, summaries
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.plugins import PluginError, load, names
-from tokenbus_services.printable import printable, reason_of
-from tokenbus_services.python_version import PythonVersionError
 
 _GROUPS = {
     "run": {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from tokenbus_services.printable import printable
+from tokenbus.printable import printable
 
 _MOST_DIGITS = 18
 _REQUEST_IDS = 2**64

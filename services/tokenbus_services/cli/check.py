@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
+from tokenbus.printable import printable, reason_of
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
@@ -18,7 +19,6 @@ from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
 from tokenbus_services.cli.tap import batch_values, row_values
 from tokenbus_services.items import RecordingError, StreamItem, read_items
-from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tokenbus.plugins import PluginError, load, names
 from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.plugins import PluginError, load, names
 
 COMMANDS = "tokenbus.commands"
 """The entry-point group; each entry is a `CommandKind`. It cannot replace a command of this package."""

@@ -14,6 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tokenbus.logs import configure
+from tokenbus.plugins import load_tokenizer
+from tokenbus.printable import printable
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.demo_checks import (
     AHEAD,
@@ -33,9 +36,6 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import News, Supervisor
 from tokenbus_services.cli.system import Plan, plan_for, runtime_folder
 from tokenbus_services.client import Client
-from tokenbus_services.logs import configure
-from tokenbus_services.plugins import load_tokenizer
-from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenbus.printable import printable
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.items import RecordingError, read_recording
-from tokenbus_services.printable import printable
 from tokenbus_services.terminal import Progress
 
 if TYPE_CHECKING:

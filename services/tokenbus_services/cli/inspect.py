@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.plugins import PluginError, Tokenizer, load_tokenizer
+from tokenbus.printable import printable
 from tokenbus_contracts import ContractError, ValueKind
 from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import lacking
 from tokenbus_services.cli.tap import token_text
 from tokenbus_services.items import RecordingError, read_recording
-from tokenbus_services.plugins import PluginError, Tokenizer, load_tokenizer
-from tokenbus_services.printable import printable
 from tokenbus_services.terminal import styled
 from tokenbus_services.token_columns import TokenBuffer, TokenKind
 

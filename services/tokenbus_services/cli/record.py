@@ -9,6 +9,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tokenbus.logs import logger
+from tokenbus.printable import printable
+from tokenbus.signals import stop_on_signals
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
@@ -17,10 +20,7 @@ from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import declare_watching, watched
 from tokenbus_services.durable_log import require_nats
 from tokenbus_services.items import StreamItem
-from tokenbus_services.logs import logger
-from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
-from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
 
 if TYPE_CHECKING:

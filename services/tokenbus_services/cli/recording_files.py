@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
+from tokenbus.logs import logger
+from tokenbus.printable import reason_of
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import recording_of, table_file, unfinished
 from tokenbus_services.items import Recorder, StreamItem
-from tokenbus_services.logs import logger
-from tokenbus_services.printable import reason_of
 
 if TYPE_CHECKING:
     from tokenbus_services.parquet import TokenFile

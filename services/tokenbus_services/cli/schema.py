@@ -16,12 +16,12 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
+from tokenbus.printable import printable, reason_of
 from tokenbus_contracts.published.asyncapi import asyncapi
 from tokenbus_contracts.published.compatibility import changes
 from tokenbus_contracts.published.descriptors import Schema, proto_files
 from tokenbus_contracts.published.json_schema import json_schema
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\

@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
+from tokenbus.open_files import open_files_for
+from tokenbus.signals import stop_on_signals
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
-from tokenbus_services.open_files import open_files_for
 from tokenbus_services.settings import Settings
-from tokenbus_services.signals import stop_on_signals
 
 Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from tokenbus.printable import printable, reason_of
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.starting import Output, SignsOfLife
-from tokenbus_services.printable import printable, reason_of
 
 START_SECONDS = 60
 _MOST_STARTS = 60

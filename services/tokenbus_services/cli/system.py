@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokenbus.printable import printable, reason_of
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import Service
-from tokenbus_services.printable import printable, reason_of
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import engine_kind
 

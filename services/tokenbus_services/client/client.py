@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import ref
 
+from tokenbus.clock import Clock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -23,7 +24,6 @@ from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession, TakeItem
 from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus_services.client.tokens import Generation, RequestTokens
-from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.items import Lives, StreamItem

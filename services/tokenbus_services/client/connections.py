@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tokenbus.clock import Clock
+from tokenbus.logs import logger
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_services.bus import Transport
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.clock import Clock
 from tokenbus_services.link import Link
-from tokenbus_services.logs import logger
 from tokenbus_services.processor_list import ProcessorList
 
 _log = logger("client")

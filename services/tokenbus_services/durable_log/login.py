@@ -6,9 +6,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.printable import reason_of
 from tokenbus_services.bus.keys import check_private
-from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.printable import reason_of
 from tokenbus_services.settings import DurableLogSettings, SettingsError
 from tokenbus_services.watched_files import WatchedFiles
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.durable_log.server import ServerConnection, ServerError
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
@@ -22,7 +23,6 @@ from tokenbus_services.durable_log.stream import (
     unless_lost,
 )
 from tokenbus_services.items import Lives, RecordingError, StreamItem
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})(?:\.([0-9]{1,19}))?")

@@ -5,8 +5,8 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from tokenbus.logs import logger
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 16

@@ -17,8 +17,8 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
 from tokenbus_services.settings.sections import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin

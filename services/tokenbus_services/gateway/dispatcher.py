@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows
@@ -18,7 +19,6 @@ from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.event_writer import EventWriter, Left
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.settings import GatewaySettings
 

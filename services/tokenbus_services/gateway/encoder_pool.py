@@ -15,6 +15,7 @@ from itertools import count
 
 import msgspec
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.gateway.encoder_process import (
     DEFECT,
     ENDED,
@@ -30,7 +31,6 @@ from tokenbus_services.gateway.encoder_process import (
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import FairTurns
 from tokenbus_services.gateway.vocabulary import is_folder
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 
 _log = logger("gateway")

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenbus.logs import DeduplicatedLog
+from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
@@ -19,11 +21,9 @@ from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
-from tokenbus_services.tokenizer_probes import first_difference
 
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

@@ -9,13 +9,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from tokenbus.logs import logger
 from tokenbus_services.gateway.answer import JSON, Answer
 from tokenbus_services.gateway.buffers import Sending, Write
 from tokenbus_services.gateway.connection import ChunkWriter, Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.messages_format import message_error
-from tokenbus_services.logs import logger
 
 _log = logger("gateway")
 RAW_SEND = "tokenbus.send"

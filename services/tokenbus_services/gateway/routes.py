@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenbus.logs import logger
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, Format, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
@@ -38,7 +39,6 @@ from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongRes
 from tokenbus_services.gateway.responses_format import ResponsesFormat
 from tokenbus_services.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus_services.gateway.validation import parse_json
-from tokenbus_services.logs import logger
 
 T = TypeVar("T")
 _Handler = Callable[[Request], Awaitable[Response]]

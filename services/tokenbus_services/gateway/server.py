@@ -12,14 +12,14 @@ from typing import cast
 
 import uvicorn
 
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.open_files import room_for
 from tokenbus_services.gateway.acceptor import Acceptor
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.gateway import Gateway, gateway_of
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.server import MetricsServer, listen
-from tokenbus_services.open_files import room_for
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
 _log = logger("gateway")

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown
 from tokenbus_services.watched_files import WatchedFiles

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tokenbus.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.native import Form, Fragments
 from tokenbus_services.gateway.stop_strings import REPLACEMENT
-from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
-from tokenbus_services.tokenizer_probes import digest_of, encoder_of, probed
 
 T = TypeVar("T")
 _CONTINUATION = 0x80

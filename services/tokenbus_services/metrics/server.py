@@ -19,11 +19,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tokenbus_services.backports import timeout
+from tokenbus.backports import timeout
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.loop_thread import start_loop_thread
 from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.metrics.health import Health, LoopWatch
 
 _log = logger("metrics")

@@ -7,6 +7,7 @@ from math import inf
 
 from google.protobuf.message import DecodeError
 
+from tokenbus.logs import logger
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -23,7 +24,6 @@ from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import request_error
-from tokenbus_services.logs import logger
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
 from tokenbus_services.processor.dispatch import Dispatch

@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import body_of, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.settings import Settings
 

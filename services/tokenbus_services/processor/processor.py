@@ -7,12 +7,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from tokenbus.clock import Clock, SystemClock
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
-from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import Step
 from tokenbus_services.durable_log import require_nats
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.client_connections import ClientConnections
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError
-from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("processor")
 _SHOWN_BYTES = 64

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import repeat
 
+from tokenbus.logs import logger
 from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -22,7 +23,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerRole,
 )
 from tokenbus_services.bus import Identity, Role
-from tokenbus_services.logs import logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
 from tokenbus_services.processor.intake import Intake

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenbus.backports import tomllib
 from tokenbus_contracts import Limits
-from tokenbus_services.backports import tomllib
 from tokenbus_services.settings.errors import SettingsError, Shown, shown
 from tokenbus_services.settings.kinds import Entry, entries_of
 from tokenbus_services.settings.sections import (

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 from zlib import crc32
 
+from tokenbus.clock import Clock, SystemClock
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
@@ -18,9 +20,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport
 from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
-from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.handoff_tickets import Tickets
-from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
 from tokenbus_services.worker.session import HandoffPoint

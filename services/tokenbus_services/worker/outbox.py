@@ -8,10 +8,10 @@ from dataclasses import fields
 
 import numpy as np
 
+from tokenbus.logs import logger
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
-from tokenbus_services.logs import logger
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.ragged import on_host

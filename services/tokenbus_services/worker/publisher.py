@@ -12,6 +12,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.clock import Clock
+from tokenbus.loop_thread import start_loop_thread
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -27,11 +29,9 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, clock_for, transport_for
-from tokenbus_services.clock import Clock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
-from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.processor_list import ProcessorList
 from tokenbus_services.settings import Settings, listed_addresses
 from tokenbus_services.worker.engine import DescribesModel

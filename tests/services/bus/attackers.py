@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tests.support.waiting import MOST, soon
-from tokenbus_services.backports import timeout
+from tokenbus.backports import timeout
 from tokenbus_services.settings import BusSettings
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ import pytest
 from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_without_end
 from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import MOST, soon, until
+from tokenbus.backports import timeout
 from tokenbus.testing import ManualClock
-from tokenbus_services.backports import timeout
 from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
 from tokenbus_services.bus.zeromq import ZeroMQListener
 from tokenbus_services.settings import BusSettings

@@ -11,7 +11,7 @@ import pytest
 
 from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, both_ways, introduce, meet_again
 from tests.support.waiting import soon, until
-from tokenbus_services.backports import timeout
+from tokenbus.backports import timeout
 from tokenbus_services.bus import AddressError, ClosedError, Connection, Listener, MessageError, Outcome
 
 KINDS = ["memory", "zeromq-ipc", "zeromq-tcp"]

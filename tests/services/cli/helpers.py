@@ -14,6 +14,7 @@ from tests.integration.programs import Program
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
+from tokenbus.clock import SystemClock
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import (
@@ -28,7 +29,6 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLi
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.clock import SystemClock
 from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus_services.link import Link
 from tokenbus_services.processor import Processor

@@ -5,9 +5,9 @@ import json
 import logging
 from contextlib import closing
 
+from tokenbus.logs import DeduplicatedLog
+from tokenbus.logs.output import configure, unconfigure
 from tokenbus_services.gateway.server import uvicorn_log
-from tokenbus_services.logs import DeduplicatedLog
-from tokenbus_services.logs.output import configure, unconfigure
 from tokenbus_services.settings import LogSettings
 
 

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from tests.support.model_folder import byte_level, metaspace, with_byte_fallback, write_model
+from tokenbus.tokenizer_probes import PROBES, digest_of, encoder_of, first_difference, probed
 from tokenbus_services.model_files import ModelTokenizer
-from tokenbus_services.tokenizer_probes import PROBES, digest_of, encoder_of, first_difference, probed
 
 
 def _digits_apart(tokenizer: Tokenizer) -> None:

@@ -4,7 +4,7 @@ import resource
 from collections.abc import Callable
 from functools import partial
 
-from tokenbus_services.logs import logger
+from tokenbus.logs import logger
 from tokenbus_services.settings import Settings
 
 _log = logger("service")

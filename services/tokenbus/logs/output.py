@@ -11,7 +11,7 @@ from typing import NoReturn, TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from tokenbus_services.logs.values import safe, safe_text, safe_traceback
+from tokenbus.logs.values import safe, safe_text, safe_traceback
 from tokenbus_services.settings import LogSettings
 
 _LEVELS = {name.lower(): getattr(logging, name) for name in ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")}

@@ -5,7 +5,7 @@ import contextlib
 import time
 from typing import Protocol
 
-from tokenbus_services.backports import timeout
+from tokenbus.backports import timeout
 
 
 class Clock(Protocol):

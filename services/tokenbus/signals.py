@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tokenbus_services.logs import logger
+from tokenbus.logs import logger
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logger("service")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tokenbus_services.logs import logger
+from tokenbus.logs import logger
 
 T = TypeVar("T")
 _log = logger("service")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from tokenbus_services.logs.values import safe
+from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()

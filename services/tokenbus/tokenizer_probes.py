@@ -8,7 +8,7 @@ tokenizer makes of the probes, and whoever finds a difference can say in which t
 import hashlib
 from collections.abc import Callable, Sequence
 
-from tokenbus_services.plugins import Tokenizer
+from tokenbus.plugins import Tokenizer
 
 _WRITTEN = (
     "5 55 555 5555 12345678 3.14 1,000 0x1F 2026-11-27 50% $5 x5 5x"

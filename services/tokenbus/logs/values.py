@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import islice
 from numbers import Integral, Real
 
-from tokenbus_services.printable import printable
+from tokenbus.printable import printable
 
 _LONGEST_TEXT = 300
 _MOST_ITEMS = 16
