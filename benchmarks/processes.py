@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from tests.integration.deployment import Deployment
 from tokenbus.logs import configure
+from tokenbus.settings import LogSettings
 from tokenbus_services.client import Client
-from tokenbus_services.settings import LogSettings
 
 PROMPT = "In the evening the old man said"
 PATIENCE = 600.0

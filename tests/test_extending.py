@@ -17,6 +17,7 @@ from tests.integration.programs import Program
 from tests.pages import blocks, module_of
 from tests.support.processes import start
 from tests.support.waiting import MOST, until
+from tokenbus.settings import Settings
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.bus.memory import MemoryTransport
@@ -24,7 +25,6 @@ from tokenbus_services.client import Client, Generation
 from tokenbus_services.delivery import RequestFailedError, Step
 from tokenbus_services.delivery.step import Token
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.run import serve_engine
 
 (BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block.text]

@@ -16,13 +16,13 @@ from ruamel.yaml import YAML
 
 from tests.pages import ROOT, blocks
 from tests.services.metrics.running import FAMILIES
+from tokenbus.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.delivery.errors import code_name
 from tokenbus_services.processor.stream import Fate
-from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_services.worker import StepAssembler
 
 PATH = ROOT / "docs" / "operations.md"

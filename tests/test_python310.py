@@ -19,7 +19,7 @@ import tokenbus
 from tests.engines.fastdeploy import stand_in
 from tests.pages import ROOT, blocks
 from tests.support.waiting import until
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 
 pytestmark = pytest.mark.xdist_group("python310")  # its packages are installed once
 LOCK = ROOT / "requirements" / "python310.txt"

@@ -9,11 +9,11 @@ from benchmarks.bus.pair import Order, Received, Sent, Watch, send_all, step_at,
 from benchmarks.codec.ours import batch_of, share_of
 from benchmarks.workload import Share
 from tests.support.settings import settings_of as of_values
+from tokenbus.settings import Settings
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 
 _RETENTION_ITEMS = 512

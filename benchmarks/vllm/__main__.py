@@ -26,7 +26,7 @@ from benchmarks.vllm.cells import Cell
 from benchmarks.vllm.measure import INSIDE, Load, Run, Sample, median, ratio, run
 from benchmarks.vllm.model import SHAPES
 from benchmarks.vllm.systems import MOST_ROWS, NAMES, NEED_RUST, PYTHON, RUST, Plan, has_rust
-from tokenbus_services.settings import ENTRIES
+from tokenbus.settings import ENTRIES
 
 _TOP_K = 20
 _NO_RUST = "the Rust front end is not in this vLLM"

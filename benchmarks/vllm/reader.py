@@ -3,8 +3,8 @@
 import asyncio
 from multiprocessing.connection import Connection
 
+from tokenbus.settings import Settings
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 
 READY, TOKENS = "ready", "tokens"
 

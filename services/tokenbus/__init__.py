@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
+    from tokenbus.settings import Settings, SettingsError
     from tokenbus_contracts import (
         BatchHeader,
         BatchKind,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.items import RecordingError, StreamItem, read_recording
     from tokenbus_services.processor import Processor
-    from tokenbus_services.settings import Settings, SettingsError
     from tokenbus_services.worker import (
         Engine,
         EngineBrokenError,
@@ -144,7 +144,7 @@ _HOMES = {
     "tokenbus_services.durable_log.stream": "LogError",
     "tokenbus_services.items": "RecordingError StreamItem read_recording",
     "tokenbus_services.processor": "Processor",
-    "tokenbus_services.settings": "Settings SettingsError",
+    "tokenbus.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
     "RetentionFullError StepArrays StepAssembler WouldWaitError",
     "tokenbus_services.worker.run": "run_engine",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenbus.logs import logger
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 
 _log = logger("service")
 _OTHERS = 128

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 from tokenbus_services.worker import Engine, EngineKind
 
 _MOST_PARTS = 64

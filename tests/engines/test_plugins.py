@@ -10,10 +10,10 @@ from tests.services.cli.helpers import COMMAND, Service, addresses, generate
 from tests.support.processes import run
 from tests.support.waiting import MOST
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
+from tokenbus.settings import Settings, SettingsError
 from tokenbus_services.cli import main
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.settings import Settings, SettingsError
 from tokenbus_services.worker import EngineKind
 
 PLUGIN = '''

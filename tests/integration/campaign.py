@@ -24,10 +24,10 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program, tell
 from tests.support import orphans
 from tokenbus.logs import configure
+from tokenbus.settings import LogSettings
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.settings import LogSettings
 
 _CLIENTS = 2
 _LIFE_TOKENS = 3000

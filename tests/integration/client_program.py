@@ -12,10 +12,10 @@ import sys
 from tests.integration.asking import wanted
 from tests.integration.programs import tell
 from tokenbus.logs import configure
+from tokenbus.settings import Settings
 from tokenbus_services.client import Client, Generation, StepRows
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import code_name
-from tokenbus_services.settings import Settings
 
 
 async def _take(tokens: Generation) -> None:

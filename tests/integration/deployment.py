@@ -9,7 +9,7 @@ from typing import Any
 from tests.integration.programs import Program
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
 Overrides = Mapping[str, Any]

@@ -7,8 +7,8 @@ import time
 
 from tests.integration.programs import tell
 from tokenbus.logs import configure
+from tokenbus.settings import Settings
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.process.client import PublisherProcess
 

@@ -10,6 +10,7 @@ import pytest
 from tests.services.breaking import UselessTransport
 from tests.services.builders import client_hello, settings
 from tests.support.waiting import soon, turns
+from tokenbus.settings import BusSettings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -21,7 +22,6 @@ from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.processor_list import ProcessorList
-from tokenbus_services.settings import BusSettings
 
 ADDRESS = "memory://link"
 

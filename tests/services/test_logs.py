@@ -16,8 +16,8 @@ import pytest
 
 from tokenbus.logs import DeduplicatedLog, configure, logger
 from tokenbus.logs.output import unconfigure
+from tokenbus.settings import LogSettings
 from tokenbus.testing import ManualClock
-from tokenbus_services.settings import LogSettings
 
 
 class Terminal(io.StringIO):

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from tokenbus.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_contracts import Limits
-from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
 
 _CONSTANTS = "CONSTANTS_OF_TESTS"
 

@@ -12,7 +12,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from tokenbus.logs.values import safe, safe_text, safe_traceback
-from tokenbus_services.settings import LogSettings
+from tokenbus.settings import LogSettings
 
 _LEVELS = {name.lower(): getattr(logging, name) for name in ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")}
 _TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)

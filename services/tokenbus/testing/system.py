@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Literal, TypeVar
 
+from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.testing.worker import Worker
@@ -14,7 +15,6 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import memory
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine
 
 _QUIET_TURNS = 30

@@ -4,11 +4,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
 
+from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineBrokenError, NotRunningError, Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import DescribesModel

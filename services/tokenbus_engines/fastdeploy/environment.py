@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenbus.settings import ENTRIES, Settings, SettingsError
 from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
 from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy_switch import SWITCH, read_switch
-from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
 _QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenbus.logs import logger
+from tokenbus.settings import SettingsError
 from tokenbus_engines.fastdeploy_switch import FORM
-from tokenbus_services.settings import SettingsError
 
 _log = logger("worker")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from tokenbus.settings import Settings
 from tokenbus_engines.fastdeploy.environment import Options, is_published, queue_id, queue_path, settings_for
 from tokenbus_engines.fastdeploy.forms import Form, chosen
 from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, SLOTS, Kind, unpacked
 from tokenbus_engines.fastdeploy.published import Published
 from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
 from tokenbus_engines.fastdeploy.signatures import Signature
-from tokenbus_services.settings import Settings
 
 
 class Sender:

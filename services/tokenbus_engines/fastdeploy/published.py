@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
 from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import DRAFT, SLOTS, TARGET, Message
 from tokenbus_engines.fastdeploy.slots import SlotRegistry
 from tokenbus_engines.fastdeploy.step_arrays import arrays_of
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.publishing import publisher_client
 from tokenbus_services.worker.step import StepArrays

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import WorkerSettings
 from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_services.bus import AddressError
-from tokenbus_services.settings import WorkerSettings
 from tokenbus_services.worker.errors import RetentionFullError
 
 _log = logger("worker")

@@ -115,8 +115,8 @@ def _check_variables(environment: Mapping[str, str]) -> None:
     """Refuse a value at which each process of the engine would fail."""
     if not any(name in environment for name in _VARIABLES):
         return
+    from tokenbus.settings import SettingsError  # noqa: PLC0415 - as above
     from tokenbus_engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
-    from tokenbus_services.settings import SettingsError  # noqa: PLC0415 - as above
 
     if name := environment.get(FORM, "").strip():
         _check_form(FORM, name)

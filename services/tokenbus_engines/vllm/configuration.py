@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from tokenbus.logs import logger
+from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
-from tokenbus_services.settings import Settings
 
 _log = logger("worker")
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"

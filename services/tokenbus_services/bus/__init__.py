@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tokenbus.clock import Clock, SystemClock
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
 from tokenbus_services.bus.memory import is_memory, shared
 from tokenbus_services.bus.transport import (
@@ -19,7 +20,6 @@ from tokenbus_services.bus.transport import (
     ignore_loss,
 )
 from tokenbus_services.bus.zeromq import ZeroMQTransport
-from tokenbus_services.settings import BusSettings
 
 __all__ = [
     "ANONYMOUS",

@@ -14,8 +14,8 @@ from zmq.utils import z85
 
 from tokenbus.backports import tomllib
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import SettingsError
 from tokenbus_services.bus.transport import Identity, Role
-from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import WatchedFiles, replace_file
 
 KEY_BYTES = 32

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tokenbus.logs import logger
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus.accepted import AcceptedConnection
 from tokenbus_services.bus.transport import Usage
-from tokenbus_services.settings import BusSettings
 
 _log = logger("bus")
 BOUNDS = ("bytes", "connections", "silent", "id", "key", "accept")

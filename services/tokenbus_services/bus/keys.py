@@ -11,10 +11,10 @@ import zmq.auth
 from zmq.utils import z85
 
 from tokenbus.logs import logger
+from tokenbus.settings import BusSettings, SettingsError
 from tokenbus_services.bus.addresses import IpcEndpoint, TcpEndpoint
 from tokenbus_services.bus.allow_list import KEY_BYTES, KEY_LENGTH, AllowList, is_key
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.settings import BusSettings, SettingsError
 
 _FOLDER_MODE, _SECRET_MODE, _PUBLIC_MODE = 0o700, 0o600, 0o644
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

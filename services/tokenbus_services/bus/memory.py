@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tokenbus.clock import Clock, SystemClock
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.transport import (
     ANONYMOUS,
@@ -20,7 +21,6 @@ from tokenbus_services.bus.transport import (
     ignore,
     ignore_loss,
 )
-from tokenbus_services.settings import BusSettings
 
 _SHARED: dict[str, "MemoryTransport"] = {}
 """By address, the transports that `transport_for` finds."""

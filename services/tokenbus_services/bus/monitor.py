@@ -11,12 +11,12 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus.accepted import AcceptedConnection, bytes_on_the_wire, place
 from tokenbus_services.bus.allow_list import AllowList
 from tokenbus_services.bus.guard import Guard
 from tokenbus_services.bus.transport import ANONYMOUS, Identity
 from tokenbus_services.bus.zap import HANDSHAKE, USER, Authenticator
-from tokenbus_services.settings import BusSettings
 
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES

@@ -10,6 +10,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.errors import AddressError, ClosedError
@@ -19,7 +20,6 @@ from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
 from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
-from tokenbus_services.settings import BusSettings
 
 _KEYS_SECONDS = 1.0
 """How often a listener checks whether the keys of its peers are still allowed."""

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from tokenbus.logs import configure
+from tokenbus.settings import ENTRIES, Settings, SettingsError
 from tokenbus_services.bus import AddressError
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 

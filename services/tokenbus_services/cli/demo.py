@@ -17,6 +17,7 @@ from typing import Any
 from tokenbus.logs import configure
 from tokenbus.plugins import load_tokenizer
 from tokenbus.printable import printable
+from tokenbus.settings import Settings
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.demo_checks import (
     AHEAD,
@@ -36,7 +37,6 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import News, Supervisor
 from tokenbus_services.cli.system import Plan, plan_for, runtime_folder
 from tokenbus_services.client import Client
-from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenbus.plugins import ENGINES, names
+from tokenbus.settings import Settings
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import summaries
 from tokenbus_services.cli.configuration import load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, EngineKind, engine_kind
 
 DEFAULT_ENGINE = "ngram"

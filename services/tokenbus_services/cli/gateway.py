@@ -3,10 +3,10 @@
 import argparse
 from contextlib import AbstractAsyncContextManager
 
+from tokenbus.settings import Settings
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.serving import serve
-from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
 Serve OpenAI's API (/v1/completions, /v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages), and

@@ -4,11 +4,11 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenbus.settings import Settings
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.serving import serve
 from tokenbus_services.metrics.processor import serve_processor
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
 Take the streams of workers at one address and the requests of clients at another, and deliver each request its tokens

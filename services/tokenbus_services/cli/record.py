@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenbus.logs import logger
 from tokenbus.printable import printable
+from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
@@ -20,7 +21,6 @@ from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import declare_watching, watched
 from tokenbus_services.durable_log import require_nats
 from tokenbus_services.items import StreamItem
-from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 from tokenbus.open_files import open_files_for
+from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
-from tokenbus_services.settings import Settings
 
 Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 

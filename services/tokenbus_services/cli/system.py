@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenbus.printable import printable, reason_of
+from tokenbus.settings import ENTRIES, Settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import Service
-from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}

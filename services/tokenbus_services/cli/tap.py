@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tokenbus.printable import printable
+from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
@@ -19,7 +20,6 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import declare_watching, watched
 from tokenbus_services.durable_log import require_nats
 from tokenbus_services.items import StreamItem
-from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\

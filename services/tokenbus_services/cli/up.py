@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus.printable import printable
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
@@ -21,7 +22,6 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervisor
 from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus_services.client import Client
-from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import Progress, styled
 from tokenbus_services.worker import engine_kind
 

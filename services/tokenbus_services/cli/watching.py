@@ -4,12 +4,12 @@ import argparse
 import asyncio
 from collections.abc import AsyncGenerator
 
+from tokenbus.settings import Settings
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.client import Client
 from tokenbus_services.items import StreamItem
-from tokenbus_services.settings import Settings
 
 _MOST_WAITING = 2048
 

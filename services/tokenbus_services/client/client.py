@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from weakref import ref
 
 from tokenbus.clock import Clock
+from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -28,7 +29,6 @@ from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.items import Lives, StreamItem
 from tokenbus_services.link import PROOF_BYTES, SessionState
-from tokenbus_services.settings import Settings, listed_addresses
 
 
 def connect(

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.printable import reason_of
+from tokenbus.settings import DurableLogSettings, SettingsError
 from tokenbus_services.bus.keys import check_private
-from tokenbus_services.settings import DurableLogSettings, SettingsError
 from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("log")

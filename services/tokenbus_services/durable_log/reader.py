@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
 from tokenbus_services.durable_log.server import ServerConnection, ServerError
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
@@ -23,7 +24,6 @@ from tokenbus_services.durable_log.stream import (
     unless_lost,
 )
 from tokenbus_services.items import Lives, RecordingError, StreamItem
-from tokenbus_services.settings import Settings
 
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})(?:\.([0-9]{1,19}))?")
 _MOST_FETCHED = 64

@@ -20,10 +20,10 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import BusSettings, Settings
 from tokenbus_services.bus.addresses import TcpEndpoint
 from tokenbus_services.durable_log.address import LogAddress
 from tokenbus_services.durable_log.login import Login
-from tokenbus_services.settings import BusSettings, Settings
 
 _CLOSE_SECONDS = 0.2
 """How long a closing connection may take that sends nothing any more."""

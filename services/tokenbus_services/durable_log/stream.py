@@ -14,11 +14,11 @@ from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StorageType, Stream
 from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
 
 from tokenbus.logs import logger
+from tokenbus.settings import Settings
 from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.address import parse
 from tokenbus_services.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
 from tokenbus_services.items import RecordingError, StreamItem, read_items
-from tokenbus_services.settings import Settings
 
 T = TypeVar("T")
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)

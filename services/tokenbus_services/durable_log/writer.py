@@ -14,6 +14,7 @@ from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
 from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.server import ServerConnection, end_tasks, first_of
 from tokenbus_services.durable_log.stream import (
@@ -25,7 +26,6 @@ from tokenbus_services.durable_log.stream import (
     unless_lost,
 )
 from tokenbus_services.items import Recorder, StreamItem
-from tokenbus_services.settings import Settings
 
 _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
 _RETRY_SECONDS = 0.1

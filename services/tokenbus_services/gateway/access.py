@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus.logs import logger
+from tokenbus.settings.sections import listed
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.connection import host_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.response import error_response
-from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"

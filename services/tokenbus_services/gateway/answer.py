@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
+from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
 from tokenbus_services.client.tokens import stop_of
@@ -19,7 +20,6 @@ from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.stop_strings import RunningText
 from tokenbus_services.gateway.tool_calls import AutoCallWriter, CallWriter
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.settings import GatewaySettings
 
 JSON = "application/json"
 _STOPPED = int(RowStatus.FINISHED_STOP)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client.weight_spans import WeightSpan
@@ -27,7 +28,6 @@ from tokenbus_services.gateway.stop_strings import Stopping
 from tokenbus_services.gateway.tool_parsers import PARSERS
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.settings import Settings
 
 T = TypeVar("T")
 B = TypeVar("B", Chat, Completion)

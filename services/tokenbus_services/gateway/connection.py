@@ -17,10 +17,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from tokenbus.settings import GatewaySettings
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.gateway import Counts
-from tokenbus_services.settings import GatewaySettings
 
 _EXTENSION = "tokenbus.connection"
 _REASONS = {

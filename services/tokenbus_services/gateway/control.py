@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus.settings.errors import shown
 from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 from tokenbus_services.client import ControlError, Operator
@@ -21,7 +22,6 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.request_body import read_body
 from tokenbus_services.gateway.validation import invalid, parse_json
-from tokenbus_services.settings.errors import shown
 
 _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**64 - 1

@@ -16,6 +16,7 @@ from itertools import count
 import msgspec
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
 from tokenbus_services.gateway.encoder_process import (
     DEFECT,
     ENDED,
@@ -31,7 +32,6 @@ from tokenbus_services.gateway.encoder_process import (
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fairness import FairTurns
 from tokenbus_services.gateway.vocabulary import is_folder
-from tokenbus_services.settings import Settings
 
 _log = logger("gateway")
 _MODULE = "tokenbus_services.gateway.encoder_process"

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenbus.settings import Settings, SettingsError
 from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.validation import parse_json
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.settings import Settings, SettingsError
 
 FORK, KILL = 1, 2
 ORDER = struct.Struct("<BIQd?")

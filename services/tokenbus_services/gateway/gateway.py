@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tokenbus.logs import DeduplicatedLog
+from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_services.client import Client
@@ -23,7 +24,6 @@ from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
-from tokenbus_services.settings import Settings
 
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

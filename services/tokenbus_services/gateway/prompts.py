@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tokenbus.settings import GatewaySettings
+from tokenbus.settings.errors import shown
 from tokenbus_services.gateway.bodies import Chat, Tokenization
 from tokenbus_services.gateway.validation import invalid, json_text
 from tokenbus_services.gateway.vocabulary import Template, Vocabulary
-from tokenbus_services.settings import GatewaySettings
-from tokenbus_services.settings.errors import shown
 
 _MAX_PROMPTS_SHARE = 4
 """The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""

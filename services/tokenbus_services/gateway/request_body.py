@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
+from tokenbus.settings import GatewaySettings, Settings
+from tokenbus.settings.errors import shown
 from tokenbus_services.gateway.bodies import (
     MAX_BIAS,
     MAX_BIASED,
@@ -34,8 +36,6 @@ from tokenbus_services.gateway.generate_body import Generate, SamplingParams
 from tokenbus_services.gateway.messages_body import Messages, TokenCount
 from tokenbus_services.gateway.responses_body import Responses
 from tokenbus_services.gateway.validation import check_depth, converted, depth_of, invalid
-from tokenbus_services.settings import GatewaySettings, Settings
-from tokenbus_services.settings.errors import shown
 
 B = TypeVar("B", bound=Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20

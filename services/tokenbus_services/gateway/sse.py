@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
@@ -17,7 +18,6 @@ from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.stop_strings import RunningText
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"
 _UTF8 = codecs.getincrementaldecoder("utf-8")

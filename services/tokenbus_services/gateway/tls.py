@@ -4,8 +4,8 @@ import ssl
 from pathlib import Path
 
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus_services.settings import GatewaySettings, SettingsError
-from tokenbus_services.settings.errors import Shown
+from tokenbus.settings import GatewaySettings, SettingsError
+from tokenbus.settings.errors import Shown
 from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("gateway")

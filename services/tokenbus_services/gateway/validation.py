@@ -8,8 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 import orjson
 
+from tokenbus.settings.errors import shown
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.settings.errors import shown
 
 _MAX_DEPTH = 128
 """Of lists and objects in a field: far below what any library that reads them bears."""

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import orjson
 
 from tokenbus.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus.settings import SettingsError
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.native import Form, Fragments
 from tokenbus_services.gateway.stop_strings import REPLACEMENT
-from tokenbus_services.settings import SettingsError
 
 T = TypeVar("T")
 _CONTINUATION = 0x80

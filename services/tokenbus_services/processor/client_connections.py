@@ -8,6 +8,7 @@ from math import inf
 from google.protobuf.message import DecodeError
 
 from tokenbus.logs import logger
+from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -35,7 +36,6 @@ from tokenbus_services.processor.send_queue import Budget, SendQueue
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.status import STATUS_BURST_SECONDS, STATUS_INTERVAL, StatusReport
 from tokenbus_services.processor.watchers import Watchers
-from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _FIRST_ROUTE = 1

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import body_of, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
@@ -17,7 +18,6 @@ from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.processor.refused_messages import RefusedMessages
-from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _NS = 1_000_000_000

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from math import inf
 
+from tokenbus.settings import Settings
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
@@ -13,7 +14,6 @@ from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.workers import Worker, Workers
-from tokenbus_services.settings import Settings
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items

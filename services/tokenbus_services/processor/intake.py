@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tokenbus.logs import logger
+from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
@@ -15,7 +16,6 @@ from tokenbus_services.processor.requests import Request
 from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 from tokenbus_services.processor.workers import Worker
-from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _SHARE_WITH_CREDIT = 0.5

@@ -8,13 +8,13 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Self
 
+from tokenbus.settings import Settings, SettingsError
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
 from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.items import StreamItem
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.workers import Worker
-from tokenbus_services.settings import Settings, SettingsError
 
 _MOST_ANSWER_BYTES = 2**20
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings, SettingsError, listed_addresses
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.delivery import Step
@@ -22,7 +23,6 @@ from tokenbus_services.processor.requests import UNCLAIMED, UNROUTED
 from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.worker_connections import WorkerConnections
 from tokenbus_services.processor.workers import Workers
-from tokenbus_services.settings import Settings, SettingsError, listed_addresses
 
 if TYPE_CHECKING:
     from tokenbus_services.processor.item_log import ItemLog

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tokenbus.clock import Clock
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.delivery import AckTracker, PendingAck
@@ -27,7 +28,6 @@ from tokenbus_services.processor.requests import (
 from tokenbus_services.processor.router import Consumer, Router
 from tokenbus_services.processor.unclaimed import UnclaimedRows
 from tokenbus_services.processor.workers import Workers
-from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
 MOST_EARLY = 1024

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from tokenbus.logs import logger
+from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -30,7 +31,6 @@ from tokenbus_services.processor.refused_messages import RefusedMessages
 from tokenbus_services.processor.requests import NO_OWNER, Source
 from tokenbus_services.processor.stream import Fate, Stream
 from tokenbus_services.processor.workers import Worker, Workers
-from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _MOST_EPOCHS = 1024

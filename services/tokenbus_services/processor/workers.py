@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
+from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts.generated.request_pb2 import Abort
 from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, VoidTicket
 from tokenbus_services.bus import Identity, Outcome
@@ -13,7 +14,6 @@ from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.connections import KnownPeer, Peers
 from tokenbus_services.processor.requests import Source
 from tokenbus_services.processor.stream import Stream, StreamCounts
-from tokenbus_services.settings import ProcessorSettings
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.active import ActiveRequests
 from tokenbus_services.worker.publisher import ReceivedHandoff
 from tokenbus_services.worker.step import StepArrays

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tokenbus import plugins
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.step import StepArrays
 
 

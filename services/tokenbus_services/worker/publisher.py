@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tokenbus.clock import Clock
 from tokenbus.loop_thread import start_loop_thread
+from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -33,7 +34,6 @@ from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.processor_list import ProcessorList
-from tokenbus_services.settings import Settings, listed_addresses
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention

@@ -3,7 +3,7 @@
 import sys
 from contextlib import ExitStack
 
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import DescribesModel

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engines.fastdeploy.bus import Getter, save
 from tests.engines.fastdeploy.engine import Steps
+from tokenbus.settings import SettingsError
 from tokenbus_engines.fastdeploy.environment import (
     is_off,
     is_published,
@@ -16,7 +17,6 @@ from tokenbus_engines.fastdeploy.environment import (
     queue_path,
     settings_for,
 )
-from tokenbus_services.settings import SettingsError
 
 
 @pytest.fixture

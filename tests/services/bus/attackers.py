@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from tests.support.waiting import MOST, soon
 from tokenbus.backports import timeout
-from tokenbus_services.settings import BusSettings
+from tokenbus.settings import BusSettings
 
 T = TypeVar("T")
 MIB = 1_048_576
@@ -105,7 +105,7 @@ async def in_thread(what: Callable[..., T], *arguments: object, **options: objec
 _VICTIM = """
 import asyncio, gc, json, os, resource, sys
 from tokenbus_services.bus import ZeroMQTransport
-from tokenbus_services.settings import BusSettings
+from tokenbus.settings import BusSettings
 
 async def main():
     address, files = sys.argv[1], int(sys.argv[3])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.bus.harness import SETTINGS, Bus
-from tokenbus_services.settings import BusSettings
+from tokenbus.settings import BusSettings
 
 Make = Callable[..., Bus]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.waiting import soon, until
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus import Connection, Listener, Outcome, Transport, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.bus.transport import ignore_loss
-from tokenbus_services.settings import BusSettings
 
 MAX_PART_BYTES = 300_000
 SETTINGS = BusSettings(reconnect_ms=1, reconnect_max_ms=20, max_part_bytes=MAX_PART_BYTES)

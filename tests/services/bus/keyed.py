@@ -7,10 +7,10 @@ import zmq
 import zmq.auth
 
 from tests.services.bus.harness import SETTINGS
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus import Role
 from tokenbus_services.bus.allow_list import AllowedKey, new_key, write_keys
 from tokenbus_services.bus.keys import create_key
-from tokenbus_services.settings import BusSettings
 
 LISTENER = "listener"
 QUICK = replace(SETTINGS, linger_ms=50)  # a socket whose peer was refused has something to send until the end

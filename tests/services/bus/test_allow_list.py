@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tokenbus.settings import SettingsError
 from tokenbus_services.bus import Identity, Role
 from tokenbus_services.bus.allow_list import AllowedKey, AllowList, AllowListError, new_key, read_keys, write_keys
-from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import locked
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

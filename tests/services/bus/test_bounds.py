@@ -15,10 +15,10 @@ from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_w
 from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import MOST, soon, until
 from tokenbus.backports import timeout
+from tokenbus.settings import BusSettings
 from tokenbus.testing import ManualClock
 from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
 from tokenbus_services.bus.zeromq import ZeroMQListener
-from tokenbus_services.settings import BusSettings
 
 Make = Callable[..., Bus]
 MOST_GROWTH = 256 * MIB

@@ -10,10 +10,10 @@ from tests.services.bus.harness import Bus
 from tests.services.bus.keyed import Keyring
 from tests.support.waiting import soon
 from tokenbus.open_files import room_for
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus import Listener
 from tokenbus_services.bus.addresses import parse_remote
 from tokenbus_services.bus.keys import ProcessKeys, use_key
-from tokenbus_services.settings import BusSettings
 
 Make = Callable[..., Bus]
 _CROWD = 500

@@ -14,11 +14,11 @@ import zmq
 from tests.services.bus.harness import SETTINGS, Bus, introduce
 from tests.services.bus.keyed import LISTENER, Keyring
 from tests.support.waiting import soon, until
+from tokenbus.settings import BusSettings, SettingsError
 from tokenbus_services.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus_services.bus.zeromq import ZeroMQListener
-from tokenbus_services.settings import BusSettings, SettingsError
 
 Make = Callable[..., Bus]
 

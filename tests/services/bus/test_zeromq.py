@@ -13,9 +13,9 @@ import zmq
 from tests.services.bus.foreign import sending
 from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import soon, until
+from tokenbus.settings import BusSettings
 from tokenbus_services.bus import AddressError, ZeroMQTransport, transport_for
 from tokenbus_services.bus.zeromq import ZeroMQConnection, ZeroMQListener
-from tokenbus_services.settings import BusSettings
 
 Make = Callable[..., Bus]
 
@@ -23,7 +23,7 @@ Make = Callable[..., Bus]
 SCRIPT = """
 import asyncio, sys
 from tokenbus_services.bus import ZeroMQTransport
-from tokenbus_services.settings import BusSettings
+from tokenbus.settings import BusSettings
 
 async def main():
     listener = await ZeroMQTransport(BusSettings()).listen(sys.argv[1])

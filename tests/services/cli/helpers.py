@@ -15,6 +15,7 @@ from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
 from tokenbus.clock import SystemClock
+from tokenbus.settings import Settings
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import (
@@ -33,7 +34,6 @@ from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_h
 from tokenbus_services.link import Link
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor_list import ProcessorList
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession

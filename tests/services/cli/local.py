@@ -11,7 +11,7 @@ from tests.integration.programs import Program
 from tests.services.cli.helpers import COMMAND
 from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
-from tokenbus_services.settings import ENTRIES
+from tokenbus.settings import ENTRIES
 
 FEW = ["--engine", "synthetic", "--prefill", "0", "--decode", "0"]
 """A system that starts quickly."""

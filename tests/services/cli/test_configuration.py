@@ -7,10 +7,10 @@ import pytest
 
 from tests.services.cli.helpers import COMMAND
 from tests.support.processes import run
+from tokenbus.settings import Settings
 from tokenbus_services.cli import main
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, load_settings
-from tokenbus_services.settings import Settings
 
 SERVICES = ["processor", "worker", "tap", "record"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tokenbus.settings import Settings
 from tokenbus_services.cli import system as system_module
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import Child, News, Service, Supervisor
 from tokenbus_services.cli.system import Plan, environment_of, plan_for, runtime_folder
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import engine_kind
 
 

@@ -24,11 +24,11 @@ from tests.services.durable_log.using import (
 )
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
+from tokenbus.settings import Settings
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.server import ServerConnection
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.items import gap_entry, hello_entry, item_entry
-from tokenbus_services.settings import Settings
 
 OTHER = Life(EPOCH, hello("worker-1"))
 

@@ -23,9 +23,9 @@ from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until
+from tokenbus.settings import Settings, SettingsError
 from tokenbus_services.durable_log.stream import LogError
 from tokenbus_services.processor.item_log import ItemLog
-from tokenbus_services.settings import Settings, SettingsError
 
 
 async def refusal(chosen: Settings) -> str:

@@ -25,11 +25,11 @@ from tests.services.durable_log.using import (
 )
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.items import StreamItem
-from tokenbus_services.settings import Settings
 
 
 async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:

@@ -13,12 +13,12 @@ import pytest
 from tests.services.durable_log.using import log_settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
+from tokenbus.settings import BusSettings, DurableLogSettings, Settings
 from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log import require_nats
 from tokenbus_services.durable_log.address import parse
 from tokenbus_services.durable_log.server import Servers, end_tasks
 from tokenbus_services.durable_log.stream import LogStream
-from tokenbus_services.settings import BusSettings, DurableLogSettings, Settings
 
 pytestmark = pytest.mark.process
 _HOUR_MS = 3_600_000

@@ -22,10 +22,10 @@ from tests.services.durable_log.using import (
 )
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus.settings import Settings
 from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.durable_log.writer import LogWriter
-from tokenbus_services.settings import Settings
 
 
 async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:

@@ -10,6 +10,7 @@ from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, pay
 from tests.services.metrics.running import Bus, Scrape, scrape, settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, until
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogStream
@@ -19,7 +20,6 @@ from tokenbus_services.metrics.health import Health, LoopWatch
 from tokenbus_services.metrics.processor import processor_collector, processor_health
 from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 
 
 class Life(NamedTuple):

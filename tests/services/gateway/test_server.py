@@ -7,8 +7,8 @@ from contextlib import closing
 
 from tokenbus.logs import DeduplicatedLog
 from tokenbus.logs.output import configure, unconfigure
+from tokenbus.settings import LogSettings
 from tokenbus_services.gateway.server import uvicorn_log
-from tokenbus_services.settings import LogSettings
 
 
 def test_lines_of_the_http_server_are_lines_of_ours() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.builders import settings
+from tokenbus.settings import SettingsError
 from tokenbus_services.gateway.tool_parsers import PARSERS, Call
-from tokenbus_services.settings import SettingsError
 
 Written = Callable[[Sequence[tuple[str, dict[str, Any]]]], str]
 NOW = Call("now", "{}")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_folder import END, byte_level, word_piece, write_model
+from tokenbus.settings import SettingsError
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.settings import SettingsError
 
 
 def test_folder_of_a_model(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus.memory import MemoryTransport
@@ -23,7 +24,6 @@ from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.processor import PROCESSOR
 from tokenbus_services.metrics.publisher import PUBLISHER
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.services.builders import generate_of, row_values, settings, step_of
+from tokenbus.settings import ProcessorSettings
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
@@ -16,7 +17,6 @@ from tokenbus_services.processor.request_registry import MOST_EARLY, RequestRegi
 from tokenbus_services.processor.requests import NO_OWNER, Request, Source
 from tokenbus_services.processor.step_parts import Part
 from tokenbus_services.processor.workers import Workers
-from tokenbus_services.settings import ProcessorSettings
 
 
 def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, has: tuple[int, ...] = ()) -> Source:

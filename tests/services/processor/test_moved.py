@@ -7,13 +7,13 @@ import pytest
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import generate_of, settings
 from tests.services.processor.serving import places
+from tokenbus.settings import SettingsError
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame, WorkerRole
 from tokenbus_services.processor import Processor
-from tokenbus_services.settings import SettingsError
 
 LOST, UNKNOWN = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT

@@ -11,12 +11,12 @@ import pytest
 from tests.services.bench import Bench
 from tests.services.builders import BATCH, EVENT, client_hello
 from tokenbus.logs import DeduplicatedLog, configure
+from tokenbus.settings import LogSettings
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule, encode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk, RequestEvent
 from tokenbus_services.processor.refused_messages import RefusedMessages
-from tokenbus_services.settings import LogSettings
 
 Lines = Callable[[], list[dict[str, Any]]]
 ONE = batch([RowShape(1)], step=1, sequence=2)

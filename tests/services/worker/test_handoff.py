@@ -15,6 +15,7 @@ from tests.services.bus.keyed import Keyring
 from tests.services.worker.peer import welcome_of
 from tests.support.waiting import MOST, turns, until
 from tokenbus.backports import timeout
+from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -25,7 +26,6 @@ from tokenbus_services.bus import Identity, Role, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.bus.transport import ANONYMOUS
 from tokenbus_services.handoff_tickets import new_ticket
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.handoff import (
     HandoffReceiver,

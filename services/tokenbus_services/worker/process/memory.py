@@ -5,7 +5,7 @@ import mmap
 import os
 from functools import partial
 
-from tokenbus_services.settings import Settings
+from tokenbus.settings import Settings
 from tokenbus_services.worker.process.journal import DROPPED_BYTES, JOURNAL_BYTES
 from tokenbus_services.worker.process.records import Word
 from tokenbus_services.worker.process.ring import PAGE_BYTES, Ring, ring_bytes

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from tokenbus.settings import Settings
 from tokenbus.testing import Bus, bus
 from tokenbus.testing.line import Line
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.process.handover import Handover
 from tokenbus_services.worker.process.memory import SharedMemory, shared_file

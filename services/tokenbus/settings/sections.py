@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenbus_contracts import Limits
-from tokenbus_services.settings.errors import SettingsError, Shown
-from tokenbus_services.settings.kinds import (
+from tokenbus.settings.errors import SettingsError, Shown
+from tokenbus.settings.kinds import (
     HOUR_MS,
     Entry,
     Section,
@@ -23,6 +22,7 @@ from tokenbus_services.settings.kinds import (
     text,
     whole,
 )
+from tokenbus_contracts import Limits
 
 MOST_REQUESTS_PER_MINUTE = 10_000_000
 LEAST_REPLICAS = 3

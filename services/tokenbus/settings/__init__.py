@@ -1,8 +1,8 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
-from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.kinds import Entry, listed_addresses
-from tokenbus_services.settings.sections import (
+from tokenbus.settings.errors import SettingsError
+from tokenbus.settings.kinds import Entry, listed_addresses
+from tokenbus.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
@@ -12,7 +12,7 @@ from tokenbus_services.settings.sections import (
     ProcessorSettings,
     WorkerSettings,
 )
-from tokenbus_services.settings.settings import ENTRIES, SECTIONS, Settings
+from tokenbus.settings.settings import ENTRIES, SECTIONS, Settings
 
 __all__ = [
     "ENTRIES",

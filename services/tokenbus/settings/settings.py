@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenbus.backports import tomllib
-from tokenbus_contracts import Limits
-from tokenbus_services.settings.errors import SettingsError, Shown, shown
-from tokenbus_services.settings.kinds import Entry, entries_of
-from tokenbus_services.settings.sections import (
+from tokenbus.settings.errors import SettingsError, Shown, shown
+from tokenbus.settings.kinds import Entry, entries_of
+from tokenbus.settings.sections import (
     LIMITS,
     BusSettings,
     ClientSettings,
@@ -22,6 +21,7 @@ from tokenbus_services.settings.sections import (
     ProcessorSettings,
     WorkerSettings,
 )
+from tokenbus_contracts import Limits
 
 _HOLD_A_MESSAGE = ("worker.retention_bytes", "clients.buffer_bytes", "durable_log.max_bytes")
 _T = TypeVar("_T")

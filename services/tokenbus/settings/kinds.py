@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from tokenbus_services.settings.errors import SettingsError
+from tokenbus.settings.errors import SettingsError
 
 _META = "meta"
 _LARGEST_PORT = 65535

@@ -1,13 +1,13 @@
-"""Write the page of all settings: `python -m tokenbus_services.settings > docs/settings.md`."""
+"""Write the page of all settings: `python -m tokenbus.settings > docs/settings.md`."""
 
 import sys
 
-from tokenbus_services.settings import ENTRIES, SECTIONS
+from tokenbus.settings import ENTRIES, SECTIONS
 
 _INTRODUCTION = """\
 # Settings
 
-Written by `python -m tokenbus_services.settings` from the code; a test holds it equal.
+Written by `python -m tokenbus.settings` from the code; a test holds it equal.
 
 A setting comes from the command line, else from the environment, else from a file, else from its default.
 `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[bus]` of the TOML file that

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokenbus_contracts import Limits
-from tokenbus_contracts.generated import client_pb2, stream_pb2
-from tokenbus_contracts.schema import bounds_in
-from tokenbus_services.settings import (
+from tokenbus.settings import (
     ENTRIES,
     SECTIONS,
     BusSettings,
@@ -22,6 +19,9 @@ from tokenbus_services.settings import (
     SettingsError,
     WorkerSettings,
 )
+from tokenbus_contracts import Limits
+from tokenbus_contracts.generated import client_pb2, stream_pb2
+from tokenbus_contracts.schema import bounds_in
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = [entry for entry in ENTRIES.values() if type(entry.default) is int]
@@ -287,7 +287,7 @@ def test_every_section_checks_itself(maker: type) -> None:
 @pytest.mark.process
 def test_page_is_fresh() -> None:
     """docs/settings.md is what the code says of itself."""
-    command = [sys.executable, "-m", "tokenbus_services.settings"]
+    command = [sys.executable, "-m", "tokenbus.settings"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert run.stdout == (ROOT / "docs" / "settings.md").read_text()
