@@ -17,10 +17,10 @@ from tests.integration.programs import Program
 from tests.pages import blocks, module_of
 from tests.support.processes import start
 from tests.support.waiting import MOST, until
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client, Generation
 from tokenbus_services.delivery import RequestFailedError, Step
 from tokenbus_services.delivery.step import Token

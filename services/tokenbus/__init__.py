@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
+    from tokenbus.bus import AddressError
     from tokenbus.settings import Settings, SettingsError
     from tokenbus_contracts import (
         BatchHeader,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     )
     from tokenbus_contracts.generated.request_pb2 import Generate
     from tokenbus_gpu_ops import token_logprobs
-    from tokenbus_services.bus import AddressError
     from tokenbus_services.client import (
         Client,
         ControlError,
@@ -134,7 +134,7 @@ _HOMES = {
     "RowStatus Rule Scoring SpeculativeMethod StepPhase ValueKind decode encode",
     "tokenbus_contracts.generated.request_pb2": "Generate",
     "tokenbus_gpu_ops": "token_logprobs",
-    "tokenbus_services.bus": "AddressError",
+    "tokenbus.bus": "AddressError",
     "tokenbus_services.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
     "StructuredOutput Token connect",
     "tokenbus_services.delivery": "RequestFailedError Step",

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from tokenbus.bus import Connection, Listener, Parts, Transport
+from tokenbus.bus.transport import ignore, ignore_loss
 from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
-from tokenbus_services.bus import Connection, Listener, Parts, Transport
-from tokenbus_services.bus.transport import ignore, ignore_loss
 
 _ITEM_PARTS = 2
 

@@ -7,10 +7,10 @@ import time
 
 from tests.integration.counting import CountingTransport
 from tests.integration.programs import tell
+from tokenbus.bus import transport_for
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus import transport_for
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop

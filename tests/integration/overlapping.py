@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.bus.keyed import Keyring
 from tests.integration.asking import Asked, wanted
 from tests.integration.deployment import Deployment
 from tests.integration.programs import tell
 from tests.integration.several import Several
 from tests.integration.test_keys import keys_of, listening
-from tests.services.bus.keyed import Keyring
 from tests.support import orphans
 from tests.support.nats import NatsServer
 from tests.support.ports import free_ports
+from tokenbus.bus import Role
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings
-from tokenbus_services.bus import Role
 from tokenbus_services.client import Client
 
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")

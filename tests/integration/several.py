@@ -7,10 +7,10 @@ from typing import Any
 from tests.integration.deployment import COMMAND, Deployment, Overrides
 from tests.integration.programs import Program
 from tests.support.waiting import until
+from tokenbus.bus.link import SessionState
 from tokenbus.settings import Settings
 from tokenbus_services.client import Client
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.link import SessionState
 
 SHORT: Overrides = {
     "bus__heartbeat_ms": 500,

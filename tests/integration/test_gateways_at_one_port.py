@@ -15,9 +15,9 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.serving import plainly, served
 from tests.support.waiting import MOST, until
+from tokenbus.bus import AddressError
 from tokenbus.settings import SettingsError
 from tokenbus_engines import synthetic
-from tokenbus_services.bus import AddressError
 from tokenbus_services.gateway.server import serve_gateway
 
 pytestmark = pytest.mark.xdist_group("gateway")

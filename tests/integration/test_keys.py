@@ -4,13 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from tests.bus.keyed import Keyring
 from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import processing
-from tests.services.bus.keyed import Keyring
 from tests.support.waiting import until
+from tokenbus.bus import Role
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.bus import Role
 from tokenbus_services.client import Client
 
 TIMEOUT: Overrides = {"bus__heartbeat_timeout_ms": 2000}

@@ -11,10 +11,10 @@ from tests.integration.deployment import Deployment
 from tests.integration.inprocess import TCP, working
 from tests.support.proxy import Proxy
 from tests.support.waiting import until
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
-from tokenbus_services.link import SessionState
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.deployment import Deployment
 from tests.support.waiting import MOST, until
-from tokenbus_services.bus import AddressError
+from tokenbus.bus import AddressError
 from tokenbus_services.worker import StepArrays
 from tokenbus_services.worker.process.client import PublisherProcess
 

@@ -13,10 +13,10 @@ _LEAST = 40
 _KILLED = """
 [[line]]
 claim = "A key has the roles that its entry lists and no other."
-file = "services/tokenbus_services/bus/transport.py"
+file = "services/tokenbus/bus/transport.py"
 text = "return role in self.roles and ("
 broken = "return ("
-test = "tests/services/bus/test_allow_list.py::test_role_that_is_not_listed_is_not_had"
+test = "tests/bus/test_allow_list.py::test_role_that_is_not_listed_is_not_had"
 """
 _SURVIVES = _KILLED.replace("return (", "return role in set(self.roles) and (")
 _INVALID = _KILLED.replace("return (", "return role of self.roles and (")
@@ -39,8 +39,8 @@ def test_line_that_does_not_fit_is_named(tmp_path: Path) -> None:
     (line,) = lines(table)
     assert faults(line) == [
         "docs/security.md does not say: A key has the roles that its entry lists and all others.",
-        "services/tokenbus_services/bus/transport.py: exactly once, got 0 times: return role of and (",
-        "no such test: tests/services/bus/test_allow_list.py::x_role_that_is_not_listed_is_not_had",
+        "services/tokenbus/bus/transport.py: exactly once, got 0 times: return role of and (",
+        "no such test: tests/bus/test_allow_list.py::x_role_that_is_not_listed_is_not_had",
     ]
 
 

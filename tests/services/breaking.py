@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from tokenbus_services.bus import AddressError
-from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
-from tokenbus_services.bus.transport import ignore_loss
+from tokenbus.bus import AddressError
+from tokenbus.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus.bus.transport import ignore_loss
 
 
 class Breaking(MemoryConnection):

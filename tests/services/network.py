@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import count
 
-from tokenbus_services.bus import Outcome
+from tokenbus.bus import Outcome
 
 Message = list[bytes]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tokenbus_services.bus import ANONYMOUS, Identity, Outcome
+from tokenbus.bus import ANONYMOUS, Identity, Outcome
 
 
 class Sending:

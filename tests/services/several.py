@@ -10,13 +10,13 @@ from tests.services.network import Network, Wire
 from tests.services.nodes import Asked, AskingClient, DrivenPublisher, Node, generate_request, work_left
 from tests.services.sending import Sending
 from tests.support.settings import settings_of
+from tokenbus.bus import Listener
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus import Listener
 from tokenbus_services.processor.processor import Core
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop

@@ -12,8 +12,8 @@ import zmq
 import zmq.auth
 from zmq.utils import z85
 
-from tests.services.bus.attackers import RawPeer, metadata
-from tests.services.bus.keyed import LISTENER, Keyring
+from tests.bus.attackers import RawPeer, metadata
+from tests.bus.keyed import LISTENER, Keyring
 
 _GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE".ljust(64, b"\0")
 _COMMAND, _MORE, _LARGE = 4, 1, 2

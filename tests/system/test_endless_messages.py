@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.bus.keyed import Keyring
 from tests.integration.asking import Witness
 from tests.integration.deployment import Deployment
 from tests.integration.test_keys import keys_of, listening
-from tests.services.bus.keyed import Keyring
 from tests.support.ports import free_ports
 from tests.support.waiting import soon
 from tests.system.curve_peer import CurvePeer

@@ -4,9 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from tokenbus_services.bus import Connection, Listener, Parts
-from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
-from tokenbus_services.bus.transport import ignore, ignore_loss
+from tokenbus.bus import Connection, Listener, Parts
+from tokenbus.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus.bus.transport import ignore, ignore_loss
 
 
 class Line:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Literal, TypeVar
 
+from tokenbus.bus import memory
 from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.testing.worker import Worker
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus import memory
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Engine

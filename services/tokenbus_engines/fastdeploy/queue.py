@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import WorkerSettings
 from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy.message import Kind
-from tokenbus_services.bus import AddressError
 from tokenbus_services.worker.errors import RetentionFullError
 
 _log = logger("worker")

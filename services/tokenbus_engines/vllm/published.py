@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
@@ -26,7 +27,6 @@ from tokenbus_engines.vllm.compatibility import OF_SCHEDULER, check_members, loa
 from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus_engines.vllm.request_keys import RequestKeys
 from tokenbus_engines.vllm.requests import Request, Requests
-from tokenbus_services.bus import AddressError
 from tokenbus_services.worker.engine import Model
 from tokenbus_services.worker.publishing import publishing
 

@@ -4,9 +4,9 @@ import argparse
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import configure
 from tokenbus.settings import ENTRIES, Settings, SettingsError
-from tokenbus_services.bus import AddressError
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}

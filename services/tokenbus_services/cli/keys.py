@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tokenbus.bus import Role
+from tokenbus.bus.allow_list import AllowedKey, AllowListError, checked_name, new_key, read_keys, write_keys
+from tokenbus.bus.keys import create_key, public_key
+from tokenbus.bus.watched_files import locked
 from tokenbus.printable import printable, reason_of
-from tokenbus_services.bus import Role
-from tokenbus_services.bus.allow_list import AllowedKey, AllowListError, checked_name, new_key, read_keys, write_keys
-from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.watched_files import locked
 
 _DESCRIPTION = """\
 Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says

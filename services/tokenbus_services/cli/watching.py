@@ -4,8 +4,8 @@ import argparse
 import asyncio
 from collections.abc import AsyncGenerator
 
+from tokenbus.bus import Transport
 from tokenbus.settings import Settings
-from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.client import Client

@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import ref
 
+from tokenbus.bus import Transport, clock_for, transport_for
+from tokenbus.bus.link import PROOF_BYTES, SessionState
 from tokenbus.clock import Clock
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
@@ -17,7 +19,6 @@ from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.bus import Transport, clock_for, transport_for
 from tokenbus_services.client.commands import Commands
 from tokenbus_services.client.connections import ProcessorConnections, merged
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
@@ -28,7 +29,6 @@ from tokenbus_services.client.tokens import Generation, RequestTokens
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.items import Lives, StreamItem
-from tokenbus_services.link import PROOF_BYTES, SessionState
 
 
 def connect(

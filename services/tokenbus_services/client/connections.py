@@ -5,14 +5,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tokenbus.bus import Transport
+from tokenbus.bus.link import Link
+from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import Clock
 from tokenbus.logs import logger
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
-from tokenbus_services.bus import Transport
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
-from tokenbus_services.link import Link
-from tokenbus_services.processor_list import ProcessorList
 
 _log = logger("client")
 _SUMS = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
@@ -32,7 +33,6 @@ from tokenbus_services.delivery import PendingAck, RequestFailedError, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
-from tokenbus_services.link import SessionState
 
 if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession

@@ -7,10 +7,10 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_contracts.schema import bounds_in
-from tokenbus_services.link import SessionState
 
 if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from tokenbus_services.bus import AddressError
+from tokenbus.bus import AddressError
 
 __all__ = ["require_nats"]
 

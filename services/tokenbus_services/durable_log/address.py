@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from tokenbus.bus import AddressError
+from tokenbus.bus.addresses import TcpEndpoint, parse_remote
 from tokenbus.settings import Settings
-from tokenbus_services.bus import AddressError
-from tokenbus_services.bus.addresses import TcpEndpoint, parse_remote
 
 _ADDRESS = re.compile(r"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,63})")
 _MOST_SERVERS = 16

@@ -6,11 +6,11 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from tokenbus.bus.keys import check_private
+from tokenbus.bus.watched_files import WatchedFiles
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.printable import reason_of
 from tokenbus.settings import DurableLogSettings, SettingsError
-from tokenbus_services.bus.keys import check_private
-from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("log")
 _KEY = "durable_log.credentials"

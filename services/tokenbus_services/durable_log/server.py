@@ -19,9 +19,9 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from tokenbus.bus.addresses import TcpEndpoint
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings, Settings
-from tokenbus_services.bus.addresses import TcpEndpoint
 from tokenbus_services.durable_log.address import LogAddress
 from tokenbus_services.durable_log.login import Login
 

@@ -13,9 +13,9 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
-from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.address import parse
 from tokenbus_services.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
 from tokenbus_services.items import RecordingError, StreamItem, read_items

@@ -13,9 +13,9 @@ from typing import Self
 from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import Settings
-from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.server import ServerConnection, end_tasks, first_of
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,

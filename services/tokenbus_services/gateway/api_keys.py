@@ -17,12 +17,12 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from tokenbus.bus.watched_files import WatchedFiles, locked, replace_file
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import GatewaySettings, SettingsError
 from tokenbus.settings.errors import Shown, shown
 from tokenbus.settings.sections import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.watched_files import WatchedFiles, locked, replace_file
 
 MOST_KEYS = 1024
 _MOST_BYTES = 2**20

@@ -3,10 +3,10 @@
 import ssl
 from pathlib import Path
 
+from tokenbus.bus.watched_files import WatchedFiles
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import GatewaySettings, SettingsError
 from tokenbus.settings.errors import Shown
-from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("gateway")
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tokenbus_services.link import SessionState
+from tokenbus.bus.link import SessionState
 from tokenbus_services.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer

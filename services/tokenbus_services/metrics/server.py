@@ -20,10 +20,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus.backports import timeout
+from tokenbus.bus.binding import bind
+from tokenbus.bus.errors import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.loop_thread import start_loop_thread
-from tokenbus_services.bus.binding import bind
-from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.metrics.health import Health, LoopWatch
 
 _log = logger("metrics")

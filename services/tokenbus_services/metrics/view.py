@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-from tokenbus_services.bus import Usage
+from tokenbus.bus import Usage
 from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch

@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from tokenbus.bus import Listener, Outcome
+from tokenbus.bus.transport import LARGE, UnadmittedBudget
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import body_of, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_contracts.schema import MINOR
-from tokenbus_services.bus import Listener, Outcome
-from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
 from tokenbus_services.processor.refused_messages import RefusedMessages
 
 _log = logger("processor")

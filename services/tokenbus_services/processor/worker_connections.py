@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import repeat
 
+from tokenbus.bus import Identity, Role
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, Rule
@@ -23,7 +24,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerFrame,
     WorkerRole,
 )
-from tokenbus_services.bus import Identity, Role
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
 from tokenbus_services.processor.intake import Intake

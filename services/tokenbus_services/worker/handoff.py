@@ -11,6 +11,9 @@ from types import TracebackType
 from typing import Any
 from zlib import crc32
 
+from tokenbus.bus import ClosedError, Connection, Listener, Role, Transport
+from tokenbus.bus.handoff_tickets import Tickets
+from tokenbus.bus.transport import LARGE, UnadmittedBudget
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import Settings
@@ -19,9 +22,6 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport
-from tokenbus_services.bus.transport import LARGE, UnadmittedBudget
-from tokenbus_services.handoff_tickets import Tickets
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
 from tokenbus_services.worker.session import HandoffPoint
 

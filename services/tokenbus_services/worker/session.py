@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from tokenbus.bus.link import PROOF_BYTES, ReconnectingSession
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -26,7 +27,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerFrame,
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.link import PROOF_BYTES, ReconnectingSession
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 

@@ -12,8 +12,8 @@ from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, is_empty
 from tests.engines.fastdeploy.engine import Steps
 from tests.engines.fastdeploy.saving_program import MOST_SECONDS, ROOT, kill, start, wait_until_done
+from tokenbus.bus import AddressError
 from tokenbus_engines.fastdeploy.queue import QueueReceiver
-from tokenbus_services.bus import AddressError
 
 OP = "speculate_save_output_topk"
 

@@ -14,6 +14,9 @@ from tests.integration.programs import Program
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
+from tokenbus.bus import Transport, transport_for
+from tokenbus.bus.link import Link
+from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import SystemClock
 from tokenbus.settings import Settings
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
@@ -29,11 +32,8 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_hello, read_items
-from tokenbus_services.link import Link
 from tokenbus_services.processor import Processor
-from tokenbus_services.processor_list import ProcessorList
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenbus_services.bus.allow_list import read_keys
-from tokenbus_services.bus.keys import load_key
+from tokenbus.bus.allow_list import read_keys
+from tokenbus.bus.keys import load_key
 from tokenbus_services.cli import main
 
 FILE = "keys/allowed.toml"

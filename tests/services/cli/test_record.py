@@ -22,7 +22,7 @@ from tests.services.cli.helpers import (
 )
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
-from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.record import record

@@ -11,9 +11,9 @@ import pytest
 from tests.services.cli.helpers import Service, addresses, generate, memory_settings
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.client import Client, RequestFailedError
 from tokenbus_services.processor import Processor

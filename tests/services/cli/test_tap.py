@@ -20,13 +20,13 @@ from tests.services.cli.helpers import (
     take_all,
 )
 from tests.support.waiting import soon, until
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_engines.synthetic import true_prompt_scores, true_tokens
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus_services.cli.watching import watched

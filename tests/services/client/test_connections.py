@@ -6,11 +6,11 @@ import pytest
 
 from tests.services.builders import client_hello, generate_of, settings
 from tests.support.waiting import soon, turns
+from tokenbus.bus import AddressError
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
-from tokenbus_services.bus import AddressError
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client
 from tokenbus_services.client.connections import ProcessorConnections
 from tokenbus_services.client.requests import OpenRequests

@@ -4,12 +4,12 @@ import pytest
 
 from tests.services.builders import generate_of
 from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tokenbus.bus.link import SessionState
 from tokenbus.testing import RowShape
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Heartbeat, Refusal, RefusalReason
-from tokenbus_services.link import SessionState
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:

@@ -22,8 +22,8 @@ from tests.services.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, turns, until
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus_engines.synthetic import true_tokens
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli.record import record_to_log
 from tokenbus_services.cli.watching import watched
 from tokenbus_services.items import hello_entry, read_items

@@ -15,8 +15,8 @@ from tests.services.durable_log.using import log_settings
 from tests.support.nats import NatsServer
 from tests.support.nkeys import Nkey, write_credentials
 from tests.support.waiting import soon, until
+from tokenbus.bus import AddressError
 from tokenbus.settings import DurableLogSettings, SettingsError
-from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.login import Login
 from tokenbus_services.durable_log.server import ServerConnection
 from tokenbus_services.durable_log.stream import LogStream

@@ -27,8 +27,8 @@ from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
+from tokenbus.bus import AddressError
 from tokenbus.settings import SettingsError
-from tokenbus_services.bus import AddressError
 
 
 def no_server(server: NatsServer) -> Callable[[], None]:

@@ -13,8 +13,8 @@ import pytest
 from tests.services.durable_log.using import log_settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
+from tokenbus.bus import AddressError
 from tokenbus.settings import BusSettings, DurableLogSettings, Settings
-from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log import require_nats
 from tokenbus_services.durable_log.address import parse
 from tokenbus_services.durable_log.server import Servers, end_tasks

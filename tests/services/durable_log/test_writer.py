@@ -22,8 +22,8 @@ from tests.services.durable_log.using import (
 )
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus.bus import AddressError
 from tokenbus.settings import Settings
-from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.durable_log.writer import LogWriter
 

@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.families import Family

@@ -11,9 +11,9 @@ import pytest
 from tests.services.metrics.running import FAMILIES, Bus, Scrape, scrape, settings
 from tests.services.metrics.test_speculation import rows
 from tests.support.waiting import until
+from tokenbus.bus import ANONYMOUS
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
-from tokenbus_services.bus import ANONYMOUS
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.health import LoopWatch

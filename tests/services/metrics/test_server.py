@@ -15,11 +15,11 @@ from prometheus_client.registry import Collector
 
 from tests.services.metrics.running import Bus, Scrape, settings
 from tests.support.waiting import MOST, until
+from tokenbus.bus import AddressError
+from tokenbus.bus.link import SessionState
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import Refusal
-from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step
-from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.health import Health, LoopWatch
 from tokenbus_services.metrics.processor import serve_processor
 from tokenbus_services.metrics.publisher import publisher_health, serve_publisher

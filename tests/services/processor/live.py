@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 from tests.services.builders import encoded, hello_of, item_of, settings
 from tests.support.waiting import soon, turns
+from tokenbus.bus import Connection
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.testing import ManualClock, RowShape
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
-from tokenbus_services.bus import Connection
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.processor import Processor
 
 QUICK = {

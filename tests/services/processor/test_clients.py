@@ -5,13 +5,13 @@ import pytest
 from tests.services.bench import Bench, BenchClient
 from tests.services.builders import generate_of
 from tests.services.processor.serving import places, serving
+from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
-from tokenbus_services.bus import Outcome
 
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 

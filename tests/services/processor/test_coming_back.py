@@ -5,13 +5,13 @@ import pytest
 from tests.services.bench import Bench
 from tests.services.builders import client_hello, generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason, WorkerRole
-from tokenbus_services.bus import Outcome
 
 FINISHED = RowStatus.FINISHED_LENGTH
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST

@@ -7,12 +7,12 @@ import pytest
 
 from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import generate_of
+from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
-from tokenbus_services.bus import Outcome
 from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.workers import Worker
 

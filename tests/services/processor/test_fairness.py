@@ -5,11 +5,11 @@ import pytest
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.processor import client_frames, send_queue
 from tokenbus_services.processor.requests import UNCLAIMED, Deadline, RequestTable, Source
 

@@ -6,13 +6,13 @@ import pytest
 
 from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import generate_of
+from tokenbus.bus.handoff_tickets import is_ticket_for
+from tokenbus.bus.transport import ANONYMOUS
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
-from tokenbus_services.bus.transport import ANONYMOUS
-from tokenbus_services.handoff_tickets import is_ticket_for
 
 ADDRESS = "memory://decode"
 KEY = b"k" * 32

@@ -6,6 +6,7 @@ import pytest
 
 from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import generate_of, hello_of
+from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -20,7 +21,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     StreamLimits,
     WorkerFrame,
 )
-from tokenbus_services.bus import Identity, Outcome, Role
 
 LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
 PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL

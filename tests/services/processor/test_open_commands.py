@@ -6,11 +6,11 @@ import pytest
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.processor.test_ownership import client_of
+from tokenbus.bus import Role
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, DescribeEngine, EngineState
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame
-from tokenbus_services.bus import Role
 
 NOT_AUTHORIZED = RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
 

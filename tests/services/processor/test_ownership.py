@@ -5,12 +5,12 @@ import pytest
 from tests.services.bench import Bench, BenchClient
 from tests.services.builders import client_hello, generate_of
 from tests.services.processor.serving import places, resume, serving
+from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Watch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
-from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.processor.client_connections import owner_of
 
 FINISHED = RowStatus.FINISHED_LENGTH

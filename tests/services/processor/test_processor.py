@@ -7,10 +7,10 @@ import pytest
 from tests.services.builders import generate_of, settings
 from tests.services.processor.live import QUICK, running, started
 from tests.support.waiting import soon, turns
+from tokenbus.bus import AddressError
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_services.bus import AddressError
 from tokenbus_services.processor import Processor
 
 FINISHED = RowStatus.FINISHED_LENGTH

@@ -2,12 +2,12 @@
 
 from tests.services.bench import Bench, BenchClient
 from tests.services.builders import generate_of
+from tokenbus.bus import Outcome
 from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ProcessorStatus, StatusRequest
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.bus import Outcome
 from tokenbus_services.processor.status import STATUS_BURST_SECONDS, STATUS_INTERVAL
 
 ASK = ClientFrame(status=StatusRequest())

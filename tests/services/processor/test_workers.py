@@ -6,6 +6,7 @@ import pytest
 
 from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import encoded, generate_of, item_of
+from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -18,7 +19,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
     WorkerFrame,
 )
-from tokenbus_services.bus import Outcome
 
 PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.services.builders import BATCH, EPOCH, hello_of
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import Credit, ProcessorFrame, Welcome, WorkerFrame
-from tokenbus_services.link import SessionState
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 

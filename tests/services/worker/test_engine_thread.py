@@ -7,8 +7,8 @@ import pytest
 
 from tests.services.cli.helpers import generate, memory_settings
 from tests.support.waiting import MOST, soon, until
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays

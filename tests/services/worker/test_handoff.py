@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.bus.keyed import Keyring
 from tests.services.builders import EPOCH, generate_of, settings
-from tests.services.bus.keyed import Keyring
 from tests.services.worker.peer import welcome_of
 from tests.support.waiting import MOST, turns, until
 from tokenbus.backports import timeout
+from tokenbus.bus import Identity, Role, ZeroMQTransport
+from tokenbus.bus.handoff_tickets import new_ticket
+from tokenbus.bus.memory import MemoryTransport
+from tokenbus.bus.transport import ANONYMOUS
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
@@ -22,10 +26,6 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, VoidTicket
-from tokenbus_services.bus import Identity, Role, ZeroMQTransport
-from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.bus.transport import ANONYMOUS
-from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.handoff import (
     HandoffReceiver,

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.services.worker.peer import FIRST, INTERVAL, TIMEOUT, Peer
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason, WorkerFrame
-from tokenbus_services.link import SessionState
 
 MOVED = GoodbyeReason.GOODBYE_REASON_MOVED
 NO_PLACE = RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS

@@ -12,14 +12,14 @@ from tests.services.breaking import BreakingTransport, UselessTransport
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.worker.peer import welcome_of
 from tests.support.waiting import soon, turns
+from tokenbus.bus import AddressError, Listener
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, WorkerFrame
-from tokenbus_services.bus import AddressError, Listener
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.worker import NotRunningError, Publisher, WouldWaitError
 from tokenbus_services.worker.session import HandoffPoint
 

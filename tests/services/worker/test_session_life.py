@@ -6,6 +6,7 @@ import pytest
 
 from tests.services.builders import EPOCH, generate_of
 from tests.services.worker.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tokenbus.bus.link import SessionState
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
@@ -20,7 +21,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
     WorkerFrame,
 )
-from tokenbus_services.link import SessionState
 
 
 def test_welcome_that_cannot_be_is_refused() -> None:

@@ -3,14 +3,13 @@
 import pytest
 
 from tests.services.builders import generate_of
+from tokenbus.bus import Identity, Role, handoff_tickets
+from tokenbus.bus.handoff_tickets import Tickets, new_ticket
+from tokenbus.bus.transport import ANONYMOUS
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services import handoff_tickets
-from tokenbus_services.bus import Identity, Role
-from tokenbus_services.bus.transport import ANONYMOUS
-from tokenbus_services.handoff_tickets import Tickets, new_ticket
 
 OWNER, LASTS_MS = 3, 60_000
 ROLES = frozenset({Role.HANDOFF})

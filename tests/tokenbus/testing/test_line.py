@@ -6,9 +6,9 @@ import pytest
 
 from tests.services.builders import settings
 from tests.support.waiting import soon, turns
+from tokenbus.bus import Connection, Listener
+from tokenbus.bus.memory import MemoryTransport
 from tokenbus.testing import Line
-from tokenbus_services.bus import Connection, Listener
-from tokenbus_services.bus.memory import MemoryTransport
 
 ADDRESS = "memory://line"
 

@@ -6,8 +6,8 @@ import signal
 import socket
 import sys
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import configure
-from tokenbus_services.bus import AddressError
 from tokenbus_services.worker.process.memory import SharedMemory
 from tokenbus_services.worker.process.server import Introduction, PublisherServer
 

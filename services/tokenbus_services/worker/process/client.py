@@ -14,11 +14,11 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import IO, cast
 
+from tokenbus.bus import AddressError
+from tokenbus.bus.link import PROOF_BYTES
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
-from tokenbus_services.bus import AddressError
-from tokenbus_services.link import PROOF_BYTES
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.process.handover import Handover
 from tokenbus_services.worker.process.memory import SharedMemory, shared_file

@@ -1,0 +1,82 @@
+"""Addresses: a host and a port, or a path."""
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from tokenbus.bus.errors import AddressError
+
+_TCP = re.compile(r"tcp://(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+|\*)):(?P<port>\d{1,5}|\*)")
+_MOST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class TcpEndpoint:
+    """A host and a port; to listen, the host may be `*` for all interfaces, and the port 0 for any free one."""
+
+    host: str
+    port: int
+    is_v6: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it: 127.0.0.0/8, ::1 or localhost."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if self.is_v6 else f"tcp://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class IpcEndpoint:
+    """A Unix socket's path."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"ipc://{self.path}"
+
+
+def parse(address: str) -> TcpEndpoint | IpcEndpoint:
+    """Return the endpoint of an address; raises AddressError."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "tcp":
+        return _tcp(address)
+    if scheme == "ipc":
+        return _ipc(address, rest)
+    raise AddressError(address, "expected tcp://HOST:PORT or ipc://PATH")
+
+
+def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
+    """Return the endpoint of an address to connect to; raises AddressError."""
+    endpoint = parse(address)
+    if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
+        raise AddressError(address, "a host and a port are needed to connect")
+    return endpoint
+
+
+def _tcp(address: str) -> TcpEndpoint:
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise AddressError(address, "expected tcp://HOST:PORT")
+    port = 0 if match["port"] == "*" else int(match["port"])
+    if port > _MOST_PORT:
+        raise AddressError(address, f"a port of at most {_MOST_PORT}, got {port}")
+    return TcpEndpoint(match["literal"] or match["host"], port, is_v6=match["literal"] is not None)
+
+
+def _ipc(address: str, path: str) -> IpcEndpoint:
+    # To libzmq, @NAME and * are no paths, but names without a file, which every user of the machine may take.
+    if not path or not path.isprintable() or path == "*" or path.startswith("@"):
+        raise AddressError(address, "expected ipc://PATH")
+    size = len(os.fsencode(path))
+    if size > zmq.IPC_PATH_MAX_LEN:
+        raise AddressError(address, f"a path of at most {zmq.IPC_PATH_MAX_LEN} bytes, got {size}")
+    return IpcEndpoint(Path(path))

@@ -1,0 +1,202 @@
+"""Listening sockets, which are bound here rather than by libzmq.
+
+libzmq replaces the socket of another process that listens at a path, deletes a path that may be another's by then, and
+says little about what is wrong with an address.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
+from tokenbus.bus.errors import AddressError
+from tokenbus.printable import reason_of
+
+_BACKLOG = 4096
+"""As many as connect at once after a restart; of those beyond it the kernel drops the first packet, for a second."""
+_LOCK_TRIES = 10
+_OTHERS_WRITE = 0o022
+_TAKEN = "taken: something listens there already"
+_REASONS = {
+    errno.EADDRINUSE: _TAKEN,
+    errno.EADDRNOTAVAIL: "no address of this machine",
+    errno.EACCES: "not permitted",
+    errno.EPERM: "not permitted",
+    errno.ENOENT: "no such directory",
+    errno.ENOTDIR: "no such directory",
+}
+
+
+class Binding:
+    """A listening socket, and the lock on its path if it has one."""
+
+    def __init__(self, endpoint: TcpEndpoint | IpcEndpoint, listening: socket.socket, lock: "_PathLock | None") -> None:
+        self.address = str(endpoint)
+        self.descriptor = listening.fileno()
+        self._listening = listening
+        self._lock = lock
+        self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
+
+    def is_reachable(self) -> bool:
+        """Return whether connections can reach it: a socket's file can be removed, or replaced."""
+        return self._file is None or _is_at(*self._file)
+
+    def hand_over(self) -> None:
+        """Leave closing the descriptor to another owner."""
+        self._listening.detach()
+
+    def release(self) -> None:
+        """Close what was not handed over, and release the path."""
+        self._listening.close()
+        if self._lock is not None:
+            self._lock.release(self._file[1] if self._file else None)
+
+
+async def bind(address: str, *, reuse_port: bool = False) -> Binding:
+    """Listen at an address; raises AddressError.
+
+    With `reuse_port` a tcp socket is bound, and the caller makes it listen: from then on the kernel gives it its share
+    of the connections to the port.
+    """
+    endpoint = parse(address)
+    try:
+        if isinstance(endpoint, TcpEndpoint):
+            return await _bind_tcp(endpoint, reuse_port=reuse_port)
+        return _bind_ipc(endpoint)
+    except socket.gaierror as error:
+        raise AddressError(address, f"no such host here: {reason_of(error)}") from None
+    except OSError as error:
+        said = error.strerror or str(error)
+        reason = said if said != os.strerror(error.errno or 0) else _REASONS.get(error.errno or 0, said.lower())
+        raise AddressError(address, reason) from None
+
+
+async def _bind_tcp(endpoint: TcpEndpoint, *, reuse_port: bool) -> Binding:
+    family = socket.AF_INET6 if endpoint.is_v6 else socket.AF_INET
+    found = await asyncio.get_running_loop().getaddrinfo(
+        None if endpoint.host == "*" else endpoint.host,
+        endpoint.port,
+        family=family,
+        type=socket.SOCK_STREAM,
+        flags=socket.AI_PASSIVE,
+    )
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+            listening.bind(found[0][4])
+        else:
+            _listen(listening, found[0][4])
+    except BaseException:
+        listening.close()
+        raise
+    host, port = listening.getsockname()[:2]
+    return Binding(TcpEndpoint(host, port, is_v6=endpoint.is_v6), listening, None)
+
+
+def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
+    _make_private(endpoint.path.parent)
+    lock = _PathLock(endpoint.path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Before it has a path: the file gets this mode, and there is no moment in which others could connect.
+        os.fchmod(listening.fileno(), 0o600)
+        _clear_path(endpoint.path)
+        _listen(listening, str(endpoint.path))
+    except BaseException:
+        listening.close()
+        lock.release()
+        raise
+    return Binding(endpoint, listening, lock)
+
+
+def _listen(listening: socket.socket, where: str | tuple[Any, ...]) -> None:
+    listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not block on a connection that left before it was accepted
+    listening.bind(where)
+    listening.listen(_BACKLOG)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a socket's folder if there is none, and refuse one in which other users could replace the socket.
+
+    In a sticky folder, as /tmp is, they could only bind the path first, which is refused as taken or not permitted.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        raise OSError(errno.EPERM, f"a folder that others cannot write to, got mode {stat.S_IMODE(status.st_mode):04o}")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise OSError(errno.EPERM, f"a folder of this user's or root's, got one of user {status.st_uid}")
+
+
+def _clear_path(path: Path) -> None:
+    """Remove the socket file of a process that died; refuse to remove anything else."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "there is something else than a socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise OSError(errno.EADDRINUSE, _TAKEN)  # by a process that does not use our locks
+
+
+class _PathLock:
+    """A lock on a file beside the path, which ends with its process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.with_name(path.name + ".lock")
+        for _ in range(_LOCK_TRIES):
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                self._make_private()
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_current():
+                    return
+            except BlockingIOError:
+                os.close(self._descriptor)
+                raise OSError(errno.EADDRINUSE, _TAKEN) from None
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            os.close(self._descriptor)
+        raise OSError(errno.EADDRINUSE, _TAKEN)
+
+    def release(self, ours: os.stat_result | None = None) -> None:
+        """Release the path, and remove our files, unless they were replaced by another process's."""
+        if ours is not None and _is_at(self._path, ours):
+            self._path.unlink(missing_ok=True)
+        if self._is_current():
+            self._file.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _make_private(self) -> None:
+        """Refuse a lock file of another user, and make ours private."""
+        if (owner := os.fstat(self._descriptor).st_uid) != os.geteuid():
+            raise OSError(errno.EEXIST, f"{self._file.name} beside it belongs to user {owner}")
+        os.fchmod(self._descriptor, 0o600)
+
+    def _is_current(self) -> bool:
+        """Return whether the locked file is still the one in the folder: its last owner may have removed it."""
+        return _is_at(self._file, os.fstat(self._descriptor))
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), status)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,276 @@
+"""Guard: the bounds on all connections to a context's listening sockets: their number, silence and memory.
+
+It has a thread of its own, which a busy event loop does not delay: connections can send a gigabyte in a second.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tokenbus.bus.accepted import AcceptedConnection
+from tokenbus.bus.transport import Usage
+from tokenbus.logs import logger
+from tokenbus.settings import BusSettings
+
+_log = logger("bus")
+BOUNDS = ("bytes", "connections", "silent", "id", "key", "accept")
+_CHECK_SECONDS = 0.02
+_QUICK_SECONDS = 0.005
+_FULL_SECONDS = 0.25
+_MOST_SHARE = 0.05
+"""The most of the time that full checks of thousands of connections take, in which nothing else of Python runs."""
+_GROWTH = 8_388_608
+"""With less growth of the process between two checks, no connection is measured: what is held is resident."""
+_FAREWELL_SECONDS = 0.1
+"""How long a peer that its listener disconnects may still read the reason."""
+_OTHER_FILES = 64
+_FREED = 8
+
+
+class Listening(Protocol):
+    """A listening socket whose connections are bounded."""
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when there are events of connections."""
+
+    @property
+    def connections(self) -> Mapping[int, AcceptedConnection]:
+        """Its connections, by libzmq's descriptors."""
+
+    def catch_up(self) -> None:
+        """Read all events of connections that are there."""
+
+
+class Guard:
+    """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
+
+    def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
+        """Take the bounds and the time in seconds, and start the thread.
+
+        The bound on connections is lowered to what this process's limit of open files allows.
+        """
+        self.lock = threading.RLock()
+        self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
+        """Connections that were cut off, by the bound that they exceeded."""
+        self.held_bytes = 0
+        self._settings = settings
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._watched: list[Listening] = []
+        self._poll = select.poll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.POLLIN)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = resource.getpagesize()
+        self._spare: int | None = None
+        self._open_spare()
+        self._seen = self._resident()
+        self._pause = _CHECK_SECONDS
+        self._next_full = 0.0
+        self.max_connections = _room(settings.max_connections)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tokenbus-guard", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop the thread."""
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        await asyncio.to_thread(self._thread.join)
+        for descriptor in (self._wake, self._statm, self._spare):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def watch(self, watched: Listening) -> None:
+        """Bound a listening socket's connections."""
+        with self.lock:
+            self._watched.append(watched)
+            self._poll.register(watched.descriptor, select.POLLIN)
+        os.eventfd_write(self._wake, 1)
+
+    def release(self, watched: Listening) -> None:
+        """Stop bounding a listening socket's connections."""
+        with self.lock:
+            self._watched.remove(watched)
+            self._poll.unregister(watched.descriptor)
+
+    def usage(self) -> Usage:
+        """Return how much of the bounds is in use; any thread may call this."""
+        with self.lock:
+            admitted = [each.is_admitted for watched in self._watched for each in watched.connections.values()]
+            silent = len(admitted) - sum(admitted)
+            return Usage(sum(admitted), silent, self.held_bytes, dict(self.cut_off))
+
+    # New connections.
+
+    def accept(self, descriptor: int, listens_at: object, handshakes: int) -> AcceptedConnection | None:
+        """Return a new connection, or None if it has ended already; from now on there is something to check."""
+        os.eventfd_write(self._wake, 1)  # another thread may accept it just as this one's begins to sleep without end
+        with contextlib.suppress(OSError):
+            return AcceptedConnection(descriptor, listens_at, handshakes, self._now())
+        return None
+
+    def make_room(self, at_least: int = 0) -> None:
+        """Evict connections, as far as there are too many in all: those that leave, then the oldest unadmitted.
+
+        If the newest were refused, a peer of ours would have to wait for the place of a silent one.
+        """
+        if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
+            return
+        live = self._live()
+        surplus = max(len(live) - self.max_connections, at_least)
+        may_go = [each for each in live if each.cut_at is not None or not each.is_admitted]
+        may_go.sort(key=lambda each: (each.cut_at is None, each.accepted))
+        reason = f"at most {self.max_connections} connections at once, and it has not introduced itself"
+        for connection in may_go[: max(0, surplus)]:
+            if connection.cut_at is None:
+                self.cut(connection, "connections", reason)
+            else:
+                connection.shut_down()
+
+    def _live(self) -> list[AcceptedConnection]:
+        return [each for watched in self._watched for each in watched.connections.values() if not each.is_cut]
+
+    def free_descriptors(self, listening: socket.socket) -> None:
+        """Make room after no descriptor was left for a connection, and refuse those that wait for one.
+
+        libzmq would try to accept them again and again, without a pause.
+        """
+        self.cut_off["accept"] += 1
+        self.make_room(_FREED)
+        if self._spare is None:
+            return
+        os.close(self._spare)
+        self._spare = None
+        with contextlib.suppress(OSError):
+            while True:
+                listening.accept()[0].close()
+        self._open_spare()
+
+    def _open_spare(self) -> None:
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    # Cutting off.
+
+    def cut(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
+        """Cut a connection off, and report why."""
+        if not connection.is_cut:
+            self.cut_off[kind] += 1
+            connection.report(connection, f"cut off: {reason}")
+            connection.shut_down(reset=True)
+
+    def dismiss(self, connection: AcceptedConnection) -> None:
+        """Cut a connection off soon, once what was sent to it is out."""
+        connection.cut_at = self._now() + _FAREWELL_SECONDS
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._closed:
+            busy = any(watched.connections for watched in self._watched)
+            self._poll.poll(self._pause * 1000 if busy else None)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            try:
+                with self.lock:
+                    for watched in tuple(self._watched):
+                        watched.catch_up()
+                    self._check()
+            except Exception:  # noqa: BLE001 - without this thread nothing is bounded, and handshakes wait for it
+                _log.exception("checking connections failed")
+                time.sleep(_CHECK_SECONDS)
+
+    def _check(self) -> None:
+        now, resident = self._now(), self._resident()
+        is_growing = resident - self._seen >= _GROWTH
+        self._pause = _QUICK_SECONDS if is_growing else _CHECK_SECONDS
+        if not is_growing and now < self._next_full:
+            self._seen = min(self._seen, resident)
+            return
+        began, self._seen = time.monotonic(), resident
+        live = self._live()
+        for connection in live:
+            if connection.cut_at is not None and now >= connection.cut_at:
+                connection.shut_down()
+                continue
+            with contextlib.suppress(OSError):  # it has ended already
+                connection.measure(now, resident)
+            self._check_size(connection)
+            self._check_introduction(connection, now)
+        self._check_sum(live, now)
+        self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+
+    def _check_size(self, connection: AcceptedConnection) -> None:
+        settings = self._settings
+        most = settings.max_pending_bytes if connection.is_admitted else settings.max_unadmitted_bytes
+        if connection.held > most:
+            reason = f"{connection.held} bytes that are unfinished or unread, more than {most}"
+            self.cut(connection, "bytes", reason)
+        elif connection.grown > most:
+            reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"
+            # What an admitted peer has sent, or one at a Unix socket, may be unread.
+            cut = self.cut if connection.is_tcp and not connection.is_admitted else self._cut_if_read_out
+            cut(connection, "bytes", reason)
+
+    def _check_introduction(self, connection: AcceptedConnection, now: float) -> None:
+        most = self._settings.introduction_timeout_ms
+        if not connection.is_admitted and now - connection.accepted > most / 1000:
+            # What it has sent may be unread; of a Unix socket it is not known whether there is any.
+            cut = self.cut if connection.is_tcp and not connection.held else self._cut_if_read_out
+            cut(connection, "silent", f"it has not introduced itself within {most} ms")
+
+    def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
+        """Cut off those that have held the most for the longest without finishing a message."""
+        self.held_bytes = sum(each.held for each in live)
+        unadmitted = [each for each in live if not each.is_admitted]
+        settings = self._settings
+        for some, most in ((unadmitted, settings.max_unadmitted_bytes), (live, settings.max_total_pending_bytes)):
+            left = sorted((each for each in some if not each.is_cut), key=lambda each: each.held * (now - each.moved))
+            held = sum(each.held for each in left)
+            while held > most and left:
+                connection = left.pop()
+                reason = f"it holds {connection.held} of {held} bytes that are unfinished or unread"
+                self.cut(connection, "bytes", f"{reason}, together more than {most}")
+                held -= connection.held
+
+    def _cut_if_read_out(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
+        """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
+        if connection.is_suspect:
+            return
+        connection.is_suspect = True
+        delivered, was_admitted = connection.delivered, connection.is_admitted
+
+        def decide() -> None:
+            with self.lock:
+                connection.is_suspect = False
+                is_same = connection.delivered == delivered or kind == "silent"
+                if is_same and connection.is_admitted == was_admitted and connection.is_read_out():
+                    self.cut(connection, kind, reason)
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(decide)
+
+    def _resident(self) -> int:
+        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+
+
+def _room(wanted: int) -> int:
+    """Return for how many connections there are descriptors; each takes two: libzmq's and the duplicate."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    room = max(2, (soft - _OTHER_FILES - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
+    if room < wanted:
+        _log.warning("fewer connections than the bus allows", room=room, wanted=wanted, open_files=soft)
+    return min(room, wanted)

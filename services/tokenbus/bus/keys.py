@@ -1,0 +1,183 @@
+"""CURVE keys: the files that pyzmq reads and writes, a process's own keys, and the sockets that use them."""
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.auth
+from zmq.utils import z85
+
+from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint
+from tokenbus.bus.allow_list import KEY_BYTES, KEY_LENGTH, AllowList, is_key
+from tokenbus.bus.errors import AddressError
+from tokenbus.logs import logger
+from tokenbus.settings import BusSettings, SettingsError
+
+_FOLDER_MODE, _SECRET_MODE, _PUBLIC_MODE = 0o700, 0o600, 0o644
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_log = logger("bus")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A process's own key; both halves in Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def check_private(setting: str, path: str) -> None:
+    """Raise a SettingsError for a file with a secret that other users may read, or that cannot be read at all."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError) as error:
+        raise SettingsError(setting, f"a file that can be read: {_reason(error)}", path) from None
+    if mode & _OTHERS:
+        limit = "a file that only its owner may read (chmod 600)"
+        raise SettingsError(setting, limit, f"{path} of mode {stat.S_IMODE(mode):04o}")
+
+
+def load_key(path: str) -> KeyPair:
+    """Return the key in a file; raises SettingsError for `bus.key_file` if others may read it, or it is no key."""
+    check_private("bus.key_file", path)
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise SettingsError("bus.key_file", f"a key file that can be read: {_reason(error)}", path) from None
+    if secret is None or not (is_key(public) and is_key(secret)):
+        raise SettingsError("bus.key_file", "a file with a secret key, as `tokenbus keys make` writes it", path)
+    return KeyPair(public, secret)
+
+
+def public_key(given: str) -> bytes:
+    """Return a public key in Z85, given as text or as a certificate's path; raises ValueError with the reason."""
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # too long for a path, or none
+        is_file = False
+    if is_file:
+        try:
+            public, _ = zmq.auth.load_certificate(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"a public certificate that can be read: {_reason(error)}") from None
+    else:
+        public = given.encode()
+    if not is_key(public):
+        raise ValueError(f"a public key of {KEY_LENGTH} characters, or the path of a public certificate")
+    return public
+
+
+def create_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a new key's two files, NAME.key and NAME.key_secret, and return their paths; raises OSError.
+
+    A missing folder is made, for its owner alone. No file is replaced.
+    """
+    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
+    # Written elsewhere first, so that the secret is never in a file that others may open.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as draft:
+        made = [Path(path) for path in zmq.auth.create_certificates(draft, name, {"name": name})]
+        made[0].chmod(_PUBLIC_MODE)
+        made[1].chmod(_SECRET_MODE)
+        os.link(made[1], secret)
+        try:
+            os.link(made[0], public)
+        except OSError:
+            secret.unlink()
+            raise
+    return public, secret
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return "no such file" if "Invalid certificate file" in reason else reason.lower()
+
+
+class ProcessKeys:
+    """The keys of one process, read from their files when a socket first needs them."""
+
+    def __init__(self, settings: BusSettings) -> None:
+        self._settings = settings
+        self._own: KeyPair | None = None
+        self._allowed: AllowList | None = None
+        self._warned = False
+
+    def for_listener(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, AllowList] | None:
+        """Return the key of a listener and its allow-list, or None: it asks for no keys.
+
+        Raises SettingsError for a file that cannot be used, and AddressError for an address that needs keys.
+        """
+        if isinstance(endpoint, IpcEndpoint):
+            return None
+        if not self._settings.key_file:
+            self._check_without_keys(endpoint)
+            return None
+        if not self._settings.allowed_keys:
+            limit = "the file of allowed keys, which a tcp listener with bus.key_file needs (`tokenbus keys`)"
+            raise SettingsError("bus.allowed_keys", limit, "")
+        if self._allowed is None:
+            self._allowed = AllowList(self._settings.allowed_keys)
+        return self._key(), self._allowed
+
+    def for_connection(
+        self, endpoint: TcpEndpoint | IpcEndpoint, server_key: bytes | None
+    ) -> tuple[KeyPair, bytes] | None:
+        """Return the key of a connection and its listener's public key, or None: it has no keys; raises as above."""
+        if isinstance(endpoint, IpcEndpoint):
+            return None
+        settings = self._settings
+        if server_key is None and bool(settings.key_file) is not bool(settings.server_key):
+            key, other = ("server_key", "key_file") if settings.key_file else ("key_file", "server_key")
+            raise SettingsError(f"bus.{key}", f"a key, which a tcp connection with bus.{other} needs too", "")
+        listener = self._server_key() if server_key is None else server_key
+        if not listener:
+            self._check_without_keys(endpoint)
+            return None
+        if len(listener) != KEY_BYTES or not settings.key_file:
+            wrong = f"its key has {len(listener)} bytes" if settings.key_file else "set bus.key_file"
+            raise AddressError(str(endpoint), f"its listener asks for keys: {wrong}")
+        return self._key(), listener
+
+    def _key(self) -> KeyPair:
+        if self._own is None:
+            self._own = load_key(self._settings.key_file)
+        return self._own
+
+    def _server_key(self) -> bytes:
+        given = self._settings.server_key
+        if not given:
+            return b""
+        try:
+            return raw(public_key(given))
+        except ValueError as error:
+            raise SettingsError("bus.server_key", str(error), given) from None
+
+    def _check_without_keys(self, endpoint: TcpEndpoint) -> None:
+        if endpoint.is_loopback:
+            return
+        if not self._settings.insecure:
+            reason = "beyond loopback it needs keys (bus.key_file), unless bus.insecure is true"
+            raise AddressError(str(endpoint), reason)
+        if not self._warned:
+            self._warned = True
+            _log.warning("bus without keys beyond loopback", address=str(endpoint), setting="bus.insecure")
+
+
+def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
+    """Make a socket prove its key: to the listener with that public key, or, if it listens itself, to its peers."""
+    if listener:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
+    else:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+
+
+def raw(public: bytes) -> bytes:
+    """Return the 32 bytes of a key in Z85."""
+    decoded: bytes = z85.decode(public)
+    return decoded

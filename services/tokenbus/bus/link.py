@@ -1,0 +1,487 @@
+"""The connection of a worker or a client to its processor: a session decides what to send, and a link sends it."""
+
+import asyncio
+import contextlib
+import random
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from math import inf
+from typing import Any
+
+from tokenbus.backports import TaskGroup
+from tokenbus.bus import Connection, Transport
+from tokenbus.bus.processor_list import ProcessorList
+from tokenbus.clock import Clock
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ClientWelcome, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import (
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Hello,
+    ProcessorFrame,
+    Refusal,
+    RefusalReason,
+    Welcome,
+)
+
+_FULL_WAIT = 0.005
+_MOST_DOUBLINGS = 16
+RECONNECT_SHARE = 0.5
+"""How much of an interval a processor has to answer after its connection broke."""
+_NS = 1_000_000_000
+_SILENCE = 2
+"""How many of a heartbeat's intervals without a word say that a processor stands still."""
+PROOF_BYTES = 16
+"""The length of the proof that a session draws once, and shows in each hello: a peer that has it is the same life."""
+
+
+class SessionState(Enum):
+    """Where a worker or a client stands with its processor."""
+
+    GREETING = auto()
+    """It says hello repeatedly, until the processor answers."""
+    OPEN = auto()
+    """The handshake is done."""
+    REFUSED = auto()
+    """The processor refused it; it says hello again after a while."""
+    LEFT = auto()
+    """It said goodbye."""
+
+
+class ReconnectingSession(ABC):
+    """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats.
+
+    A session that knows several processors leaves one that is silent, closes or has no place, for the next.
+    """
+
+    def __init__(self, interval: float, timeout: float, processors: int = 1) -> None:
+        """Take the interval of heartbeats and the silence after which a processor is lost, in seconds.
+
+        `processors` says how many there are to go to.
+        """
+        self._interval = interval
+        self._timeout = timeout
+        self._processors = processors
+        self._leaves_at = inf
+        self._tries = 0
+        """How many processors it has left since the last one welcomed it."""
+        self.moves = 0
+        """How often it went from one processor to the next."""
+        self._next_greeting = 0.0
+        self._hellos = 0
+        """How many hellos it has said since the last answer to one."""
+        self._last_sent = 0.0
+        self._last_heard = 0.0
+        self._echo_ns = 0
+        self._is_news = False
+        """Whether the next heartbeat says something that the processor does not know: it is sent at once."""
+        self.state = SessionState.GREETING
+        self.processor_id = ""
+        self.refusal: Refusal | None = None
+        self.loss = ""
+        """Why the processor was lost, until that is logged."""
+        self.handshakes = 0
+        self._heard_since = 0.0
+        """Since when this life of the processor has been heard without a break."""
+
+    @property
+    @abstractmethod
+    def outstanding(self) -> int:
+        """How many items or requests the processor has not answered yet."""
+
+    @abstractmethod
+    def _read(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
+        """Return the frame of a transport message."""
+
+    @abstractmethod
+    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+        """Return a frame with that body, as it is sent."""
+
+    @abstractmethod
+    def _hello(self) -> Hello | ClientHello:
+        """Return what begins the handshake."""
+
+    @abstractmethod
+    def _welcome(self, welcome: Any) -> None:  # noqa: ANN401 - a Welcome or a ClientWelcome
+        """Take the processor's answer to the hello."""
+
+    @abstractmethod
+    def _take(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_read` returns it
+        """Take a frame of the connected processor, with the message's parts behind it."""
+
+    @abstractmethod
+    def _next(self) -> list[bytes] | None:
+        """Return the next message to a connected processor, but for heartbeats, or None."""
+
+    @property
+    def _last_sequence(self) -> int:
+        return 0
+
+    def receive(self, parts: list[bytes], now: float) -> None:
+        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        frame = self._read(parts)
+        body = frame.WhichOneof("body")
+        if body is None or self.state is SessionState.LEFT:
+            return
+        if body == "welcome":
+            before = self.processor_id
+            self._welcome(frame.welcome)
+            if self.processor_id != before:
+                self._heard_since = now
+        elif body == "refusal":
+            self._refused(frame.refusal, now)
+        elif self.state is SessionState.OPEN:
+            if body == "heartbeat":
+                self._echo_ns = frame.heartbeat.sent_at_ns
+            elif body == "goodbye":
+                self.loss = f"it closes: {frame.goodbye.message}".removesuffix(": ")
+                self._lost(now + self._interval, now)
+            else:
+                self._take(frame, body, parts[1:], now)
+        if now - self._last_heard > _SILENCE * self._interval:
+            self._heard_since = now
+        self._last_heard = now
+
+    def heard_for(self, now: float) -> float:
+        """Return for how many seconds the processor has been heard, without a silence of more than two heartbeats."""
+        is_heard = self.state is SessionState.OPEN and now - self._last_heard <= _SILENCE * self._interval
+        return now - self._heard_since if is_heard else 0.0
+
+    def disconnected(self, now: float) -> None:
+        """Learn that the connection broke, and say hello again.
+
+        A processor that only lost the connection answers soon; else it is gone, and a session that knows several goes
+        to the next.
+        """
+        if self.state is SessionState.OPEN:
+            self._greet_again(now)
+            if self._processors > 1:
+                self._leaves_at = now + RECONNECT_SHARE * self._interval
+
+    def next_message(self, now: float) -> list[bytes] | None:
+        """Return the next message to send, or None: there is none, or no credit for it."""
+        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
+            self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
+            self._lost(now, now)
+        if self.is_leaving(now):
+            return None
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return self._greeting(now)
+        if self.state is SessionState.LEFT:
+            return None
+        message = self._next()
+        if message is None and (self._is_news or now - self._last_sent >= self._interval):
+            self._is_news = False
+            message = [self._written(heartbeat=self._heartbeat(now))]
+        if message is not None:
+            self._last_sent = now
+        return message
+
+    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
+        """Leave, and return the last message to send."""
+        self.state = SessionState.LEFT
+        return self._goodbye(reason, message)
+
+    def _goodbye(self, reason: GoodbyeReason, message: str) -> list[bytes]:
+        return [self._written(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self._interval))
+        return max(0.0, min(self._last_sent + self._interval - now, self._leaves_at - now, self._interval))
+
+    # Going from one processor to the next.
+
+    def is_leaving(self, now: float) -> bool:
+        """Tell whether it is time to go to the next processor: nothing more is sent to this one."""
+        return now >= self._leaves_at
+
+    def move(self, now: float) -> list[bytes]:
+        """Begin with the next processor, and return the last message to the one before."""
+        farewell = self._goodbye(GoodbyeReason.GOODBYE_REASON_MOVED, "it goes to another processor")
+        self.moves += 1
+        self._tries += 1
+        self._leaves_at = inf
+        self._greet_again(now)
+        return farewell
+
+    @property
+    def _patience(self) -> float:
+        """How long each is asked: briefly at first; one that is only slow has more time in the next round."""
+        rounds = min(self._tries // self._processors, _MOST_DOUBLINGS)
+        return min(self._timeout, self._interval * 2.0**rounds)
+
+    def _lost(self, greets_at: float, now: float) -> None:
+        """Learn that the processor is silent or closes: look for the next, or say hello to the same again at a time."""
+        self._greet_again(greets_at)
+        if self._processors > 1:
+            self._leaves_at = now
+
+    # The handshake.
+
+    def _greeting(self, now: float) -> list[bytes] | None:
+        if now < self._next_greeting:
+            return None
+        if self._processors > 1 and self._leaves_at == inf:
+            self._leaves_at = now + self._patience
+        self.state = SessionState.GREETING
+        self._next_greeting = now + self._pause()
+        return [self._written(hello=self._hello())]
+
+    def _pause(self) -> float:
+        """Return after how long it says hello again if nothing answers: a random time, each time from a wider range.
+
+        Many peers that say hello to one processor at once give it time in that way, and do not come back together.
+        """
+        most = min(self._interval * 2.0 ** min(self._hellos, _MOST_DOUBLINGS), self._timeout)
+        self._hellos += 1
+        return random.uniform(self._interval, max(self._interval, most))  # noqa: S311 - nothing secret
+
+    def _greet_again(self, at: float) -> None:
+        self.state = SessionState.GREETING
+        self._next_greeting = at
+
+    def _welcomed(self, welcome: Welcome | ClientWelcome) -> None:
+        """Be connected; a ContractError says which of the processor's times contradict each other."""
+        if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
+            limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
+            raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
+        self.state = SessionState.OPEN
+        self.refusal = None
+        self._tries, self._hellos, self._leaves_at = 0, 0, inf
+        self.processor_id = welcome.processor_id
+        self.handshakes += 1
+        self._interval = welcome.heartbeat_interval_ms / 1000
+        self._timeout = welcome.heartbeat_timeout_ms / 1000
+
+    def _refused(self, refusal: Refusal, now: float) -> None:
+        if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
+            if self.state is SessionState.OPEN:
+                self._greet_again(now)
+            return
+        self.state = SessionState.REFUSED
+        most = 1 if self.refusal is None else 2
+        self.refusal = refusal
+        self._hellos = 0
+        self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
+        # Another may have room for it. What it must correct to be taken, the operator is to see here.
+        self._leaves_at = inf
+        if self._processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:
+            self._leaves_at = now if self._tries < self._processors - 1 else now + self._patience
+
+    def _heartbeat(self, now: float) -> Heartbeat:
+        sent_at = max(1, int(now * _NS))
+        return Heartbeat(sent_at_ns=sent_at, echo_ns=self._echo_ns, last_sequence=self._last_sequence)
+
+
+class Link:
+    """Runs a session over a connection until it is told to stop; the lock guards the session."""
+
+    def __init__(
+        self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
+    ) -> None:
+        self._log = logger(name)
+        self._session = session
+        self._lock = lock
+        self._clock = clock
+        self._connection: Connection
+        self._processors: ProcessorList
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop it runs on, once it does."""
+        self._sends_on: Connection | None = None
+        """The connection that what the session says goes out on, while it does."""
+        self._unsent: list[bytes] | None = None
+        """A message that found the connection full."""
+        self._error: Exception | None = None
+        """What went wrong outside of the task that sends, which raises it."""
+        self._wake = asyncio.Event()
+        self._woken = False
+        self._looks_at = 0.0
+        """Until when the task that sends as time passes waits."""
+        self._stopping = asyncio.Event()
+        self.progress = asyncio.Event()
+        """Set after each message that was taken."""
+        self._drain_seconds = 0.0
+        self._repeated_log = DeduplicatedLog()
+        self._connections = 0
+        self.thread_id = 0
+        self.refused_frames = 0
+
+    def wake(self) -> None:
+        """Wake the sender: there may be something to send. Any thread may call this, with the lock held."""
+        # One call into the loop, however many items wait: each of them costs a system call.
+        if not self._woken and self.loop is not None:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
+                self.loop.call_soon_threadsafe(self._send_now)
+
+    async def start(self, transport: Transport, processors: ProcessorList) -> asyncio.Task[None]:
+        """Connect to the first processor, and to the next each time that the session leaves one.
+
+        Return the task that carries messages until it is told to stop, drains, and says goodbye.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_ident()
+        self._processors = processors
+        self._connection = await self._connect(transport, processors.next())
+        return asyncio.create_task(self._run(transport, self._connection))
+
+    async def _run(self, transport: Transport, connection: Connection) -> None:
+        try:
+            async with TaskGroup() as tasks:
+                carrying = tasks.create_task(self._carry(transport, connection))
+                await self._stopping.wait()
+                await self._drain()
+                carrying.cancel()
+        finally:
+            with self._lock:
+                farewell = self._session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED)
+            self._connection.send(farewell)
+            await self._connection.close()
+
+    async def _carry(self, transport: Transport, connection: Connection) -> None:
+        while True:
+            async with TaskGroup() as tasks:
+                receiving = tasks.create_task(self._receive(connection))
+                await self._send(connection)
+                receiving.cancel()
+            connection = await self._move(transport, connection)
+
+    async def _move(self, transport: Transport, left: Connection) -> Connection:
+        """Leave a processor: it hears so if it still can, and nothing more of it is heard."""
+        address = self._processors.next()
+        with self._lock:
+            farewell = self._session.move(self._clock.now())
+        self._log.info("going to another processor", address=address)
+        connection = self._connection = await self._connect(transport, address)
+        left.send(farewell)
+        await left.close()
+        return connection
+
+    async def _connect(self, transport: Transport, address: str) -> Connection:
+        self._connections = number = self._connections + 1
+
+        def lost() -> None:
+            """Tell the session, unless it has left this processor in the meantime."""
+            if number == self._connections:
+                with self._lock:
+                    self._session.disconnected(self._clock.now())
+                self._wake.set()
+                self._log.info("connection lost", address=address)
+
+        return await transport.connect(address, lost=lost)
+
+    def stop(self, drain_seconds: float) -> None:
+        """End once all is acknowledged, or after so many seconds. Any thread may call this."""
+        self._drain_seconds = drain_seconds
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _drain(self) -> None:
+        deadline = self._clock.now() + self._drain_seconds
+        while (remaining := deadline - self._clock.now()) > 0:
+            self.progress.clear()
+            with self._lock:
+                if not self._session.outstanding:
+                    return
+            await self._clock.wait(self.progress, remaining)
+        with self._lock:
+            left = self._session.outstanding
+        if left and self._drain_seconds:
+            self._log.error("drain timed out", unacknowledged=left)
+
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            parts = await connection.receive()
+            now = self._clock.now()
+            try:
+                with self._lock:
+                    before = self._session.state
+                    self._session.receive(parts, now)
+                    after = self._session.state
+                    is_due, self._woken = not self._woken, True
+            except ContractError as error:
+                self.refused_frames += 1
+                self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
+                continue
+            if is_due and self.loop is not None:
+                self.loop.call_soon(self._send_now)  # once for all that has come, when no more of it is there
+            self.progress.set()
+            if after is not before:
+                if after is SessionState.OPEN:
+                    self._processors.welcomed()
+                self._wake.set()
+                self._log_state(after)
+
+    async def _send(self, connection: Connection) -> None:
+        """Send what the session has to say as time passes, until it leaves the processor; the rest `_send_now` does."""
+        self._unsent, self._sends_on = None, connection
+        try:
+            while True:
+                self._wake.clear()
+                if self._error is not None:
+                    raise self._error
+                is_full = not self._send_all(connection)
+                with self._lock:
+                    if self._session.is_leaving(self._clock.now()):
+                        return
+                    seconds = self._session.seconds_to_wait(self._clock.now())
+                    self._looks_at = self._clock.now() + seconds
+                # Nothing announces that a full connection has room again, so look again soon.
+                await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
+        finally:
+            self._sends_on = None
+
+    def _send_all(self, connection: Connection) -> bool:
+        """Send all that the session has to say now; False: the connection is full."""
+        with self._lock:
+            self._woken = False
+        while True:
+            if self._unsent is None:
+                with self._lock:
+                    self._unsent = self._session.next_message(self._clock.now())
+            if self._session.loss:
+                self._log_state(SessionState.GREETING)
+            if self._unsent is None:
+                return True
+            if not connection.send(self._unsent):
+                return False
+            self._unsent = None
+
+    def _send_now(self) -> None:
+        """Send what there is at once, without waiting for the task that sends as time passes.
+
+        That one is woken where something is left to it: a full connection, a processor to leave, an error, and
+        what is due sooner than it knew.
+        """
+        connection = self._sends_on
+        if connection is None:
+            self._wake.set()
+            return
+        try:
+            is_sent = self._send_all(connection)
+        except Exception as error:  # noqa: BLE001 - the task raises it
+            self._error, is_sent = error, False
+        with self._lock:
+            now = self._clock.now()
+            is_due = self._session.is_leaving(now) or now + self._session.seconds_to_wait(now) < self._looks_at
+        if is_due or not is_sent:
+            self._wake.set()
+
+    def _log_state(self, state: SessionState) -> None:
+        session = self._session
+        if state is SessionState.REFUSED and session.refusal is not None:
+            self._log.error("refused by processor", reason=session.refusal.message)
+        elif state is SessionState.OPEN:
+            self._log.info("connected", processor=session.processor_id, handshakes=session.handshakes)
+        elif session.loss:
+            self._log.warning("processor lost", reason=session.loss)
+            session.loss = ""
+        elif state is SessionState.GREETING:
+            self._log.warning("processor asks for a new handshake")

@@ -1,0 +1,275 @@
+"""MemoryTransport: a transport within one event loop; it loses no message."""
+
+import asyncio
+import contextlib
+import re
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from tokenbus.bus.errors import AddressError, ClosedError
+from tokenbus.bus.transport import (
+    ANONYMOUS,
+    Identity,
+    Outcome,
+    Parts,
+    ReceiveBudget,
+    Usage,
+    check_message,
+    ignore,
+    ignore_loss,
+)
+from tokenbus.clock import Clock, SystemClock
+from tokenbus.settings import BusSettings
+
+_SHARED: dict[str, "MemoryTransport"] = {}
+"""By address, the transports that `transport_for` finds."""
+_ADDRESS = re.compile(r"memory://[\w.-]+")
+
+
+class MemoryTransport:
+    """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
+
+    def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
+        """Take the settings, and the clock of all that is connected, if that is not the system's."""
+        self.clock = clock or SystemClock()
+        self._settings = settings
+        self._meetings: dict[str, _Meeting] = {}
+
+    @property
+    def messages(self) -> int:
+        """How many messages were sent, in both directions."""
+        return sum(meeting.messages for meeting in self._meetings.values())
+
+    def crash(self, address: str) -> None:
+        """Let the listener at an address vanish as with its process: what it says from now on reaches nobody."""
+        listener = self._meeting(address).listener
+        if listener is not None:
+            listener.crash()
+
+    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "MemoryListener":
+        """Listen under a name, one listener each; no peer is ever refused."""
+        del refused
+        meeting = self._meeting(address)
+        if meeting.listener is not None:
+            raise AddressError(address, "taken: something listens there already")
+        return MemoryListener(meeting, self._settings)
+
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> "MemoryConnection":
+        """Connect to a name; the key is ignored."""
+        del server_key
+        return MemoryConnection(self._meeting(address), self._settings, lost)
+
+    def _meeting(self, address: str) -> "_Meeting":
+        if not _ADDRESS.fullmatch(address):
+            raise AddressError(address, "expected memory://NAME, of letters, digits and . _ -")
+        return self._meetings.setdefault(address, _Meeting(address))
+
+
+def is_memory(address: str) -> bool:
+    """Tell whether an address is one within this process."""
+    return address.startswith("memory://")
+
+
+def share(transport: MemoryTransport, *addresses: str) -> None:
+    """Let `transport_for` find a transport by these addresses, until `unshare`."""
+    _SHARED.update(dict.fromkeys(addresses, transport))
+
+
+def unshare(*addresses: str) -> None:
+    """Let these addresses not be found any more."""
+    for address in addresses:
+        _SHARED.pop(address, None)
+
+
+def shared(address: str) -> MemoryTransport | None:
+    """Return the transport that has an address."""
+    return _SHARED.get(address)
+
+
+class _Meeting:
+    """An address: at most one listener, and the open connections."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.listener: MemoryListener | None = None
+        self.connections: list[MemoryConnection] = []
+        self.ids = count(1)
+        self.messages = 0
+
+    def introduce(self, connection: "MemoryConnection") -> None:
+        """Make a connection a new peer of the listener, if there is one."""
+        if self.listener is not None:
+            connection.peer = b"peer-%d" % next(self.ids)
+            self.listener.peers[connection.peer] = connection
+            if connection.outgoing:
+                self.listener.notice(connection)
+
+
+class MemoryListener:
+    """The listener at a name."""
+
+    def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
+        self.address = meeting.address
+        self.server_key = b""
+        self._max_part_bytes = settings.max_part_bytes
+        self._meeting = meeting
+        self.peers: dict[bytes, MemoryConnection] = {}
+        self._ready: deque[MemoryConnection] = deque()  # each at most once
+        self._readable = asyncio.Event()
+        self.budget = ReceiveBudget()
+        self._closed = False
+        meeting.listener = self
+        for connection in meeting.connections:
+            meeting.introduce(connection)
+
+    async def receive(self) -> tuple[bytes, list[bytes]]:
+        """Return the next message and its peer; reads busy peers in turn."""
+        await self.budget.next()
+        while not self._ready:
+            self._check_open()
+            self.budget.before_pause()
+            self._readable.clear()
+            await self._readable.wait()
+        self._check_open()
+        connection = self._ready.popleft()
+        parts = connection.outgoing.popleft()
+        if connection.outgoing:
+            self._ready.append(connection)
+        return connection.peer, parts
+
+    def send(self, peer: bytes, parts: Parts) -> Outcome:
+        """Send to one peer, without waiting."""
+        self._check_open()
+        check_message(parts, self._max_part_bytes)
+        connection = self.peers.get(peer)
+        if connection is None:
+            return Outcome.GONE
+        return Outcome.SENT if connection.deliver(list(parts)) else Outcome.FULL
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return ANONYMOUS: no peer proves a key."""
+        del peer
+        return ANONYMOUS
+
+    def admit(self, peer: bytes) -> None:
+        """Ignore it: no peer is cut off for silence."""
+
+    def disconnect(self, peer: bytes) -> None:
+        """Cut a peer off; it is another peer from then on."""
+        connection = self.peers.pop(peer, None)
+        if connection is not None:
+            connection.outgoing.clear()
+            with contextlib.suppress(ValueError):
+                self._ready.remove(connection)
+            connection.lost()
+            self._meeting.introduce(connection)
+
+    def is_reachable(self) -> bool:
+        """Return whether new connections can reach it: as long as it is open."""
+        return self._meeting.listener is self
+
+    def usage(self) -> Usage:
+        """Return no usage: the only bound is the high-water mark."""
+        return Usage()
+
+    async def close(self) -> None:
+        """Close; what was not received waits for the next listener."""
+        if not self._closed:
+            self._closed = True
+            self._meeting.listener = None
+            self._readable.set()
+            for connection in self.peers.values():
+                connection.lost()
+
+    def crash(self) -> None:
+        """Lose every peer, before the close."""
+        lost = list(self.peers.values())
+        self.peers.clear()
+        self._ready.clear()
+        for connection in lost:
+            connection.outgoing.clear()
+            connection.lost()
+
+    def notice(self, connection: "MemoryConnection") -> None:
+        """Mark a connection as having messages to read."""
+        self._ready.append(connection)
+        self._readable.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"listener at {self.address}")
+
+
+class MemoryConnection:
+    """A connection to a name."""
+
+    def __init__(self, meeting: _Meeting, settings: BusSettings, lost: Callable[[], None]) -> None:
+        self.peer = b""
+        self.lost = lost
+        self.outgoing: deque[list[bytes]] = deque()  # read by the listener; bounded in `send`
+        self._incoming: deque[list[bytes]] = deque()  # bounded in `deliver`
+        self.high_water_mark = settings.high_water_mark
+        self._max_part_bytes = settings.max_part_bytes
+        self._meeting = meeting
+        self._readable = asyncio.Event()
+        self._budget = ReceiveBudget()
+        self._closed = False
+        meeting.connections.append(self)
+        meeting.introduce(self)
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message."""
+        await self._budget.next()
+        while not self._incoming:
+            self._check_open()
+            self._readable.clear()
+            await self._readable.wait()
+        self._check_open()
+        return self._incoming.popleft()
+
+    def send(self, parts: Parts) -> bool:
+        """Send, without waiting; False if the send queue is full."""
+        self._check_open()
+        check_message(parts, self._max_part_bytes)
+        if not self.has_room(1):
+            return False
+        self._meeting.messages += 1
+        self.outgoing.append(list(parts))
+        if len(self.outgoing) == 1 and self._meeting.listener is not None:
+            self._meeting.listener.notice(self)
+        return True
+
+    async def close(self) -> None:
+        """Close; the listener still receives what was sent."""
+        if not self._closed:
+            self._closed = True
+            self._meeting.connections.remove(self)
+            if self._meeting.listener is not None:
+                self._meeting.listener.peers.pop(self.peer, None)
+            self._readable.set()
+
+    def has_room(self, messages: int) -> bool:
+        """Tell whether so many more messages can be sent."""
+        return len(self.outgoing) + messages <= self.high_water_mark
+
+    def cut(self) -> None:
+        """Break, with what is on its way, and be another peer of the listener from then on."""
+        self._incoming.clear()
+        if self._meeting.listener is not None:
+            self._meeting.listener.disconnect(self.peer)
+
+    def deliver(self, parts: list[bytes]) -> bool:
+        """Queue a message of the listener's; False if the queue is full."""
+        if len(self._incoming) >= self.high_water_mark:
+            return False
+        self._meeting.messages += 1
+        self._incoming.append(parts)
+        self._readable.set()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"connection to {self._meeting.address}")

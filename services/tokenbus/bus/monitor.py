@@ -1,0 +1,267 @@
+"""Monitor: the connections of a listening ZeroMQ socket, as libzmq's monitor socket reports them."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket as sockets
+from collections import OrderedDict
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tokenbus.bus.accepted import AcceptedConnection, bytes_on_the_wire, place
+from tokenbus.bus.allow_list import AllowList
+from tokenbus.bus.guard import Guard
+from tokenbus.bus.transport import ANONYMOUS, Identity
+from tokenbus.bus.zap import HANDSHAKE, USER, Authenticator
+from tokenbus.settings import BusSettings
+
+_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES
+_BATCH = 1000
+_ACCEPTED_AT_ONCE = 32
+"""After so many events room is made: more connections might find no descriptor, and each look costs time."""
+_MOST_CUT = 4096
+_ID_BYTES = 5
+_NO_RIGHTS = Identity("", frozenset(), ())
+
+
+class Monitor:
+    """Tracks each connection, counts what is read of it, and reports why one was refused or cut off.
+
+    libzmq reports that a connection ended, but not which side ended it. So each descriptor is duplicated while its
+    connection lasts, and asked at the end whether the peer had closed it. No handshake is answered before that (see
+    Authenticator). Events are read by the guard's thread and, before a handshake is answered, on the event loop, with
+    the guard's lock held.
+    """
+
+    def __init__(  # noqa: PLR0913 - it connects them
+        self,
+        socket: "zmq.Socket[bytes]",
+        listening: int,
+        settings: BusSettings,
+        refused: Callable[[str], None],
+        *,
+        is_read_out: Callable[[], bool],
+        authenticator: Authenticator,
+        guard: Guard,
+        allowed: AllowList | None = None,
+    ) -> None:
+        """Monitor a socket that is not bound yet, and will accept connections from a listening descriptor.
+
+        `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
+        message that has arrived was read. A listener that asks for keys has an allow-list.
+        """
+        self._allowed = allowed
+        self._allowed_version = 0 if allowed is None else allowed.version
+        self.connections: dict[int, AcceptedConnection] = {}
+        self._is_read_out = is_read_out
+        self._by_peer: dict[bytes, AcceptedConnection] = {}
+        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
+        self._socket = socket.get_monitor_socket(_EVENTS)
+        self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
+        self._listens_at = place(self._listening)
+        self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
+        self._settings = settings
+        self._refused = refused
+        self._failure: str | None = None
+        self._silenced = False
+        self._loop = asyncio.get_running_loop()
+        self._stopped = self._loop.create_future()
+        self._authenticator = authenticator
+        self.guard = guard
+        authenticator.before_answer.append(self.catch_up)
+        guard.watch(self)
+
+    def silence(self) -> None:
+        """Report nothing from now on: its owner closes the socket."""
+        self._authenticator.before_answer.remove(self.catch_up)
+        with self.guard.lock:
+            self._silenced = True
+            for connection in self.connections.values():
+                connection.close()
+            self.connections.clear()
+            self._by_peer.clear()
+            if self._listening is not None:
+                self._listening.close()
+                self._listening = None
+
+    async def stopped(self) -> None:
+        """Wait until the closed socket has sent what it had, or its linger is over."""
+        await asyncio.wait([self._stopped])
+
+    # Messages.
+
+    def read(self, frame: zmq.Frame, parts: list[bytes]) -> bytes | None:
+        """Count a message and return its peer, whose id is the first frame; None: drop the message."""
+        peer = frame.bytes
+        connection = self._by_peer.get(peer)
+        if connection is None:
+            if peer in self._cut_peers:
+                return None
+            connection = self._identify(peer, frame)
+            if connection is None:  # its connection has ended
+                return peer
+        if connection.is_cut or connection.cut_at is not None:
+            return None
+        connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
+        if not connection.is_admitted and connection.delivered > self._settings.max_unadmitted_bytes:
+            most = self._settings.max_unadmitted_bytes
+            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than {most}"
+            with self.guard.lock:
+                self.guard.cut(connection, "bytes", reason)
+            return None
+        return peer
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return a peer's identity, as the allow-list has it now."""
+        if self._allowed is None:
+            return ANONYMOUS
+        connection = self._by_peer.get(peer)
+        return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
+
+    def cut_revoked(self) -> None:
+        """Cut off the peers whose keys are no longer allowed."""
+        if self._allowed is None:
+            return
+        self._allowed.refresh()
+        if self._allowed.version == self._allowed_version:
+            return
+        self._allowed_version = self._allowed.version
+        with self.guard.lock:
+            for connection in self._by_peer.values():
+                self._check_key(connection)
+
+    def _check_key(self, connection: AcceptedConnection) -> None:
+        if self._allowed is not None and self._allowed.find(connection.public) is None:
+            self.guard.cut(connection, "key", "its key was revoked")
+
+    def admit(self, peer: bytes) -> None:
+        """Mark a peer as introduced."""
+        if (connection := self._by_peer.get(peer)) is not None:
+            connection.is_admitted = True
+
+    def disconnect(self, peer: bytes) -> None:
+        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
+        if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
+            self.guard.dismiss(connection)
+
+    def _identify(self, peer: bytes, frame: zmq.Frame) -> AcceptedConnection | None:
+        with self.guard.lock:
+            connection = self.connections.get(int(frame.get(zmq.SRCFD)))
+            # A descriptor whose connection has ended may be another's by now, whose handshake came later.
+            if connection is None or connection.peer or int(frame.get(HANDSHAKE)) <= connection.handshakes:
+                return None
+            connection.peer = peer
+            self._by_peer[peer] = connection
+            if len(peer) != _ID_BYTES or peer[0]:
+                # libzmq lets a peer choose its id: that of one that has just left, or megabytes for each message.
+                self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
+            if self._allowed is not None:
+                connection.public = str(frame.get(USER))
+                self._check_key(connection)  # it was allowed at its handshake, and may have been revoked since
+            return connection
+
+    # Events of libzmq.
+
+    def catch_up(self) -> None:
+        """Read all events of connections that are there."""
+        with self.guard.lock:
+            events: list[tuple[int, int]] = []
+            with contextlib.suppress(zmq.Again):
+                while not self._stopped.done() and not self._socket.closed:
+                    message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
+                    events.append((int(message["event"]), int(message["value"])))
+                    if len(events) == _BATCH:
+                        self._handle(events)
+                        events.clear()
+            self._handle(events)
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        # A descriptor whose connection has ended may be another's by now.
+        ended: set[int] = set()
+        is_late = []
+        for event, value in reversed(events):
+            is_late.append(event == zmq.EVENT_ACCEPTED and value in ended)
+            if event == zmq.EVENT_DISCONNECTED:
+                ended.add(value)
+            elif event == zmq.EVENT_ACCEPTED:
+                ended.discard(value)
+        for number, ((event, value), late) in enumerate(zip(events, reversed(is_late), strict=True), 1):
+            self._handle_one(event, value, late=late)
+            if number % _ACCEPTED_AT_ONCE == 0:
+                self.guard.make_room()
+        self.guard.make_room()
+        if any(event == zmq.EVENT_ACCEPT_FAILED for event, _ in events) and self._listening is not None:
+            self.report(None, "no connection can be accepted: no descriptor is left")
+            self.guard.free_descriptors(self._listening)
+
+    def _handle_one(self, event: int, value: int, *, late: bool) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._forget(value)
+            if not late and not self._silenced:
+                connection = self.guard.accept(value, self._listens_at, self._authenticator.handshakes)
+                if connection is not None:
+                    connection.report, connection.is_read_out = self.report, self._is_read_out
+                    self.connections[value] = connection
+        elif event & _FAILURES:
+            self._failure = self._why(event, value)  # the next event is this connection's end
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._report_end(self.connections.get(value))
+            self._forget(value)
+        elif event == zmq.EVENT_MONITOR_STOPPED:
+            self.guard.release(self)
+            self._socket.close()
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _report_end(self, connection: AcceptedConnection | None) -> None:
+        reason, self._failure = self._failure, None
+        if connection is not None and (connection.is_cut or connection.cut_at is not None):
+            return  # its reason was reported then
+        if reason is None and connection is None:
+            reason = "what it sent is not this protocol"
+        elif reason is None and connection is not None and not connection.was_closed_by_peer():
+            most = self._settings.max_part_bytes
+            reason = f"cut off: what it sent is not this protocol, or has a part above {most} bytes"
+        if reason is not None:
+            self.report(connection, reason)
+
+    def report(self, connection: AcceptedConnection | None, reason: str) -> None:
+        """Report why a connection was cut off."""
+        if not self._silenced:
+            name = "a peer" if connection is None else str(connection)
+            # Through the loop, so that an error of the callback is not taken for one of the monitor.
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
+
+    def _why(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "its key is not allowed"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return "its handshake is of another mechanism: one side has a key, and the other none"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            return "its handshake is for another key than this listener's"
+        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            return "its handshake is not of this protocol"
+        if value == errno.EAGAIN:
+            return "no handshake in time"
+        return "it left before the handshake was done"
+
+    def _forget(self, descriptor: int) -> None:
+        connection = self.connections.pop(descriptor, None)
+        if connection is not None:
+            if self._by_peer.get(connection.peer) is connection:
+                del self._by_peer[connection.peer]
+                if connection.is_cut or connection.cut_at is not None:
+                    self._cut_peers[connection.peer] = None
+                    if len(self._cut_peers) > _MOST_CUT:
+                        self._cut_peers.popitem(last=False)
+            connection.close()

@@ -1,0 +1,393 @@
+"""The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tokenbus.bus.addresses import TcpEndpoint, parse, parse_remote
+from tokenbus.bus.binding import Binding, bind
+from tokenbus.bus.errors import AddressError, ClosedError
+from tokenbus.bus.guard import Guard
+from tokenbus.bus.keys import ProcessKeys, raw, use_key
+from tokenbus.bus.monitor import Monitor
+from tokenbus.bus.sockets import LoopSocket
+from tokenbus.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
+from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import BusSettings
+
+_KEYS_SECONDS = 1.0
+"""How often a listener checks whether the keys of its peers are still allowed."""
+_HANDSHAKE_MS = 60_000
+_MOST_UNREAD = 64
+"""Unread messages of one peer after which backpressure stops it, long before it is cut off for their bytes."""
+_MOST_PROBES = 127
+"""Keepalive probes that Linux allows; with more it refuses the option, and libzmq refuses every connection."""
+_ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
+_FAILURES = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended it; its key may be another than bus.server_key",
+}
+_EVENTS = _ALIVE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
+_log = logger("bus")
+
+
+class SharedContext:
+    """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._authenticator: Authenticator | None = None
+        self._guard: Guard | None = None
+        self._open = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a socket is open."""
+        return self._context is not None
+
+    def socket(self, kind: int) -> "zmq.Socket[bytes]":
+        """Return a new socket."""
+        if self._context is None:
+            self._context = zmq.Context()
+        socket = self._context.socket(kind)
+        self._open += 1
+        return socket
+
+    def authenticator(self) -> Authenticator:
+        """Return the authenticator of all handshakes; a socket must be open."""
+        if self._context is None:
+            raise RuntimeError("an authenticator needs an open socket")
+        if self._authenticator is None:
+            self._authenticator = Authenticator(self._context)
+        return self._authenticator
+
+    def guard(self, settings: BusSettings) -> Guard:
+        """Return the guard of the connections to all listening sockets; a socket must be open."""
+        if self._guard is None:
+            self._guard = Guard(settings, self._now)
+        return self._guard
+
+    async def leave(self) -> None:
+        """End the context with its last socket; that waits until what was sent is out, at most for the linger."""
+        self._open -= 1
+        if self._open or self._context is None:
+            return
+        context, authenticator, guard = self._context, self._authenticator, self._guard
+        self._context = self._authenticator = self._guard = None
+        try:
+            if authenticator is not None:
+                await authenticator.close()
+            if guard is not None:
+                await guard.close()
+        finally:
+            await asyncio.to_thread(context.term)
+
+
+class ZeroMQTransport:
+    """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
+
+    def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._keys = ProcessKeys(settings)
+        # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
+        self._listening = SharedContext(now)
+        self._connecting = SharedContext(now)
+
+    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
+        """Listen at an address; `refused` is called for each peer that is refused or cut off; raises AddressError."""
+        keys = self._keys.for_listener(parse(address))
+        binding = await bind(address)
+        socket = _socket(self._listening, zmq.ROUTER, self._settings)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.IPV6, int("[" in binding.address))
+        socket.setsockopt(zmq.USE_FD, binding.descriptor)
+        socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
+        authenticator, guard = self._listening.authenticator(), self._listening.guard(self._settings)
+        allowed, server_key = None, b""
+        if keys is not None:
+            own, allowed = keys
+            use_key(socket, own)
+            socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
+            authenticator.allowed, server_key = allowed, raw(own.public)
+        listening = LoopSocket(socket, f"listener at {binding.address}")
+        monitor = Monitor(
+            socket,
+            binding.descriptor,
+            self._settings,
+            refused,
+            is_read_out=lambda: listening.is_read_out() and authenticator.is_read_out(),
+            authenticator=authenticator,
+            guard=guard,
+            allowed=allowed,
+        )
+        try:
+            socket.bind(binding.address)
+        except zmq.ZMQError as error:
+            monitor.silence()
+            listening.stop()
+            socket.close(linger=0)
+            binding.release()
+            await monitor.stopped()
+            await self._listening.leave()
+            raise AddressError(address, (error.strerror or str(error)).lower()) from None
+        binding.hand_over()
+        return ZeroMQListener(
+            listening, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
+        )
+
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> "ZeroMQConnection":
+        """Connect to an address, whether a listener is there yet or not; raises AddressError."""
+        endpoint = parse_remote(address)
+        keys = self._keys.for_connection(endpoint, server_key)
+        socket = _socket(self._connecting, zmq.DEALER, self._settings)
+        socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
+        if keys is not None:
+            use_key(socket, *keys)
+        connected = LoopSocket(socket, f"connection to {address}")
+        reconnector = Reconnector(socket, connected, address, self._settings, lost)
+        connection = ZeroMQConnection(connected, reconnector, self._settings, self._connecting)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            await connection.close()
+            raise AddressError(address, (error.strerror or str(error)).lower()) from None
+        return connection
+
+
+def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.Socket[bytes]":
+    silence = settings.heartbeat_timeout_ms
+    interval = max(1, settings.heartbeat_interval_ms // 1000)  # seconds, as the kernel counts
+    options: dict[int, int | bytes] = {
+        zmq.LINGER: settings.linger_ms,
+        zmq.SNDHWM: settings.high_water_mark,
+        zmq.RCVHWM: settings.high_water_mark,
+        zmq.MAXMSGSIZE: settings.max_part_bytes,
+        # The guard bounds the time for it. A listener that many connect to at once is slow with all of them alike: if
+        # each gave up and began anew, none would ever end.
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+        zmq.CONNECT_TIMEOUT: silence,
+        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
+        # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
+        # stream protocol's own heartbeats find processes that hang.
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: interval,
+        zmq.TCP_KEEPALIVE_INTVL: interval,
+        zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MOST_PROBES)),
+        zmq.TCP_MAXRT: silence,
+        # libzmq doubles the one up to the other, and adds nothing random: many that lost one listener would come back
+        # together, again and again.
+        zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
+        zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311
+        # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
+        # received as a message, and a browser stayed connected for ever.
+        zmq.ZAP_DOMAIN: OPEN_DOMAIN,
+    }
+    socket = context.socket(kind)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket
+
+
+class ZeroMQListener:
+    """A listening ROUTER; a peer's id is the routing id that libzmq gives its connection."""
+
+    def __init__(  # noqa: PLR0913 - `listen` makes them
+        self,
+        socket: LoopSocket,
+        binding: Binding,
+        monitor: Monitor,
+        *,
+        server_key: bytes,
+        settings: BusSettings,
+        context: SharedContext,
+    ) -> None:
+        self.address = binding.address
+        self.server_key = server_key
+        self.budget = socket.budget
+        self._socket = socket
+        self._binding = binding
+        self._monitor = monitor
+        self._max_part_bytes = settings.max_part_bytes
+        self._context = context
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        if server_key:
+            self._check_keys_soon()
+
+    async def receive(self) -> tuple[bytes, list[bytes]]:
+        """Return the next message and its peer; reads busy peers in turn."""
+        while True:
+            frame, parts = await self._socket.receive_from()
+            if (peer := self._monitor.read(frame, parts)) is not None:
+                return peer, parts
+
+    def send(self, peer: bytes, parts: Parts) -> Outcome:
+        """Send to one peer, without waiting."""
+        check_message(parts, self._max_part_bytes)
+        try:
+            self._socket.send((peer, *parts))
+        except zmq.Again:
+            return Outcome.FULL
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Outcome.GONE
+            raise
+        return Outcome.SENT
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return the identity that a peer has proved."""
+        return self._monitor.identity(peer)
+
+    def admit(self, peer: bytes) -> None:
+        """Mark a peer as introduced."""
+        self._monitor.admit(peer)
+
+    def disconnect(self, peer: bytes) -> None:
+        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
+        self._monitor.disconnect(peer)
+
+    def is_reachable(self) -> bool:
+        """Return whether new connections can reach it."""
+        return self._binding.is_reachable()
+
+    def is_read_out(self) -> bool:
+        """Tell whether every message that has arrived was received, and another receive has found none."""
+        return self._socket.is_read_out()
+
+    def usage(self) -> Usage:
+        """Return how much of the bounds is in use, by all listeners of the transport together."""
+        return self._monitor.guard.usage()
+
+    def _check_keys_soon(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_KEYS_SECONDS, self._check_keys)
+
+    def _check_keys(self) -> None:
+        self._monitor.cut_revoked()
+        self._check_keys_soon()
+
+    async def close(self) -> None:
+        """Close once what was sent is out, or after `linger_ms`; the address is free on return."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._monitor.silence()
+        self._socket.close()
+        self._binding.release()
+        try:
+            await self._monitor.stopped()
+        finally:
+            await self._context.leave()
+
+
+class ZeroMQConnection:
+    """A connecting DEALER."""
+
+    def __init__(
+        self, socket: LoopSocket, reconnector: "Reconnector", settings: BusSettings, context: SharedContext
+    ) -> None:
+        self._socket = socket
+        self._reconnector = reconnector
+        self._max_part_bytes = settings.max_part_bytes
+        self._context = context
+        self._closed = False
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message."""
+        return await self._socket.receive()
+
+    def send(self, parts: Parts) -> bool:
+        """Send, without waiting; False if the send queue is full."""
+        check_message(parts, self._max_part_bytes)
+        try:
+            self._socket.send(parts)
+        except zmq.Again:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close; what was sent still goes out, for at most `linger_ms`."""
+        if not self._closed:
+            self._closed = True
+            self._socket.stop()
+            try:
+                await self._reconnector.close()
+            finally:
+                self._socket.close()
+                await self._context.leave()
+
+
+class Reconnector:
+    """Says when a connection broke, and connects a socket again where libzmq does not.
+
+    libzmq reconnects after a broken connection, but never after one on which it received what it does not understand,
+    or a part that is too large: a worker that once reached another server would be mute until its restart.
+    """
+
+    def __init__(
+        self,
+        watched: "zmq.Socket[bytes]",
+        connection: LoopSocket,
+        address: str,
+        settings: BusSettings,
+        lost: Callable[[], None],
+    ) -> None:
+        """Monitor a socket; call this before it connects. `lost` is called when a connection broke."""
+        self._lost = lost
+        self._is_accepted = False
+        self._watched = watched
+        self._connection = connection
+        self._address = address
+        self._seconds = settings.reconnect_max_ms / 1000
+        self._socket = LoopSocket(watched.get_monitor_socket(_EVENTS), "reconnector")
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._repeated_log = DeduplicatedLog()
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop reconnecting."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watched.disable_monitor()
+        self._socket.close()
+        await self._task
+
+    async def _watch(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                self._catch_up()
+                if self._ended and self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(self._seconds, self._reconnect)
+                await self._socket.wait()
+
+    def _catch_up(self) -> None:
+        """Read libzmq's events: right after the end of a connection comes the one that it retries, or none."""
+        while (parts := self._socket.receive_now()) is not None:
+            event = zmq.Event(parse_monitor_message(parts)["event"])
+            reason = _FAILURES.get(event)
+            if reason is None:
+                self._ended = event == zmq.EVENT_DISCONNECTED
+                if self._ended and self._is_accepted:
+                    self._lost()
+                self._is_accepted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            else:
+                self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
+
+    def _reconnect(self) -> None:
+        self._timer = None
+        self._catch_up()
+        if self._ended:
+            self._ended = False
+            self._connection.connect_anew(self._address)

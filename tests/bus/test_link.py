@@ -1,0 +1,342 @@
+"""Link: carries the frames that a session sends and receives, until it is stopped."""
+
+import asyncio
+import threading
+from collections import deque
+from typing import Any
+
+import pytest
+
+from tests.services.breaking import UselessTransport
+from tests.services.builders import client_hello, settings
+from tests.support.waiting import soon, turns
+from tokenbus.bus import AddressError, Listener, Outcome
+from tokenbus.bus.link import Link, SessionState
+from tokenbus.bus.memory import MemoryTransport
+from tokenbus.bus.processor_list import ProcessorList
+from tokenbus.settings import BusSettings
+from tokenbus.testing import ManualClock
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason
+from tokenbus_services.client.requests import OpenRequests
+from tokenbus_services.client.session import ClientSession
+
+ADDRESS = "memory://link"
+
+
+class Script:
+    def __init__(self) -> None:
+        self.state = SessionState.GREETING
+        self.processor_id = "p"
+        self.handshakes = 0
+        self.refusal: Refusal | None = None
+        self.loss = ""
+        self.outstanding = 0
+        self.leaves = False
+        self.breaks: list[float] = []
+        self.to_say: deque[list[bytes]] = deque()
+        self.heard: list[tuple[list[bytes], float]] = []
+        self.wait = 3600.0
+
+    def receive(self, parts: list[bytes], now: float) -> None:
+        """Keep what came; some words have a meaning."""
+        if parts == [b"wrong"]:
+            raise ContractError("message", "right", "wrong")
+        self.heard.append((parts, now))
+        if parts == [b"done"]:
+            self.outstanding = 0
+        if parts[0] in STATES:
+            self.state = STATES[parts[0]]
+
+    def disconnected(self, now: float) -> None:
+        self.breaks.append(now)
+        self.to_say.append([b"again"])
+
+    def next_message(self, now: float) -> list[bytes] | None:
+        del now
+        return self.to_say.popleft() if self.to_say else None
+
+    def is_leaving(self, now: float) -> bool:
+        del now
+        return self.leaves
+
+    def move(self, now: float) -> list[bytes]:
+        del now
+        self.leaves = False
+        return [b"moved"]
+
+    def seconds_to_wait(self, now: float) -> float:
+        del now
+        return self.wait
+
+    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
+        del message
+        return [b"goodbye %d" % reason]
+
+
+STATES = {b"open": SessionState.OPEN, b"refuse": SessionState.REFUSED, b"greet": SessionState.GREETING}
+
+
+class Line:
+    def __init__(self, high_water_mark: int = 4) -> None:
+        self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
+        session: Any = self.script
+        self.link = Link(session, self.lock, self.clock, "worker")
+        self.transport = MemoryTransport(BusSettings(high_water_mark=high_water_mark))
+        self.listener: Listener
+        self.task: asyncio.Task[None]
+        self.peer = b""
+
+    async def start(self) -> "Line":
+        self.listener = await self.transport.listen(ADDRESS)
+        self.task = await self.link.start(self.transport, ProcessorList([ADDRESS]))
+        await turns()
+        return self
+
+    async def said(self) -> list[bytes]:
+        self.peer, parts = await soon(self.listener.receive())
+        return parts
+
+    def say(self, *parts: bytes) -> None:
+        with self.lock:
+            self.script.to_say.append(list(parts))
+            self.link.wake()
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        self.link.stop(seconds)
+        await soon(self.task)
+
+
+async def test_messages_go_out_in_order_and_come_in() -> None:
+    """What the session says arrives in order, and what comes is heard at the clock's time."""
+    line = await Line().start()
+    for word in (b"one", b"two"):
+        line.say(word, b"part")
+    assert [await line.said() for _ in range(2)] == [[b"one", b"part"], [b"two", b"part"]]
+    line.clock.advance(5.0)
+    line.listener.send(line.peer, [b"hello"])
+    await turns()
+    assert line.script.heard == [([b"hello"], 1005.0)]
+    await line.stop()
+
+
+async def test_link_goes_to_the_next_address_and_round_again() -> None:
+    line = Line()
+    line.listener = await line.transport.listen(ADDRESS)
+    other = await line.transport.listen("memory://other")
+    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, "memory://other"]))
+    for listener, following in ((line.listener, other), (other, line.listener)):
+        with line.lock:
+            line.script.leaves = True
+            line.link.wake()
+        left, parts = await soon(listener.receive())
+        assert parts == [b"moved"]
+        line.say(b"here")
+        _, parts = await soon(following.receive())
+        assert parts == [b"here"]
+        assert listener.send(left, [b"late"]) is Outcome.GONE
+    await line.stop()
+    assert (await soon(line.listener.receive()))[1] == [b"goodbye 1"]
+
+
+async def test_session_hears_that_its_connection_broke() -> None:
+    """At the clock's time, and it is asked at once for what to say; what it has left since is no news."""
+    line = Line()
+    first = await line.transport.listen(ADDRESS)
+    second = await line.transport.listen(f"{ADDRESS}-2")
+    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, f"{ADDRESS}-2"]))
+    await turns()
+    line.clock.advance(5.0)
+    await first.close()
+    assert line.script.breaks == [line.clock.now()]
+    line.listener = await line.transport.listen(ADDRESS)
+    assert await line.said() == [b"again"]
+    line.script.leaves = True
+    line.link.wake()
+    await turns()
+    await line.listener.close()
+    assert len(line.script.breaks) == 1
+    await second.close()
+    assert len(line.script.breaks) == 2
+    await line.stop()
+
+
+async def test_session_that_fails_ends_the_link() -> None:
+    line = await Line().start()
+
+    def fail(now: float) -> None:
+        raise RuntimeError(f"nothing to say at {now}")
+
+    line.script.next_message = fail  # type: ignore[method-assign]
+    line.say(b"one")
+    with pytest.raises(ExceptionGroup) as raised:
+        await soon(line.task)
+    assert raised.group_contains(RuntimeError, match="nothing to say")
+
+
+async def test_address_that_cannot_be_used_is_an_error_at_once() -> None:
+    with pytest.raises(AddressError, match="of no use"):
+        await Line().link.start(UselessTransport(BusSettings()), ProcessorList([ADDRESS]))
+
+
+async def test_session_that_is_not_woken_is_asked_in_time() -> None:
+    line = Line()
+    line.script.wait = 2.0
+    await line.start()
+    line.script.to_say.append([b"later"])
+    line.clock.advance(1.99)
+    await turns()
+    assert line.script.to_say
+    line.clock.advance(0.01)
+    assert await line.said() == [b"later"]
+    await line.stop()
+
+
+async def test_any_thread_may_wake_it() -> None:
+    line = await Line().start()
+    await asyncio.to_thread(line.say, b"from a thread")
+    assert await line.said() == [b"from a thread"]
+    assert line.link.thread_id == threading.get_ident()
+    await line.stop()
+
+
+async def test_what_arrives_has_the_session_asked_again() -> None:
+    line = await Line().start()
+    line.say(b"first")
+    await line.said()
+    await turns()
+    line.script.to_say.append([b"answer"])
+    line.listener.send(line.peer, [b"question"])
+    assert await line.said() == [b"answer"]
+    await line.stop()
+
+
+async def test_full_connection_keeps_the_message() -> None:
+    """A message that finds no room is kept and goes out later, once and in its place (case 20, 21)."""
+    line = await Line(high_water_mark=2).start()
+    words = [b"%d" % number for number in range(5)]
+    for word in words:
+        line.say(word)
+    await turns()
+    found = []
+    for _ in words:
+        found.append(await line.said())
+        line.clock.advance(0.01)
+    assert found == [[word] for word in words]
+    await line.stop()
+
+
+async def test_wrong_frame_is_counted_and_nothing_else() -> None:
+    line = await Line().start()
+    line.say(b"here")
+    await line.said()
+    for word in (b"wrong", b"right"):
+        line.listener.send(line.peer, [word])
+    await turns()
+    assert line.link.refused_frames == 1
+    assert [parts for parts, _ in line.script.heard] == [[b"right"]]
+    await line.stop()
+
+
+async def test_stopping_says_goodbye() -> None:
+    """With nothing left to wait for, a link that is stopped says goodbye and ends, without an error (case 21)."""
+    line = await Line().start()
+    await line.stop(60.0)
+    assert await line.said() == [b"goodbye %d" % GoodbyeReason.GOODBYE_REASON_STOPPED]
+
+
+async def test_stopping_waits_for_answers() -> None:
+    """A link that is stopped goes on until all was answered; time alone ends it only at the drain's end."""
+    line = await Line().start()
+    line.script.outstanding = 1
+    line.say(b"last words")
+    await line.said()
+    line.link.stop(2.0)
+    await turns()
+    line.clock.advance(1.99)
+    await turns()
+    assert not line.task.done()
+    line.listener.send(line.peer, [b"done"])
+    await soon(line.task)
+
+
+@pytest.mark.parametrize(("outstanding", "seconds", "logged"), [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
+async def test_what_was_not_answered_is_logged(
+    caplog: pytest.LogCaptureFixture, outstanding: int, seconds: int, logged: int
+) -> None:
+    """What a drain has waited for in vain is logged; who is not to wait knows it."""
+    line = await Line().start()
+    line.script.outstanding = outstanding
+    line.link.stop(seconds)
+    await turns()
+    line.clock.advance(seconds)
+    await soon(line.task)
+    assert caplog.text.count("drain timed out") == logged
+
+
+async def test_drain_ends_on_time() -> None:
+    line = await Line().start()
+    line.script.outstanding = 1
+    line.link.stop(2.0)
+    await turns()
+    line.clock.advance(1.99)
+    await turns()
+    assert not line.task.done()
+    line.clock.advance(0.01)
+    await soon(line.task)
+
+
+async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """That a processor refused, or was connected, or asks for a new handshake, can be read in the log."""
+    caplog.set_level("INFO")
+    line = await Line().start()
+    line.script.refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="too wide")
+    line.say(b"here")
+    await line.said()
+    for word in (b"refuse", b"open", b"open", b"greet"):
+        line.listener.send(line.peer, [word])
+        await turns()
+    await line.stop()
+    texts = [record.getMessage().split(" ")[0] for record in caplog.records]
+    assert texts == ["refused", "connected", "processor"]
+    assert "too wide" in caplog.text
+
+
+async def test_lost_processor_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    line = Line()
+    requests = OpenRequests(100, 60.0)
+    client = ClientSession(client_hello(), requests, settings().limits, interval=1.0, timeout=3.0)
+    line.link = Link(client, line.lock, line.clock, "client")
+    await line.start()
+
+    async def welcome() -> None:
+        while not read_frame(ClientFrame, (await line.said())[0]).HasField("hello"):
+            pass
+        welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
+        line.listener.send(line.peer, [write_frame(ServerFrame(welcome=welcome))])
+        await turns()
+
+    await welcome()
+    goodbye = Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING, message="it restarts")
+    line.listener.send(line.peer, [write_frame(ServerFrame(goodbye=goodbye))])
+    await turns()
+    line.clock.advance(1.0)
+    await welcome()
+    for _ in range(4):
+        line.clock.advance(1.0)
+        await turns()
+    await line.stop()
+    assert 'processor lost reason="it closes: it restarts"' in caplog.text
+    assert 'processor lost reason="silent for 4000 ms"' in caplog.text
+    assert "asks for a new handshake" not in caplog.text
+
+
+async def test_waking_or_stopping_what_does_not_run_is_harmless() -> None:
+    line = await Line().start()
+    await line.stop()
+    line.say(b"too late")
+    line.link.stop(1.0)
+    await turns()
+    assert line.script.to_say
