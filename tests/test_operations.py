@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
+from tests.metrics.running import FAMILIES
 from tests.pages import ROOT, blocks
-from tests.services.metrics.running import FAMILIES
 from tokenbus.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenbus.metrics.processor import serve_processor
 from tokenbus.settings import Settings
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.serving import serve
-from tokenbus_services.metrics.processor import serve_processor
 from tokenbus_services.processor import Processor
 
 _DESCRIPTION = """\

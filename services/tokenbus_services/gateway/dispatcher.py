@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.metrics.families import Histogram
 from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
@@ -20,7 +21,6 @@ from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.event_writer import EventWriter, Left
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.metrics.families import Histogram
 
 _log = logger("gateway")
 _ENDS = frozenset(map(int, FINISHED))

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tokenbus.logs import DeduplicatedLog
+from tokenbus.metrics.families import Histogram
+from tokenbus.metrics.health import Health, LoopWatch, stalled
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
@@ -22,8 +24,6 @@ from tokenbus_services.gateway.fairness import BodyRoom
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.metrics.families import Histogram
-from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

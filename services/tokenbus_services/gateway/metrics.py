@@ -6,9 +6,9 @@ from typing import TypeVar
 from prometheus_client.exposition import generate_latest
 
 from tokenbus.bus.link import SessionState
+from tokenbus.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
 from tokenbus_services.gateway.fairness import MOST_WAITING
 from tokenbus_services.gateway.gateway import Gateway, ModelCounts
-from tokenbus_services.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
 
 T = TypeVar("T", float, Histogram)
 

@@ -13,6 +13,7 @@ from typing import cast
 import uvicorn
 
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.metrics.server import MetricsServer, listen
 from tokenbus.open_files import room_for
 from tokenbus.settings import GatewaySettings, Settings, SettingsError
 from tokenbus_services.gateway.acceptor import Acceptor
@@ -20,7 +21,6 @@ from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.gateway import Gateway, gateway_of
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
-from tokenbus_services.metrics.server import MetricsServer, listen
 
 _log = logger("gateway")
 _LARGEST_BUFFER = 2**30

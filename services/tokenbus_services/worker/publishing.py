@@ -41,7 +41,7 @@ def publisher_client(
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):
         process = PublisherProcess(settings, vocabulary_size=vocabulary_size, model=model, in_background=in_background)
         return stack.enter_context(process)
-    from tokenbus_services.metrics.publisher import serve_publisher  # noqa: PLC0415 - slow, and only threads need it
+    from tokenbus.metrics.publisher import serve_publisher  # noqa: PLC0415 - slow, and only threads need it
 
     publisher = Publisher(settings, vocabulary_size=vocabulary_size, model=model)
     stack.enter_context(serve_publisher(publisher))

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from tokenbus.bus import Transport, transport_for
 from tokenbus.clock import SystemClock
 from tokenbus.logs import configure, logger
+from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ruamel.yaml import YAML
 
+from tests.metrics.running import Bus, Scrape
 from tests.pages import ROOT
 from tests.services.durable_log.using import (
     JETSTREAM,
@@ -24,7 +25,6 @@ from tests.services.durable_log.using import (
     told,
     whole,
 )
-from tests.services.metrics.running import Bus, Scrape
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until

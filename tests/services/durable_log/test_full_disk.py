@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.metrics.running import Bus
 from tests.services.durable_log.using import (
     JETSTREAM,
     full,
@@ -22,7 +23,6 @@ from tests.services.durable_log.using import (
     told,
     whole,
 )
-from tests.services.metrics.running import Bus
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.small_disk import why_no_small_disk

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.metrics.running import Bus, settings
 from tests.services.durable_log.using import (
     SMALL,
     kept,
@@ -19,7 +20,6 @@ from tests.services.durable_log.using import (
     writer_of,
     written,
 )
-from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.metrics.running import Bus, settings
 from tests.services.durable_log.using import (
     JETSTREAM,
     SMALL,
@@ -23,7 +24,6 @@ from tests.services.durable_log.using import (
     write,
     writer_of,
 )
-from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until

@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 from nats.js.api import StreamConfig
 
+from tests.metrics.running import Bus, Scrape, scrape, settings
 from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
-from tests.services.metrics.running import Bus, Scrape, scrape, settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, until
+from tokenbus.metrics.health import Health, LoopWatch
+from tokenbus.metrics.processor import processor_collector, processor_health
+from tokenbus.metrics.view import StepTimes
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogStream
 from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.items import StreamItem
-from tokenbus_services.metrics.health import Health, LoopWatch
-from tokenbus_services.metrics.processor import processor_collector, processor_health
-from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor import Processor
 
 

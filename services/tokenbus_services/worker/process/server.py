@@ -12,11 +12,11 @@ import numpy as np
 from tokenbus.bus import Transport
 from tokenbus.clock import Clock
 from tokenbus.logs import logger
+from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.settings import SECTIONS, Settings
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
-from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import Model
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError

@@ -15,14 +15,14 @@ from prometheus_client.registry import Collector
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.metrics.families import Family
+from tokenbus.metrics.processor import PROCESSOR
+from tokenbus.metrics.publisher import PUBLISHER
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
-from tokenbus_services.metrics.families import Family
-from tokenbus_services.metrics.processor import PROCESSOR
-from tokenbus_services.metrics.publisher import PUBLISHER
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter

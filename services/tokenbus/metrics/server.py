@@ -24,7 +24,7 @@ from tokenbus.bus.binding import bind
 from tokenbus.bus.errors import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.loop_thread import start_loop_thread
-from tokenbus_services.metrics.health import Health, LoopWatch
+from tokenbus.metrics.health import Health, LoopWatch
 
 _log = logger("metrics")
 _SCHEME = "tcp://"

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from tests.services.metrics.test_speculation import rows
+from tests.metrics.test_speculation import rows
+from tokenbus.metrics.families import Histogram
+from tokenbus.metrics.health import LoopWatch
+from tokenbus.metrics.view import StepTimes
 from tokenbus.testing import ManualClock
 from tokenbus_services.delivery import PendingAck, Step
-from tokenbus_services.metrics.families import Histogram
-from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.view import StepTimes
 
 
 def test_histogram_counts_up_to_each_bound() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.metrics.running import FAMILIES
 from tests.pages import ROOT
-from tests.services.metrics.running import FAMILIES
 from tokenbus_services.gateway.metrics import VLLM
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.metrics.running import FAMILIES, Bus, Scrape, scrape, settings
-from tests.services.metrics.test_speculation import rows
+from tests.metrics.running import FAMILIES, Bus, Scrape, scrape, settings
+from tests.metrics.test_speculation import rows
 from tests.support.waiting import until
 from tokenbus.bus import ANONYMOUS
+from tokenbus.metrics.families import Family
+from tokenbus.metrics.health import LoopWatch
+from tokenbus.metrics.processor import PROCESSOR, processor_collector
+from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
+from tokenbus.metrics.view import StepTimes
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.metrics.families import Family
-from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.processor import PROCESSOR, processor_collector
-from tokenbus_services.metrics.publisher import PUBLISHER, publisher_collector
-from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.worker import RetentionFullError
 
 UNITS = re.compile(

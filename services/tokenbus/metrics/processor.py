@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenbus.metrics.families import Family, FamilyCollector, Samples, event_loop_lag, families, fill_ratio
+from tokenbus.metrics.health import Health, LoopWatch, stalled
+from tokenbus.metrics.server import MetricsServer
+from tokenbus.metrics.view import ProcessorView, StepTimes
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, event_loop_lag, families, fill_ratio
-from tokenbus_services.metrics.health import Health, LoopWatch, stalled
-from tokenbus_services.metrics.server import MetricsServer
-from tokenbus_services.metrics.view import ProcessorView, StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.requests import State
 from tokenbus_services.processor.session import Session

@@ -13,17 +13,17 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tests.services.metrics.running import Bus, Scrape, settings
+from tests.metrics.running import Bus, Scrape, settings
 from tests.support.waiting import MOST, until
 from tokenbus.bus import AddressError
 from tokenbus.bus.link import SessionState
+from tokenbus.metrics.health import Health, LoopWatch
+from tokenbus.metrics.processor import serve_processor
+from tokenbus.metrics.publisher import publisher_health, serve_publisher
+from tokenbus.metrics.server import _MOST_CONNECTIONS, MetricsServer
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.delivery import Step
-from tokenbus_services.metrics.health import Health, LoopWatch
-from tokenbus_services.metrics.processor import serve_processor
-from tokenbus_services.metrics.publisher import publisher_health, serve_publisher
-from tokenbus_services.metrics.server import _MOST_CONNECTIONS, MetricsServer
 
 
 def get(url: str) -> tuple[int, str, str]:

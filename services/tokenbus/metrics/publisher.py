@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenbus.bus.link import SessionState
-from tokenbus_services.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
-from tokenbus_services.metrics.health import Health, LoopWatch, stalled
-from tokenbus_services.metrics.server import MetricsServer
+from tokenbus.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
+from tokenbus.metrics.health import Health, LoopWatch, stalled
+from tokenbus.metrics.server import MetricsServer
 from tokenbus_services.worker import Publisher
 
 

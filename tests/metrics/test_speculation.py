@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.metrics.running import Bus, scrape
+from tests.metrics.running import Bus, scrape
 from tests.support.waiting import until
+from tokenbus.metrics.health import LoopWatch
+from tokenbus.metrics.processor import processor_collector
+from tokenbus.metrics.view import StepTimes
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.processor import processor_collector
-from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor.speculation import MOST_HEADS, Speculation
 
 

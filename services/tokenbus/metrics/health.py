@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenbus_services.metrics.families import Histogram
+from tokenbus.metrics.families import Histogram
 
 
 class LoopWatch:
