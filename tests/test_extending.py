@@ -18,12 +18,12 @@ from tests.pages import blocks, module_of
 from tests.support.processes import start
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.delivery import RequestFailedError, Step
+from tokenbus.delivery.step import Token
 from tokenbus.settings import Settings
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.client import Client, Generation
-from tokenbus_services.delivery import RequestFailedError, Step
-from tokenbus_services.delivery.step import Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker.run import serve_engine
 

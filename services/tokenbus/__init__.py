@@ -16,6 +16,8 @@ from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
     from tokenbus.bus import AddressError
+    from tokenbus.delivery import RequestFailedError, Step
+    from tokenbus.delivery.step import TokenExtras
     from tokenbus.settings import Settings, SettingsError
     from tokenbus_contracts import (
         BatchHeader,
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.client.weight_spans import WeightSpan
-    from tokenbus_services.delivery import RequestFailedError, Step
-    from tokenbus_services.delivery.step import TokenExtras
     from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.items import RecordingError, StreamItem, read_recording
@@ -137,8 +137,8 @@ _HOMES = {
     "tokenbus.bus": "AddressError",
     "tokenbus_services.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
     "StructuredOutput Token connect",
-    "tokenbus_services.delivery": "RequestFailedError Step",
-    "tokenbus_services.delivery.step": "TokenExtras",
+    "tokenbus.delivery": "RequestFailedError Step",
+    "tokenbus.delivery.step": "TokenExtras",
     "tokenbus_services.client.weight_spans": "WeightSpan",
     "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",

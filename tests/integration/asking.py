@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from tests.integration.audit import Audit
 from tests.support.waiting import soon, until
+from tokenbus.delivery import RequestFailedError
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client, Generation
-from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.processor import Processor
 
 

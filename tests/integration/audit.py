@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tokenbus.delivery import RequestFailedError
 from tokenbus_contracts import Row, Scoring
 from tokenbus_engines import synthetic
-from tokenbus_services.delivery import RequestFailedError
 
 
 @dataclass(slots=True)

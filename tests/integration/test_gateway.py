@@ -15,9 +15,9 @@ from tests.integration.deployment import COMMAND
 from tests.integration.serving import Served, answers, asking, error_of, is_true, plainly, served
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, until
+from tokenbus.delivery.step import extras_by_token
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.synthetic import true_extras
-from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 

@@ -12,6 +12,7 @@ from tests.metrics.running import FAMILIES, Bus, Scrape, scrape, settings
 from tests.metrics.test_speculation import rows
 from tests.support.waiting import until
 from tokenbus.bus import ANONYMOUS
+from tokenbus.delivery import RequestFailedError
 from tokenbus.metrics.families import Family
 from tokenbus.metrics.health import LoopWatch
 from tokenbus.metrics.processor import PROCESSOR, processor_collector
@@ -19,7 +20,6 @@ from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus.metrics.view import StepTimes
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
-from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.worker import RetentionFullError
 
 UNITS = re.compile(

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from tests.metrics.test_speculation import rows
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.metrics.families import Histogram
 from tokenbus.metrics.health import LoopWatch
 from tokenbus.metrics.view import StepTimes
 from tokenbus.testing import ManualClock
-from tokenbus_services.delivery import PendingAck, Step
 
 
 def test_histogram_counts_up_to_each_bound() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.settings import settings_of
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.settings import Settings
 from tokenbus.testing import RowShape, batch, batches
 from tokenbus_contracts import (
@@ -20,7 +21,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MINOR
 from tokenbus_engines import synthetic
-from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.worker import StepArrays
 
 WORKER, EPOCH = batches.WORKER, batches.EPOCH

@@ -10,6 +10,8 @@ import numpy as np
 
 from tests.services.network import Network, Wire
 from tokenbus.bus.link import ReconnectingSession
+from tokenbus.delivery import RequestFailedError, Token
+from tokenbus.delivery.step import TokenLists
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
@@ -22,8 +24,6 @@ from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.client.tokens import RequestTokens
-from tokenbus_services.delivery import RequestFailedError, Token
-from tokenbus_services.delivery.step import TokenLists
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop

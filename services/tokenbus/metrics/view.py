@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from tokenbus.bus import Usage
+from tokenbus.delivery import Step
 from tokenbus.metrics.families import Histogram
 from tokenbus.metrics.health import LoopWatch
-from tokenbus_services.delivery import Step
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts

@@ -5,10 +5,10 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.slots import SlotMap, Slots
+from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import worker_hash
-from tokenbus_services.delivery.slots import SlotMap, Slots
-from tokenbus_services.delivery.step import Step
 
 MOST_POSITION = 2**31 - 1
 """The largest position that a Resume can name; a row's last token may lie beyond it."""

@@ -11,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.bus.link import SessionState
+from tokenbus.delivery import PendingAck, RequestFailedError, Step
+from tokenbus.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
+from tokenbus.delivery.slots import Slots
+from tokenbus.delivery.step import FINISHED
 from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
@@ -29,10 +33,6 @@ from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.client.tokens import RequestTokens, stop_of
 from tokenbus_services.client.waiter import WakeUps
 from tokenbus_services.client.weight_spans import WeightSpans
-from tokenbus_services.delivery import PendingAck, RequestFailedError, Step
-from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
-from tokenbus_services.delivery.slots import Slots
-from tokenbus_services.delivery.step import FINISHED
 
 if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from tokenbus.delivery import RequestFailedError
+from tokenbus.delivery.errors import code_name
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.delivery.errors import code_name
 
 MODEL_NOT_FOUND = "model_not_found"
 _KINDS = {429: "overloaded_error", 503: "overloaded_error"}

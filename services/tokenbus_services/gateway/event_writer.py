@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_services.delivery.slots import SlotMap
+from tokenbus.delivery.slots import SlotMap
 from tokenbus_services.gateway import native
 from tokenbus_services.gateway.native import Form, place_of
 from tokenbus_services.gateway.rendered_step import RenderedStep

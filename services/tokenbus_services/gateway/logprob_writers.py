@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 
+from tokenbus.delivery.step import TokenExtras as Extras
+from tokenbus.delivery.step import extras_by_token
 from tokenbus_contracts import PromptScores
-from tokenbus_services.delivery.step import TokenExtras as Extras
-from tokenbus_services.delivery.step import extras_by_token
 from tokenbus_services.gateway.event_writer import EventStream
 from tokenbus_services.gateway.prompt_writers import characters_of, echoed_lists
 from tokenbus_services.gateway.rendered_step import RenderedStep

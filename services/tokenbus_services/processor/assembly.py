@@ -7,10 +7,10 @@ from math import inf
 
 import numpy as np
 
+from tokenbus.delivery.ack_tracker import PendingAck
+from tokenbus.delivery.step import LEAVES, Step
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
-from tokenbus_services.delivery.ack_tracker import PendingAck
-from tokenbus_services.delivery.step import LEAVES, Step
 from tokenbus_services.processor.stream import Fate
 
 

@@ -8,6 +8,8 @@ from math import inf
 from google.protobuf.message import DecodeError
 
 from tokenbus.bus import Identity, Outcome, Role
+from tokenbus.delivery import AckTracker, PendingAck
+from tokenbus.delivery.errors import request_error
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
@@ -23,8 +25,6 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
-from tokenbus_services.delivery import AckTracker, PendingAck
-from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
 from tokenbus_services.processor.dispatch import Dispatch

@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery import PendingAck
 from tokenbus_contracts import Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.wire import write
-from tokenbus_services.delivery import PendingAck
 
 RequestIds = npt.NDArray[np.uint64]
 OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from math import inf
 
 from tokenbus.bus.handoff_tickets import new_ticket
+from tokenbus.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus.settings import Settings
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import bounds_in
-from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.workers import Worker, Workers

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
-from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.processor.client_connections import ClientConnections
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.refused_messages import RefusedMessages

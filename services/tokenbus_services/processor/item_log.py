@@ -8,8 +8,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Self
 
+from tokenbus.delivery import PendingAck
 from tokenbus.settings import Settings, SettingsError
-from tokenbus_services.delivery import PendingAck
 from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
 from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.items import StreamItem

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tokenbus.delivery.errors import brief
 from tokenbus.logs import logger
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
-from tokenbus_services.delivery.errors import brief
 from tokenbus_services.processor.client_frames import Frame
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.workers import Worker, Workers

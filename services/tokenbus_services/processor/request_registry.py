@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.clock import Clock
+from tokenbus.delivery import AckTracker, PendingAck
+from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
-from tokenbus_services.delivery import AckTracker, PendingAck
-from tokenbus_services.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus_services.processor.requests import (
     NO_OWNER,
     NO_STREAM,

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.ack_tracker import PendingAck
+from tokenbus.delivery.slots import SlotMap, Slots
+from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
-from tokenbus_services.delivery.ack_tracker import PendingAck
-from tokenbus_services.delivery.slots import SlotMap, Slots
-from tokenbus_services.delivery.step import Step
 from tokenbus_services.processor.stream import StreamCounts
 
 NO_STREAM = -1

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tokenbus.delivery import PendingAck
+from tokenbus.delivery.errors import request_error
+from tokenbus.delivery.step import FINISHED
 from tokenbus.logs import logger
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import PendingAck
-from tokenbus_services.delivery.errors import request_error
-from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.client_frames import RequestIds
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request, client_payer

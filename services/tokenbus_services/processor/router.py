@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery.slots import Slots
+from tokenbus.delivery.step import LEAVES
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
-from tokenbus_services.delivery import AckTracker, PendingAck, Step
-from tokenbus_services.delivery.slots import Slots
-from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
     UNCLAIMED,

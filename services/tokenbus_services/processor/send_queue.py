@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from tokenbus_services.delivery import AckTracker
+from tokenbus.delivery import AckTracker
 from tokenbus_services.processor.client_frames import Frame, RequestIds
 
 

@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery.slots import Slots
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
-from tokenbus_services.delivery import AckTracker, PendingAck, Step
-from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.requests import Request, RequestTable

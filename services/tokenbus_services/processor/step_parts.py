@@ -7,11 +7,11 @@ from itertools import islice, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.slots import Slots
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule
 from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.wire import deal, write_parts
-from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.processor.client_frames import room_in
 
 Rows = npt.NDArray[np.intp]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tokenbus_services.delivery import Step
+from tokenbus.delivery import Step
 
 
 class StepQueue:

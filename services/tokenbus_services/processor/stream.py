@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from zlib import crc32
 
+from tokenbus.delivery.ack_tracker import AckTracker
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import ContractError, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Credit, GapReason, Hello, Item, PayloadKind
 from tokenbus_contracts.limits import Limits
-from tokenbus_services.delivery.ack_tracker import AckTracker
 from tokenbus_services.processor.speculation import Speculation
 
 

@@ -1,7 +1,7 @@
 """Rows whose request no client has claimed yet: after a restart, workers may be back before clients."""
 
-from tokenbus_services.delivery import Step
-from tokenbus_services.delivery.slots import Slots
+from tokenbus.delivery import Step
+from tokenbus.delivery.slots import Slots
 from tokenbus_services.processor.requests import Request, RequestTable
 from tokenbus_services.processor.step_parts import Part
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from tokenbus.bus import Identity, Outcome
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts.generated.request_pb2 import Abort
 from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, VoidTicket
-from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.connections import KnownPeer, Peers
 from tokenbus_services.processor.requests import Source

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from tokenbus.delivery.errors import brief
 from tokenbus.logs import logger
 from tokenbus_contracts.generated.control_pb2 import (
     Control,
@@ -15,7 +16,6 @@ from tokenbus_contracts.generated.control_pb2 import (
     WeightTransferStage,
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery.errors import brief
 from tokenbus_services.worker.engine import ControlledEngine, Engine, EngineBrokenError
 
 _log = logger("worker")

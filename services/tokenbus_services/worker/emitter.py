@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.step import LEAVES
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
-from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.worker.active import ActiveRequests
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError

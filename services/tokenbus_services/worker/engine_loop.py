@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable, Iterable
 
 from tokenbus.clock import SystemClock
+from tokenbus.delivery.errors import brief
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
-from tokenbus_services.delivery.errors import brief
 from tokenbus_services.worker.client import PublisherClient
 from tokenbus_services.worker.command_runner import CommandRunner
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError, ScoresTokens

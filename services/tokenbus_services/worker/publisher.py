@@ -16,6 +16,8 @@ from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import Link
 from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import Clock
+from tokenbus.delivery.errors import brief
+from tokenbus.delivery.step import LEAVES
 from tokenbus.loop_thread import start_loop_thread
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
@@ -32,8 +34,6 @@ from tokenbus_contracts.generated.request_pb2 import (
 )
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
-from tokenbus_services.delivery.errors import brief
-from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention

@@ -19,6 +19,7 @@ from tests.engines.fastdeploy.saving_program import start, wait_until_done
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
+from tokenbus.delivery import RequestFailedError
 from tokenbus_contracts import (
     BatchKind,
     Limits,
@@ -38,7 +39,6 @@ from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.client import Client
-from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
 from tokenbus_services.worker.process.client import PublisherProcess

@@ -8,11 +8,11 @@ from pathlib import Path
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
+from tokenbus.delivery import RequestFailedError, Token
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 from tokenbus_services.client import Client, Generation
-from tokenbus_services.delivery import RequestFailedError, Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter

@@ -8,12 +8,12 @@ from tests.services.builders import generate_of, ids
 from tests.services.client.peer import HELLO_FIRST, TIMEOUT, opened
 from tests.services.client.test_client import meeting, taken
 from tests.support.waiting import soon, turns
+from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
-from tokenbus_services.delivery import RequestFailedError
 
 DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
 GRACE_MS = int(TIMEOUT * 1000)

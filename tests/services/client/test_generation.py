@@ -11,6 +11,7 @@ from tests.services.builders import generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, opened
 from tests.services.client.test_client import FINISHED, Processor, meeting, taken
 from tests.support.waiting import soon, turns
+from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame, WatchedStream
@@ -28,7 +29,6 @@ from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.client import Client, Generation, RequestEnd, RequestParameters, StepRows
 from tokenbus_services.client import StructuredOutput as FormArgument
 from tokenbus_services.client.parameters import request_of
-from tokenbus_services.delivery import RequestFailedError
 
 ABORTED = RowStatus.ABORTED
 

@@ -4,10 +4,10 @@ import pytest
 
 from tests.services.builders import generate_of
 from tests.services.client.peer import opened
+from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import RequestFailedError
 
 TAKEN_UP = RequestError(
     request_key=5, code=ErrorCode.ERROR_CODE_TAKEN_UP, message="another connection has it", emitted_tokens=9

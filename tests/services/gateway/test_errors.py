@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.services.builders import settings
+from tokenbus.delivery import RequestFailedError
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.gateway.answer import WholeAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import Reader

@@ -8,11 +8,11 @@ import pytest
 
 from tests.services.builders import settings
 from tests.services.gateway.rendering import Steps, chunks, said, spelled
+from tokenbus.delivery import RequestFailedError
+from tokenbus.delivery.errors import request_error
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.gateway.completion_request import CompletionRequest, Reader
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.openai_format import GenerateFormat

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.services.builders import generate_of, row_values, settings, step_of
+from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery.slots import Slots
+from tokenbus.delivery.step import FINISHED
 from tokenbus.settings import ProcessorSettings
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
-from tokenbus_services.delivery import AckTracker, PendingAck, Step
-from tokenbus_services.delivery.slots import Slots
-from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import MOST_EARLY, RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Source
 from tokenbus_services.processor.step_parts import Part

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.builders import EPOCH, WORKER, row_values, settings, values_by_key
+from tokenbus.delivery import Step
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, SpeculativeMethod
 from tokenbus_contracts.generated.enums import SpeculativeMethod as Method
-from tokenbus_services.delivery import Step
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.stream import Fate
 

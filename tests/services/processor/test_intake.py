@@ -6,12 +6,12 @@ import pytest
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import encoded, generate_of
+from tokenbus.delivery import Step
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, WorkerFrame
-from tokenbus_services.delivery import Step
 from tokenbus_services.processor.step_queue import StepQueue
 
 FINISHED = RowStatus.FINISHED_LENGTH

@@ -4,10 +4,10 @@ import pytest
 
 from tests.services.builders import generate_of
 from tests.services.processor.settling import Table, source
+from tokenbus.delivery import Step
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import Step
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, UNCLAIMED, UNROUTED, Request, State
 
 FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF

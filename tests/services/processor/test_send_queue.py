@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.services.builders import settings
+from tokenbus.delivery import PendingAck
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import PendingAck
 from tokenbus_services.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus_services.processor.send_queue import Budget, SendQueue
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.services.processor.live import running
 from tests.support.waiting import soon, turns
+from tokenbus.delivery import RequestFailedError, Step, Token
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_services.client.tokens import RequestTokens
-from tokenbus_services.delivery import RequestFailedError, Step, Token
 from tokenbus_services.processor import Processor
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED

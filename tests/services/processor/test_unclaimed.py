@@ -3,9 +3,9 @@
 import numpy as np
 
 from tests.services.builders import step_of
+from tokenbus.delivery import PendingAck
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
-from tokenbus_services.delivery import PendingAck
 from tokenbus_services.processor.requests import Deadline, Request, RequestTable, State
 from tokenbus_services.processor.step_parts import StepParts
 from tokenbus_services.processor.unclaimed import UnclaimedRows

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.errors import brief
+from tokenbus.delivery.step import LEAVES
 from tokenbus.settings import Settings
 from tokenbus_contracts import BatchKind, ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
-from tokenbus_services.delivery.errors import brief
-from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.worker.active import ActiveRequests
 from tokenbus_services.worker.errors import NotRunningError
 from tokenbus_services.worker.process import arrays

@@ -21,12 +21,12 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
+from tokenbus.delivery import Step
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm import scheduler
 from tokenbus_engines.vllm.published import own_class
 from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
 from tokenbus_services.client import Client
-from tokenbus_services.delivery import Step
 from tokenbus_services.processor import Processor
 
 OURS = "tokenbus_engines.vllm.scheduler"

@@ -9,11 +9,11 @@ import pytest
 
 from tests.services.worker.process.apart import Apart, apart
 from tests.support.waiting import MOST, until
+from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import true_tokens
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
 from tokenbus_engines.synthetic import true_prompt_scores
 from tokenbus_services.client import Client, Operator
-from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.worker import NotRunningError, StepArrays
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.process import handover

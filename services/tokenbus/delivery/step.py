@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tokenbus.delivery.ack_tracker import PendingAck
 from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.extras import Extras
-from tokenbus_services.delivery.ack_tracker import PendingAck
 
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
 """The statuses of a request's last row."""

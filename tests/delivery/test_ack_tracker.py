@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_services.delivery import AckTracker, PendingAck
+from tokenbus.delivery import AckTracker, PendingAck
 
 
 def held(*sequences: int) -> tuple[AckTracker, list[PendingAck]]:
