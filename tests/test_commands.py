@@ -43,7 +43,7 @@ NOT_RUN = {
     "tests/examples runs these programs, on every golden message and on a system of its own": (
         *("make examples", "node examples/node/"),
     ),
-    "it needs NATS; tests/services/durable_log runs such lines on servers": (
+    "it needs NATS; tests/recordings/durable_log runs such lines on servers": (
         *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
     ),
     "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
@@ -87,8 +87,8 @@ EXAMPLES = {
     "docs/extending.md": "tests/test_extending.py",
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
-    "docs/log.md": "tests/services/durable_log/test_reader.py",
-    "docs/recording.md": "tests/services/test_recording.py",
+    "docs/log.md": "tests/recordings/durable_log/test_reader.py",
+    "docs/recording.md": "tests/recordings/test_recording.py",
     "docs/testing.md": "tests/tokenbus/testing/test_plugin.py",
     "docs/training.md": "tests/engines/vllm/real/test_training.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",

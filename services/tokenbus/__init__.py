@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tokenbus.bus import AddressError
     from tokenbus.delivery import RequestFailedError, Step
     from tokenbus.delivery.step import TokenExtras
+    from tokenbus.recordings.durable_log.reader import read_log
+    from tokenbus.recordings.durable_log.stream import LogError
+    from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
     from tokenbus.settings import Settings, SettingsError
     from tokenbus_contracts import (
         BatchHeader,
@@ -54,9 +57,6 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.client.weight_spans import WeightSpan
-    from tokenbus_services.durable_log.reader import read_log
-    from tokenbus_services.durable_log.stream import LogError
-    from tokenbus_services.items import RecordingError, StreamItem, read_recording
     from tokenbus_services.processor import Processor
     from tokenbus_services.worker import (
         Engine,
@@ -140,9 +140,9 @@ _HOMES = {
     "tokenbus.delivery": "RequestFailedError Step",
     "tokenbus.delivery.step": "TokenExtras",
     "tokenbus_services.client.weight_spans": "WeightSpan",
-    "tokenbus_services.durable_log.reader": "read_log",
-    "tokenbus_services.durable_log.stream": "LogError",
-    "tokenbus_services.items": "RecordingError StreamItem read_recording",
+    "tokenbus.recordings.durable_log.reader": "read_log",
+    "tokenbus.recordings.durable_log.stream": "LogError",
+    "tokenbus.recordings.items": "RecordingError StreamItem read_recording",
     "tokenbus_services.processor": "Processor",
     "tokenbus.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "

@@ -8,12 +8,12 @@ import pytest
 
 from tests.integration.asking import all_exact, ask, begun
 from tests.integration.deployment import COMMAND, Deployment
-from tests.services.durable_log.using import read
+from tests.recordings.durable_log.using import read
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import until
+from tokenbus.recordings.items import StreamItem
 from tokenbus_services.client import Client
-from tokenbus_services.items import StreamItem
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.integration.asking import all_exact, ask
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.test_durable_log import check_order, tokens_of
-from tests.services.durable_log.using import read
+from tests.recordings.durable_log.using import read
 from tests.support.nats import NatsServer
 from tests.support.waiting import until
 from tokenbus_services.client import Client

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.support.nats import NatsServer
 from tests.support.small_disk import SmallDisk
 from tests.support.waiting import until
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
 from tokenbus.settings import Settings
-from tokenbus_services.durable_log.stream import LogError, LogStream
 
 _CONFIG = """\
 server_name: {name}

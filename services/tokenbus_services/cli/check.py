@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
 from tokenbus.printable import printable, reason_of
+from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
 from tokenbus_services.cli.tap import batch_values, row_values
-from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenbus.printable import printable
+from tokenbus.recordings.items import RecordingError, read_recording
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.items import RecordingError, read_recording
 from tokenbus_services.terminal import Progress
 
 if TYPE_CHECKING:
-    from tokenbus_services.parquet import TokenFile
+    from tokenbus.recordings.parquet import TokenFile
 
 _DESCRIPTION = """\
 Write a recording as a Parquet file, which pyarrow, DuckDB, pandas and Hugging Face's datasets read: a row for each
@@ -56,7 +56,7 @@ def unfinished(path: Path) -> Path:
 def require_parquet() -> None:
     """Raise a CommandError that says how to install what Parquet needs, if it is missing."""
     try:
-        import tokenbus_services.parquet  # noqa: F401, PLC0415 - its library is an extra
+        import tokenbus.recordings.parquet  # noqa: F401, PLC0415 - its library is an extra
     except ImportError as error:
         raise lacking(error) from None
 
@@ -68,7 +68,7 @@ def lacking(error: ImportError) -> CommandError:
 
 def table_file(rows: str, path: Path) -> "TokenFile":
     """Return what writes a Parquet file."""
-    from tokenbus_services.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
+    from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
     return (RequestFile if rows == "requests" else TokenFile)(path)
 

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from tokenbus.plugins import PluginError, Tokenizer, load_tokenizer
 from tokenbus.printable import printable
+from tokenbus.recordings.items import RecordingError, read_recording
+from tokenbus.recordings.token_columns import TokenBuffer, TokenKind
 from tokenbus_contracts import ContractError, ValueKind
 from tokenbus_services.cli.arguments import request_id, whole
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import lacking
 from tokenbus_services.cli.tap import token_text
-from tokenbus_services.items import RecordingError, read_recording
 from tokenbus_services.terminal import styled
-from tokenbus_services.token_columns import TokenBuffer, TokenKind
 
 _DESCRIPTION = """\
 Show a recording's requests, each token coloured by its probability: green from a half on, red below a tenth. Where

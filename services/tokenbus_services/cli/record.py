@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from tokenbus.logs import logger
 from tokenbus.printable import printable
+from tokenbus.recordings.durable_log import require_nats
+from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_services.cli.arguments import whole
@@ -19,12 +21,10 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import require_parquet
 from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import declare_watching, watched
-from tokenbus_services.durable_log import require_nats
-from tokenbus_services.items import StreamItem
 from tokenbus_services.terminal import Progress
 
 if TYPE_CHECKING:
-    from tokenbus_services.durable_log.writer import LogCounts
+    from tokenbus.recordings.durable_log.writer import LogCounts
 
 _DESCRIPTION = """\
 Write workers' streams as they pass through a processor, to files or to a durable log. It starts with the first item
@@ -136,8 +136,8 @@ async def record_to_log(
     items: AsyncGenerator[StreamItem, None], settings: Settings, stop: asyncio.Event, count: int = 0
 ) -> "tuple[LogCounts, int]":
     """Write `count` items to the log, 0: until there are no more; return the counts, and how many are unwritten."""
-    from tokenbus_services.durable_log.stream import LogStream  # noqa: PLC0415 - an extra
-    from tokenbus_services.durable_log.writer import LogWriter  # noqa: PLC0415
+    from tokenbus.recordings.durable_log.stream import LogStream  # noqa: PLC0415 - an extra
+    from tokenbus.recordings.durable_log.writer import LogWriter  # noqa: PLC0415
 
     wait, drain = settings.bus.heartbeat_interval_ms / 1000, settings.client.drain_timeout_ms / 1000
     stream = LogStream(settings)

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from tokenbus.logs import logger
 from tokenbus.printable import reason_of
+from tokenbus.recordings.items import Recorder, StreamItem
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.export import recording_of, table_file, unfinished
-from tokenbus_services.items import Recorder, StreamItem
 
 if TYPE_CHECKING:
-    from tokenbus_services.parquet import TokenFile
+    from tokenbus.recordings.parquet import TokenFile
 
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 from tokenbus.printable import printable
+from tokenbus.recordings.durable_log import require_nats
+from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
@@ -18,8 +20,6 @@ from tokenbus_services.cli.arguments import request_id
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import declare_watching, watched
-from tokenbus_services.durable_log import require_nats
-from tokenbus_services.items import StreamItem
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
     if options.log is not None:
         require_nats(options.log)
-        from tokenbus_services.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
+        from tokenbus.recordings.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
 
         await tap(read_log(options.log, worker_id=options.worker, settings=settings), options, show)
         return

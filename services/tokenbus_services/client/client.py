@@ -14,6 +14,7 @@ from tokenbus.bus.link import PROOF_BYTES, SessionState
 from tokenbus.clock import Clock
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
+from tokenbus.recordings.items import Lives, StreamItem
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
@@ -28,7 +29,6 @@ from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession, TakeItem
 from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus_services.client.tokens import Generation, RequestTokens
-from tokenbus_services.items import Lives, StreamItem
 
 
 def connect(

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Self
 
 from tokenbus.delivery import PendingAck
+from tokenbus.recordings.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
+from tokenbus.recordings.durable_log.writer import LogWriter
+from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings, SettingsError
-from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
-from tokenbus_services.durable_log.writer import LogWriter
-from tokenbus_services.items import StreamItem
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.workers import Worker
 

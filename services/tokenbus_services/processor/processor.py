@@ -11,9 +11,9 @@ from tokenbus.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.delivery import Step
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.recordings.durable_log import require_nats
 from tokenbus.settings import Settings, SettingsError, listed_addresses
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_services.durable_log import require_nats
 from tokenbus_services.processor.client_connections import ClientConnections
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake

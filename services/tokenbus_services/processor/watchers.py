@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+from tokenbus.recordings.items import public_hello
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
-from tokenbus_services.items import public_hello
 from tokenbus_services.processor.client_frames import Frame
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived, Stream

@@ -18,6 +18,7 @@ from tokenbus.bus import Transport, transport_for
 from tokenbus.bus.link import Link
 from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import SystemClock
+from tokenbus.recordings.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus.settings import Settings
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
@@ -32,7 +33,6 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.retention import Retention

@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.recordings.test_parquet import tokens_of
 from tests.services.cli.helpers import WORKER, Service, addresses, payloads, publish, recording
-from tests.services.test_parquet import tokens_of
 from tests.support.settings import settings_of
 from tests.support.waiting import wait_until
+from tokenbus.recordings.items import read_items
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.recording_files import Files
-from tokenbus_services.items import read_items
 
 DATA = recording(payloads(requests=4, tokens=24, drafts=True))
 ITEMS = list(read_items(BytesIO(DATA)))
@@ -29,7 +29,7 @@ KILLED = f"""
 import os, sys
 from pathlib import Path
 from tokenbus_services.cli.recording_files import Files
-from tokenbus_services.items import read_recording
+from tokenbus.recordings.items import read_recording
 
 files = Files(sys.argv[2], {PART_BYTES})
 for number, item in enumerate(read_recording(sys.argv[1])):
@@ -125,7 +125,7 @@ def test_wrong_uses(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_without_pyarrow(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tokenbus_services.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "tokenbus.recordings.parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(command) == 1
     complaints = capsys.readouterr().err.splitlines()

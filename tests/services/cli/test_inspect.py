@@ -17,12 +17,12 @@ import pytest
 from tests.contracts.valid_messages import seeded
 from tests.pages import blocks
 from tests.services.cli.helpers import EPOCH, hello, payloads, recording
+from tokenbus.recordings.items import Recorder, StreamItem, read_recording
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, Scoring, encode
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.cli import main
-from tokenbus_services.items import Recorder, StreamItem, read_recording
 
 Values = dict[str, Any]
 Inspect = Callable[..., tuple[int, Values]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus, settings
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     JETSTREAM,
     SMALL,
     health,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     JETSTREAM,
     full,
     health,

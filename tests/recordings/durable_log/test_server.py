@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.durable_log.using import log_settings
+from tests.recordings.durable_log.using import log_settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
 from tokenbus.bus import AddressError
+from tokenbus.recordings.durable_log import require_nats
+from tokenbus.recordings.durable_log.address import parse
+from tokenbus.recordings.durable_log.server import Servers, end_tasks
+from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import BusSettings, DurableLogSettings, Settings
-from tokenbus_services.durable_log import require_nats
-from tokenbus_services.durable_log.address import parse
-from tokenbus_services.durable_log.server import Servers, end_tasks
-from tokenbus_services.durable_log.stream import LogStream
 
 pytestmark = pytest.mark.process
 _HOUR_MS = 3_600_000

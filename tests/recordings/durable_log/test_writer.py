@@ -5,8 +5,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from tests.services.cli.helpers import EPOCH, hello, payloads
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     STREAM,
     Life,
     filled,
@@ -20,12 +19,13 @@ from tests.services.durable_log.using import (
     writer_of,
     written,
 )
+from tests.services.cli.helpers import EPOCH, hello, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus.bus import AddressError
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
+from tokenbus.recordings.durable_log.writer import LogWriter
 from tokenbus.settings import Settings
-from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.durable_log.writer import LogWriter
 
 
 async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:

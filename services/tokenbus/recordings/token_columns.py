@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import BatchHeader, BatchKind, Extra, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.generated.enums import ValueKind
 from tokenbus_contracts.schema import EXTRA_COLUMNS
-from tokenbus_services.items import StreamItem
 
 Array = npt.NDArray[Any]
 

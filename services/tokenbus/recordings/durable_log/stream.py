@@ -15,10 +15,10 @@ from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableErr
 
 from tokenbus.bus import AddressError
 from tokenbus.logs import logger
+from tokenbus.recordings.durable_log.address import parse
+from tokenbus.recordings.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
+from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
-from tokenbus_services.durable_log.address import parse
-from tokenbus_services.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
-from tokenbus_services.items import RecordingError, StreamItem, read_items
 
 T = TypeVar("T")
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.json_format import MessageToDict
 
+from tokenbus.recordings.items import StreamItem, public_hello
+from tokenbus.recordings.token_columns import Lists, TokenBuffer, TokenColumns, TokenKind
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
-from tokenbus_services.items import StreamItem, public_hello
-from tokenbus_services.token_columns import Lists, TokenBuffer, TokenColumns, TokenKind
 
 _NAME = pa.dictionary(pa.uint8(), pa.string())
 

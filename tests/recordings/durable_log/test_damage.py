@@ -7,8 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from nats.js import JetStreamContext
 
-from tests.services.cli.helpers import BATCH, EPOCH, hello
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     STREAM,
     Life,
     filled,
@@ -22,13 +21,14 @@ from tests.services.durable_log.using import (
     writer_of,
     written,
 )
+from tests.services.cli.helpers import BATCH, EPOCH, hello
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
+from tokenbus.recordings.durable_log.reader import read_log
+from tokenbus.recordings.durable_log.server import ServerConnection
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
+from tokenbus.recordings.items import gap_entry, hello_entry, item_entry
 from tokenbus.settings import Settings
-from tokenbus_services.durable_log.reader import read_log
-from tokenbus_services.durable_log.server import ServerConnection
-from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.items import gap_entry, hello_entry, item_entry
 
 OTHER = Life(EPOCH, hello("worker-1"))
 

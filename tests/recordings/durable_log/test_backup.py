@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from tests.services.durable_log.using import log_settings, numbered, read, whole, write, writer_of, written
+from tests.recordings.durable_log.using import log_settings, numbered, read, whole, write, writer_of, written
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
-from tokenbus_services.durable_log.reader import read_log
-from tokenbus_services.durable_log.stream import LogError, LogStream
+from tokenbus.recordings.durable_log.reader import read_log
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
 
 NAME = "tokenbus-log"
 

@@ -15,9 +15,8 @@ from nats.js.errors import NotFoundError
 
 from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.settings import Settings
-from tokenbus_services.durable_log.server import ServerConnection, end_tasks, first_of
-from tokenbus_services.durable_log.stream import (
+from tokenbus.recordings.durable_log.server import ServerConnection, end_tasks, first_of
+from tokenbus.recordings.durable_log.stream import (
     ASK_SECONDS,
     LogError,
     LogStream,
@@ -25,7 +24,8 @@ from tokenbus_services.durable_log.stream import (
     reason_of,
     unless_lost,
 )
-from tokenbus_services.items import Recorder, StreamItem
+from tokenbus.recordings.items import Recorder, StreamItem
+from tokenbus.settings import Settings
 
 _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
 _RETRY_SECONDS = 0.1

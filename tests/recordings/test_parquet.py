@@ -16,14 +16,14 @@ from tests.contracts.strategies import canonical, valid_messages
 from tests.services.builders import BATCH, EPOCH, EVENT, WORKER
 from tests.services.cli.helpers import hello, payloads, recording
 from tokenbus.delivery.step import TokenExtras, extras_by_token
+from tokenbus.recordings import parquet
+from tokenbus.recordings.items import StreamItem, read_items
+from tokenbus.recordings.parquet import EXTRAS, RequestFile, TokenFile
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, Scoring, ValueKind, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent, TokenScoring
-from tokenbus_services import parquet
-from tokenbus_services.items import StreamItem, read_items
-from tokenbus_services.parquet import EXTRAS, RequestFile, TokenFile
 
 Values = dict[str, Any]
 

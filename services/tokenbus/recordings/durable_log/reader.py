@@ -12,9 +12,8 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.settings import Settings
-from tokenbus_services.durable_log.server import ServerConnection, ServerError
-from tokenbus_services.durable_log.stream import (
+from tokenbus.recordings.durable_log.server import ServerConnection, ServerError
+from tokenbus.recordings.durable_log.stream import (
     ASK_SECONDS,
     FAILURES,
     LogError,
@@ -23,7 +22,8 @@ from tokenbus_services.durable_log.stream import (
     reason_of,
     unless_lost,
 )
-from tokenbus_services.items import Lives, RecordingError, StreamItem
+from tokenbus.recordings.items import Lives, RecordingError, StreamItem
+from tokenbus.settings import Settings
 
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})(?:\.([0-9]{1,19}))?")
 _MOST_FETCHED = 64

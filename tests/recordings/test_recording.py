@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 import tokenbus
 from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
-from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.cli.recording_files import Files
-from tokenbus_services.items import (
+from tokenbus.recordings.items import (
     Lives,
     Recorder,
     RecordingError,
@@ -25,6 +22,9 @@ from tokenbus_services.items import (
     item_entry,
     read_items,
 )
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
+from tokenbus_services.cli.recording_files import Files
 
 ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)

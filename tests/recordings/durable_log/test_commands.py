@@ -6,6 +6,7 @@ from io import BytesIO
 from subprocess import CompletedProcess
 from typing import Any
 
+from tests.recordings.durable_log.using import STREAM, Life, filled
 from tests.services.cli.helpers import (
     COMMAND,
     EPOCH,
@@ -18,15 +19,14 @@ from tests.services.cli.helpers import (
     recording,
     take_all,
 )
-from tests.services.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.recordings.items import hello_entry, read_items
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli.record import record_to_log
 from tokenbus_services.cli.watching import watched
-from tokenbus_services.items import hello_entry, read_items
 from tokenbus_services.processor import Processor
 
 

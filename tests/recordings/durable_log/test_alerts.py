@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from tests.metrics.running import Bus, Scrape
 from tests.pages import ROOT
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     JETSTREAM,
     SMALL,
     full,
@@ -28,7 +28,7 @@ from tests.services.durable_log.using import (
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
-from tokenbus_services.durable_log import writer
+from tokenbus.recordings.durable_log import writer
 
 RULES = {
     rule["alert"]: rule["expr"]

@@ -21,9 +21,9 @@ from nats.protocol.parser import PERMISSIONS_ERR
 
 from tokenbus.bus.addresses import TcpEndpoint
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.recordings.durable_log.address import LogAddress
+from tokenbus.recordings.durable_log.login import Login
 from tokenbus.settings import BusSettings, Settings
-from tokenbus_services.durable_log.address import LogAddress
-from tokenbus_services.durable_log.login import Login
 
 _CLOSE_SECONDS = 0.2
 """How long a closing connection may take that sends nothing any more."""

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pages import blocks
-from tests.services.cli.helpers import hello, payloads
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     STREAM,
     Life,
     filled,
@@ -23,13 +22,14 @@ from tests.services.durable_log.using import (
     writer_of,
     written,
 )
+from tests.services.cli.helpers import hello, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus.recordings.durable_log.reader import read_log
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
+from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError
-from tokenbus_services.durable_log.reader import read_log
-from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.items import StreamItem
 
 
 async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:

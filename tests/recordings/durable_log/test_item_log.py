@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus, settings
-from tests.services.durable_log.using import (
+from tests.recordings.durable_log.using import (
     SMALL,
     kept,
     logging_to,
@@ -23,8 +23,8 @@ from tests.services.durable_log.using import (
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until
+from tokenbus.recordings.durable_log.stream import LogError
 from tokenbus.settings import Settings, SettingsError
-from tokenbus_services.durable_log.stream import LogError
 from tokenbus_services.processor.item_log import ItemLog
 
 

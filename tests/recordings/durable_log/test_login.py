@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.services.durable_log.test_server import Start, start
-from tests.services.durable_log.using import log_settings
+from tests.recordings.durable_log.test_server import Start, start
+from tests.recordings.durable_log.using import log_settings
 from tests.support.nats import NatsServer
 from tests.support.nkeys import Nkey, write_credentials
 from tests.support.waiting import soon, until
 from tokenbus.bus import AddressError
+from tokenbus.recordings.durable_log.login import Login
+from tokenbus.recordings.durable_log.server import ServerConnection
+from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import DurableLogSettings, SettingsError
-from tokenbus_services.durable_log.login import Login
-from tokenbus_services.durable_log.server import ServerConnection
-from tokenbus_services.durable_log.stream import LogStream
 
 __all__ = ["start"]
 pytestmark = pytest.mark.process
