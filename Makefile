@@ -31,7 +31,7 @@ RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \
 	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery handoff_tickets.py link.py logs loop_thread.py \
 	metrics open_files.py plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker) \
-	tests/bus tests/services/worker tests/services/test_clock.py
+	tests/bus tests/worker tests/services/test_clock.py
 
 VLLM := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from tokenbus.recordings.durable_log.stream import LogError
     from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
     from tokenbus.settings import Settings, SettingsError
+    from tokenbus.worker import (
+        Engine,
+        EngineBrokenError,
+        EngineStepError,
+        NotRunningError,
+        Publisher,
+        PublishError,
+        RetentionFullError,
+        StepArrays,
+        StepAssembler,
+        WouldWaitError,
+    )
+    from tokenbus.worker.run import run_engine
     from tokenbus_contracts import (
         BatchHeader,
         BatchKind,
@@ -58,19 +71,6 @@ if TYPE_CHECKING:
     )
     from tokenbus_services.client.weight_spans import WeightSpan
     from tokenbus_services.processor import Processor
-    from tokenbus_services.worker import (
-        Engine,
-        EngineBrokenError,
-        EngineStepError,
-        NotRunningError,
-        Publisher,
-        PublishError,
-        RetentionFullError,
-        StepArrays,
-        StepAssembler,
-        WouldWaitError,
-    )
-    from tokenbus_services.worker.run import run_engine
 
 __all__ = [
     "AddressError",
@@ -145,9 +145,9 @@ _HOMES = {
     "tokenbus.recordings.items": "RecordingError StreamItem read_recording",
     "tokenbus_services.processor": "Processor",
     "tokenbus.settings": "Settings SettingsError",
-    "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
+    "tokenbus.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
     "RetentionFullError StepArrays StepAssembler WouldWaitError",
-    "tokenbus_services.worker.run": "run_engine",
+    "tokenbus.worker.run": "run_engine",
 }
 __getattr__ = loader(__name__, _HOMES, globals())
 

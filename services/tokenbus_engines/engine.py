@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
+from tokenbus.worker import EngineStepError
+from tokenbus.worker.step import Array, StepArrays
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 from tokenbus_engines.admission import check_range, request_of
@@ -22,8 +24,6 @@ from tokenbus_engines.prompt_scoring import PieceScores, PromptPiece, ScoredProm
 from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import Ids
 from tokenbus_engines.scheduler import Plan, Scheduler
-from tokenbus_services.worker import EngineStepError
-from tokenbus_services.worker.step import Array, StepArrays
 
 Role = Literal["mixed", "prefill", "decode"]
 

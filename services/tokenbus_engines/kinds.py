@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus.settings import Settings
-from tokenbus_services.worker import Engine, EngineKind
+from tokenbus.worker import Engine, EngineKind
 
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20

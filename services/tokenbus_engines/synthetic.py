@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, ValueKind
 from tokenbus_contracts.extras import Extra, Extras
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, TokenScoring
 from tokenbus_engines.admission import OFFERED, check_offered
 from tokenbus_engines.sampling import Words, mixed
-from tokenbus_services.worker.step import StepArrays
 
 VOCABULARY_SIZE = 50_000
 _RANKS = 4

@@ -12,8 +12,8 @@ from benchmarks.vllm.measure import roles
 from benchmarks.vllm.reader import READY, TOKENS, read_steps
 from tests.integration.deployment import Deployment
 from tests.support.waiting import wait_until
+from tokenbus.worker import Publisher, StepArrays, StepAssembler
 from tokenbus_contracts import RowStatus
-from tokenbus_services.worker import Publisher, StepArrays, StepAssembler
 
 
 def test_reader_counts_every_token_of_a_stream(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.engines import runs
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import Run, asked
+from tokenbus.worker import EngineStepError
 from tokenbus_contracts import RowStatus
-from tokenbus_services.worker import EngineStepError
 
 REQUESTS = [
     asked(1, seed=1, max_tokens=12, stop=["zzz"]),

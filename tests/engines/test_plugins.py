@@ -11,16 +11,16 @@ from tests.support.processes import run
 from tests.support.waiting import MOST
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
 from tokenbus.settings import Settings, SettingsError
+from tokenbus.worker import EngineKind
 from tokenbus_services.cli import main
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.worker import EngineKind
 
 PLUGIN = '''
 """An engine of another distribution: each request gets the number of its row in every step, up to a limit."""
 
 from tokenbus_contracts import RowStatus
-from tokenbus_services.worker import EngineKind, StepArrays
+from tokenbus.worker import EngineKind, StepArrays
 
 
 class Counting:

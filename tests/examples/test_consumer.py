@@ -12,8 +12,8 @@ from tests.integration.deployment import Deployment
 from tests.integration.inprocess import processing, working
 from tests.support.waiting import MOST, soon, until
 from tokenbus.testing import SyntheticEngine, true_tokens
+from tokenbus.worker.step import StepArrays
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker.step import StepArrays
 
 _HEARTBEATS = 3
 

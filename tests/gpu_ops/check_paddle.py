@@ -20,10 +20,10 @@ from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
 from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
+from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, encode
 from tokenbus_engines import fastdeploy
 from tokenbus_gpu_ops import token_logprobs
-from tokenbus_services.worker import StepArrays, StepAssembler
 
 Check = tuple[str, Callable[[], None]]
 _SIZES = ((1, 99), (7, 1000), (64, 32_000), (256, 151_936))

@@ -10,10 +10,10 @@ from tests.integration.programs import tell
 from tokenbus.bus import transport_for
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
+from tokenbus.worker import Publisher
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
 
 _PACE_SECONDS = 0.003
 

@@ -8,9 +8,9 @@ import time
 from tests.integration.programs import tell
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.process.client import PublisherProcess
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.process.client import PublisherProcess
 
 _PACE_SECONDS = 0.003
 

@@ -10,8 +10,8 @@ import pytest
 from tests.integration.deployment import Deployment
 from tests.support.waiting import MOST, until
 from tokenbus.bus import AddressError
-from tokenbus_services.worker import StepArrays
-from tokenbus_services.worker.process.client import PublisherProcess
+from tokenbus.worker import StepArrays
+from tokenbus.worker.process.client import PublisherProcess
 
 
 def step(key: int) -> StepArrays:

@@ -19,14 +19,14 @@ from tokenbus.metrics.families import Family
 from tokenbus.metrics.processor import PROCESSOR
 from tokenbus.metrics.publisher import PUBLISHER
 from tokenbus.settings import Settings
+from tokenbus.worker import Publisher
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
 
 _OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
 FAMILIES = list({family.name: family for family in _OF_ALL}.values())

@@ -18,9 +18,9 @@ from tokenbus.metrics.health import LoopWatch
 from tokenbus.metrics.processor import PROCESSOR, processor_collector
 from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus.metrics.view import StepTimes
+from tokenbus.worker import RetentionFullError
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
-from tokenbus_services.worker import RetentionFullError
 
 UNITS = re.compile(
     r"tokenbus_[a-z_]*(seconds|servers|bytes|items|steps|rows|tokens|replicas|requests|frames|clients|workers|ratio|gaps|"

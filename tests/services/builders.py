@@ -9,6 +9,7 @@ from tests.support.settings import settings_of
 from tokenbus.delivery import PendingAck, Step
 from tokenbus.settings import Settings
 from tokenbus.testing import RowShape, batch, batches
+from tokenbus.worker import StepArrays
 from tokenbus_contracts import (
     LogprobBatch,
     Row,
@@ -21,7 +22,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MINOR
 from tokenbus_engines import synthetic
-from tokenbus_services.worker import StepArrays
 
 WORKER, EPOCH = batches.WORKER, batches.EPOCH
 BATCH = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH

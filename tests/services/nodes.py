@@ -14,6 +14,10 @@ from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.delivery.step import TokenLists
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
+from tokenbus.worker import Publisher
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
@@ -24,10 +28,6 @@ from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.client.tokens import RequestTokens
-from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.session import HandoffPoint
 
 _NOWHERE = HandoffPoint()
 

@@ -13,16 +13,16 @@ from tests.support.settings import settings_of
 from tokenbus.bus import Listener
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.handoff import HandoffSender
+from tokenbus.worker.publisher import ReceivedHandoff
+from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.processor.processor import Core
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.handoff import HandoffSender
-from tokenbus_services.worker.publisher import ReceivedHandoff
-from tokenbus_services.worker.session import HandoffPoint
 
 _TICK = 0.25
 _SETTLE_SECONDS = 150

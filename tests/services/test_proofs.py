@@ -6,7 +6,7 @@ import pytest
 
 from tests.services.builders import EPOCH, hello_of
 from tests.services.client.peer import Peer as ClientPeer
-from tests.services.worker.peer import Peer as WorkerPeer
+from tests.worker.peer import Peer as WorkerPeer
 from tokenbus.logs.values import safe
 from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from tests.services.builders import generate_of
 from tests.services.client.peer import opened as client_opened
-from tests.services.worker.peer import opened as worker_opened
+from tests.worker.peer import opened as worker_opened
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientWelcome, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError

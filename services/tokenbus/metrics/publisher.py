@@ -9,7 +9,7 @@ from tokenbus.bus.link import SessionState
 from tokenbus.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
 from tokenbus.metrics.health import Health, LoopWatch, stalled
 from tokenbus.metrics.server import MetricsServer
-from tokenbus_services.worker import Publisher
+from tokenbus.worker import Publisher
 
 
 class PublisherView(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.worker import EngineBrokenError, EngineStepError, StepArrays
 
 Alternative = tuple[int, float]
 """A token's id and its logprob."""

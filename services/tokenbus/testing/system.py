@@ -12,10 +12,10 @@ from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.testing.worker import Worker
+from tokenbus.worker import Engine
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker import Engine
 
 _QUIET_TURNS = 30
 """After how many turns of the event loop without a message or a step nothing more will happen."""

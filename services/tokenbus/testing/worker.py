@@ -7,16 +7,16 @@ from functools import partial
 from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
+from tokenbus.worker import Engine, EngineBrokenError, NotRunningError, Publisher
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus.worker.publisher import ReceivedHandoff
+from tokenbus.worker.run import end_failed_handoff
+from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
-from tokenbus_services.worker import Engine, EngineBrokenError, NotRunningError, Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine import DescribesModel
-from tokenbus_services.worker.engine_loop import EngineLoop
-from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
-from tokenbus_services.worker.publisher import ReceivedHandoff
-from tokenbus_services.worker.run import end_failed_handoff
-from tokenbus_services.worker.session import HandoffPoint
 
 _FULL = 0.5
 """With policy `block`, a worker computes no step while its retention is at least this full.

@@ -7,12 +7,12 @@ raises an error that names the kind.
 
 import numpy as np
 
+from tokenbus.worker.ragged import Host
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.message import ALTERNATIVES, COLUMNS, Kind, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.queue import Source
-from tokenbus_services.worker.ragged import Host
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}

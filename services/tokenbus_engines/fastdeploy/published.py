@@ -16,14 +16,14 @@ import numpy as np
 
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import Settings
+from tokenbus.worker.client import PublisherClient
+from tokenbus.worker.publishing import publisher_client
+from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import DRAFT, SLOTS, TARGET, Message
 from tokenbus_engines.fastdeploy.slots import SlotRegistry
 from tokenbus_engines.fastdeploy.step_arrays import arrays_of
-from tokenbus_services.worker.client import PublisherClient
-from tokenbus_services.worker.publishing import publisher_client
-from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
 _OPEN = 2

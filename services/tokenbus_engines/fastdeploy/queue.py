@@ -23,9 +23,9 @@ from typing import TypeVar
 from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import WorkerSettings
+from tokenbus.worker.errors import RetentionFullError
 from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy.message import Kind
-from tokenbus_services.worker.errors import RetentionFullError
 
 _log = logger("worker")
 _SOCKET_BYTES = 32 << 20

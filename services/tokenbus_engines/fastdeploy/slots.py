@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import ContractError, RowStatus, Rule
 from tokenbus_engines.fastdeploy.message import Flags, Message
-from tokenbus_services.worker.step import StepArrays
 
 _RENEW_SECONDS = 12 * 3600.0
 """After so long a request ends without a sign: a processor lets no request last longer than a day."""

@@ -6,6 +6,7 @@ mended here where only one value can be meant, and else its row goes without sco
 
 import numpy as np
 
+from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import (
@@ -19,7 +20,6 @@ from tokenbus_engines.fastdeploy.message import (
     Ints,
     Message,
 )
-from tokenbus_services.worker.step import StepArrays
 
 LOWEST = np.float32(-9999)
 """What an engine computes as minus infinity."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.worker.ragged import Host, on_host
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy.message import Tensor
-from tokenbus_services.worker.ragged import Host, on_host
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
 _KINDS = {"i": "iu", "f": "f", "b": "biuf"}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.logs import logger
+from tokenbus.worker.step import Array
 from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
@@ -21,7 +22,6 @@ from tokenbus_engines.requests import Request, Requests
 from tokenbus_engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
 from tokenbus_engines.scheduler import Plan
 from tokenbus_gpu_ops import token_logprobs
-from tokenbus_services.worker.step import Array
 
 _log = logger("worker")
 _LARGEST = 65_504.0

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.worker import StepArrays
 from tokenbus_contracts import RowStatus, SpeculativeMethod, ValueKind
 from tokenbus_engines.engine import phase_of
 from tokenbus_engines.vllm.token_scores import add_extras
-from tokenbus_services.worker import StepArrays
 
 Lines = npt.NDArray[np.intp]
 Ids = npt.NDArray[np.integer]

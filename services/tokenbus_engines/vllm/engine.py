@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenbus.settings import Settings
+from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenScoring
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
@@ -18,7 +19,6 @@ from tokenbus_engines.vllm.control import ControlledCore
 from tokenbus_engines.vllm.parameters import sampling_arguments
 from tokenbus_engines.vllm.processes import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.requests import Request, Requests
-from tokenbus_services.worker import EngineBrokenError, StepArrays
 
 _USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
 _DIED = "a process of vLLM's has died"

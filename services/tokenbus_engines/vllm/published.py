@@ -20,6 +20,8 @@ import numpy as np
 from tokenbus.bus import AddressError
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
+from tokenbus.worker.engine import Model
+from tokenbus.worker.publishing import publishing
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
 from tokenbus_contracts.schema import bounds_in
 from tokenbus_engines.vllm.columns import NO_ROWS, Rows
@@ -27,8 +29,6 @@ from tokenbus_engines.vllm.compatibility import OF_SCHEDULER, check_members, loa
 from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus_engines.vllm.request_keys import RequestKeys
 from tokenbus_engines.vllm.requests import Request, Requests
-from tokenbus_services.worker.engine import Model
-from tokenbus_services.worker.publishing import publishing
 
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
 _MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items

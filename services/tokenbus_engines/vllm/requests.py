@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenbus.worker import StepArrays
 from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_engines.vllm.columns import NO_ROWS, UNSCORED, Lines, Logprobs, Rows, method_of, step_arrays
 from tokenbus_engines.vllm.prompts import PromptsToScore
-from tokenbus_services.worker import StepArrays
 
 _LEAST_SLOTS = 64
 _ACTIVE = int(RowStatus.ACTIVE)  # as _ABORTED in columns.py

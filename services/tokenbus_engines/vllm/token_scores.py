@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.worker import StepArrays
 from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_gpu_ops.columns import TokenColumns
-from tokenbus_services.worker import StepArrays
 
 Array = npt.NDArray[Any]
 

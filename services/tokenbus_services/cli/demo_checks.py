@@ -15,12 +15,12 @@ import numpy as np
 from tokenbus.delivery import RequestFailedError
 from tokenbus.plugins import load_tokenizer
 from tokenbus.settings import Settings
+from tokenbus.worker import StepAssembler, engine_kind
 from tokenbus_contracts import BatchKind, Limits, Row
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.client import Client
 from tokenbus_services.terminal import Progress
-from tokenbus_services.worker import StepAssembler, engine_kind
 
 PROMPTS = (
     "In the evening the old man said",

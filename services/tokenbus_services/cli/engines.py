@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tokenbus.plugins import ENGINES, names
 from tokenbus.settings import Settings
+from tokenbus.worker import Engine, EngineKind, engine_kind
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import summaries
 from tokenbus_services.cli.configuration import load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.worker import Engine, EngineKind, engine_kind
 
 DEFAULT_ENGINE = "ngram"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tokenbus.printable import printable, reason_of
 from tokenbus.settings import ENTRIES, Settings
+from tokenbus.worker import engine_kind
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import Service
-from tokenbus_services.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
 # In which order they start. The gateway comes before the workers, which may take minutes: a tokenizer that it cannot

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
+from tokenbus.worker import engine_kind
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.arguments import Parser, whole
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
@@ -23,7 +24,6 @@ from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervi
 from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus_services.client import Client
 from tokenbus_services.terminal import Progress, styled
-from tokenbus_services.worker import engine_kind
 
 _DESCRIPTION = """\
 Start a processor, workers and gateways on this machine, as processes of their own that meet at sockets in a private

@@ -4,12 +4,12 @@ import argparse
 import math
 from functools import partial
 
+from tokenbus.worker import EngineBrokenError
+from tokenbus.worker.run import run_engine
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, reporting_faults
 from tokenbus_services.cli.engines import declare_engine, load_engine_settings, made
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.worker import EngineBrokenError
-from tokenbus_services.worker.run import run_engine
 
 _DESCRIPTION = """\
 Run an engine, take requests from the processor and publish every step. The processor need not be there yet: the worker

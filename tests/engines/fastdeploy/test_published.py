@@ -20,6 +20,9 @@ from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
 from tokenbus.delivery import RequestFailedError
+from tokenbus.worker import StepArrays, StepAssembler
+from tokenbus.worker.process.client import PublisherProcess
+from tokenbus.worker.publishing import publisher_client
 from tokenbus_contracts import (
     BatchKind,
     Limits,
@@ -40,9 +43,6 @@ from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker import StepArrays, StepAssembler
-from tokenbus_services.worker.process.client import PublisherProcess
-from tokenbus_services.worker.publishing import publisher_client
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tokenbus.testing import ManualClock
+from tokenbus.worker import StepArrays
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.slots import REPLACED, SlotRegistry
 from tokenbus_engines.fastdeploy.step_arrays import arrays_of
-from tokenbus_services.worker import StepArrays
 
 ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
 PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP

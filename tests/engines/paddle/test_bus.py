@@ -9,14 +9,14 @@ from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
 from tokenbus.delivery import RequestFailedError, Token
+from tokenbus.worker import Publisher
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 from tokenbus_services.client import Client, Generation
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine_loop import EngineLoop
 
 pytestmark = NEEDS_PADDLE
 

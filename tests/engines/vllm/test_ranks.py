@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tokenbus.worker import engine_kind
 from tokenbus_engines.vllm.ranks import set_rank, take_rank
-from tokenbus_services.worker import engine_kind
 
 
 @dataclass

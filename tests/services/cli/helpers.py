@@ -20,6 +20,9 @@ from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import SystemClock
 from tokenbus.recordings.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus.settings import Settings
+from tokenbus.worker.assembler import StepAssembler
+from tokenbus.worker.retention import Retention
+from tokenbus.worker.session import WorkerSession
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import (
@@ -34,9 +37,6 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLi
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.processor import Processor
-from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.retention import Retention
-from tokenbus_services.worker.session import WorkerSession
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
 WORKER, EPOCH = "worker-0", 7

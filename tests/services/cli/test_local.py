@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tokenbus.settings import Settings
+from tokenbus.worker import engine_kind
 from tokenbus_services.cli import system as system_module
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import Child, News, Service, Supervisor
 from tokenbus_services.cli.system import Plan, environment_of, plan_for, runtime_folder
-from tokenbus_services.worker import engine_kind
 
 
 def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: Any) -> Plan:  # noqa: ANN401

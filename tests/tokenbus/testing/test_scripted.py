@@ -4,9 +4,9 @@ import pytest
 
 import tokenbus
 from tokenbus import testing
+from tokenbus.worker.engine import Engine
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.worker.engine import Engine
 
 
 async def answered(answer: testing.Answer, **asked: object) -> tuple[list[tokenbus.Token], tokenbus.Generation]:

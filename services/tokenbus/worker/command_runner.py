@@ -1,0 +1,326 @@
+"""CommandRunner: does what operators ask of an engine, between its steps."""
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from tokenbus.delivery.errors import brief
+from tokenbus.logs import logger
+from tokenbus.worker.engine import ControlledEngine, Engine, EngineBrokenError
+from tokenbus_contracts.generated.control_pb2 import (
+    Control,
+    ControlAnswer,
+    EngineState,
+    PauseMode,
+    WeightTransferStage,
+)
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+_log = logger("worker")
+_KNOWN = 256
+"""How many commands are remembered: a client sends one again until it sees the answer."""
+_MOST_WAITING = 64
+_END_OF_VERSIONS = 2**64 - 1
+_MOST_ADAPTERS = 200
+"""Their names fit into an answer, and into a worker's hello."""
+_DROPS_WEIGHTS = 2
+"""The level of a sleep that keeps no weights."""
+_NEEDS_NO_WORK = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
+_CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH)
+
+
+class CommandRunner:
+    """What operators ask of one engine, one command after the other, on the engine's thread.
+
+    Those that change weights pause the engine for as long as they take, if it is not paused already. One that fails
+    half-way leaves it paused, and its weights damaged, until others are loaded.
+    """
+
+    def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
+        self._engine = cast("ControlledEngine", engine)
+        """It may lack any of these methods."""
+        self._end_all = end_all
+        self._answer = answer
+        self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
+        """The commands that came last, with their answers."""
+        self._waiting: deque[Control] = deque()
+        self._begun: Control | None = None
+        """A command that is done once the engine has no work."""
+        self._is_paused = False
+        """Whether the engine computes nothing, or will not once it has no work."""
+        self._operator_paused = False
+        """Whether that is so because an operator asked for it."""
+        self._is_sleeping = self._has_freed = False
+        """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
+        self._is_updating = self._is_damaged = self._has_updated = False
+        self._highest = self.weight_version
+        """The highest version that its weights have had."""
+
+    @property
+    def weight_version(self) -> int:
+        """Which version the engine's weights are; 0: not known."""
+        return int(getattr(self._engine, "weight_version", 0))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command waits until the engine has no work."""
+        return self._begun is not None
+
+    def take(self, controls: Iterable[Control]) -> None:
+        """Take commands that came; one that came before is not done again, and its answer is published again."""
+        for control in controls:
+            if control.control_key in self._known:
+                if (answer := self._known[control.control_key]) is not None:
+                    self._answer(answer)
+                continue
+            self._known[control.control_key] = None
+            if len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+            if len(self._waiting) >= _MOST_WAITING:
+                self._refuse(control, f"at most {_MOST_WAITING} commands that wait, got one more")
+            else:
+                self._waiting.append(control)
+
+    def turn(self) -> None:
+        """Do what was asked, as far as the engine is ready for it; raises EngineBrokenError if it breaks."""
+        while True:
+            for describe in [each for each in self._waiting if _name(each) == "describe"]:
+                self._waiting.remove(describe)
+                self._begin(describe)
+            overtaking = next(filter(_overtakes, self._waiting), None) if self._engine.has_work else None
+            if self._begun is not None and _pauses(self._begun) and overtaking is not None:
+                self._refuse(self._begun, f"{_name(overtaking)} came before the engine had come to a halt")
+                self._begun = None
+            if self._begun is not None and not self._engine.has_work:
+                begun, self._begun = self._begun, None
+                self._do_without_work(begun)
+            if self._begun is not None or not self._waiting:
+                return
+            self._begin(self._waiting.popleft())
+
+    def refuse_all(self, reason: str) -> None:
+        """Refuse what waits: the worker stops."""
+        begun, self._begun = self._begun, None
+        for control in [*([] if begun is None else [begun]), *self._waiting]:
+            self._refuse(control, reason)
+        self._waiting.clear()
+
+    def _begin(self, control: Control) -> None:
+        name = _name(control)
+        if not name:
+            self._refuse(control, "command: one that this worker knows, got another")
+            return
+        try:
+            if name in _NEEDS_NO_WORK:
+                self._check_can(control)
+                self._pause_engine(getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP)
+                self._begun = control
+            else:
+                getattr(self, f"_{name}")(control)
+                self._done(control)
+        except EngineBrokenError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it refuses the command, whatever the engine raised
+            self._refuse(control, error)
+
+    def _check_can(self, control: Control) -> None:
+        name = _name(control)
+        self._method("pause", name)
+        if name != "pause" and not (name == "sleep" and not control.sleep.level):
+            self._method(name, name)
+        if name == "sleep" and self._is_sleeping:
+            raise ValueError("sleep: an engine that is awake, got one that sleeps")
+
+    def _method(self, name: str, asked: str) -> Callable[..., Any]:
+        method = getattr(self._engine, name, None)
+        if method is None:
+            raise ValueError(f"{asked}: none with this engine")
+        found: Callable[..., Any] = method
+        return found
+
+    def _pause_engine(self, mode: int) -> None:
+        self._method("pause", "pause")(running=mode == PauseMode.PAUSE_MODE_KEEP)
+        self._is_paused = True
+        if mode == PauseMode.PAUSE_MODE_ABORT:
+            self._end_all()
+
+    def _do_without_work(self, control: Control) -> None:
+        error: Exception | None = None
+        try:
+            # Those that run stay where they are, too, once those that were waited for have ended.
+            self._method("pause", "pause")(running=True)
+            getattr(self, f"_{_name(control)}")(control)
+        except EngineBrokenError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = raised
+        try:
+            self._go_on()
+        except EngineBrokenError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = error or raised
+        if error is None:
+            self._done(control)
+        else:
+            self._refuse(control, error)
+
+    def _go_on(self) -> None:
+        if self._is_paused and not (
+            self._operator_paused or self._is_sleeping or self._is_updating or self._is_damaged
+        ):
+            self._method("resume", "resume")()
+            self._is_paused = False
+
+    # The commands.
+
+    def _describe(self, _: Control) -> None:
+        """Change nothing: the answer says how the engine is."""
+
+    def _pause(self, _: Control) -> None:
+        self._operator_paused = True
+
+    def _resume(self, _: Control) -> None:
+        if self._is_damaged:
+            raise ValueError("resume: an engine whose weights are known, got one whose last update failed half-way")
+        if self._is_updating:
+            raise ValueError("resume: an engine whose update is finished, got one that takes weights")
+        if self._is_sleeping:
+            raise ValueError("resume: an engine that is awake, got one that sleeps")
+        self._operator_paused = False
+        self._go_on()
+
+    def _load_weights(self, control: Control) -> None:
+        command = control.load_weights
+        folder = Path(command.folder)
+        self._changing(
+            lambda: self._method("load_weights", "load_weights")(folder), is_damage=True, harmless=ValueError
+        )
+        self._is_damaged = self._is_updating = False
+        self._set_version(command.weight_version)
+
+    def _transfer_weights(self, control: Control) -> None:
+        command, stages = control.transfer_weights, WeightTransferStage
+        try:
+            arguments = json.loads(command.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"transfer_weights.arguments: JSON, got an error: {error}") from None
+        if not isinstance(arguments, dict | list):
+            raise ValueError(f"transfer_weights.arguments: an object or a list, got {command.arguments[:64]}")  # noqa: TRY004
+        is_change = command.stage in _CHANGES
+        if is_change and not self._is_updating:
+            raise ValueError("transfer_weights.stage: START before UPDATE and FINISH, got one without")
+        transfer = self._method("transfer_weights", "transfer_weights")
+        self._changing(lambda: transfer(command.stage, arguments), is_damage=is_change)
+        if command.stage == stages.WEIGHT_TRANSFER_STAGE_START:
+            self._is_updating, self._has_updated = True, False
+        elif command.stage == stages.WEIGHT_TRANSFER_STAGE_UPDATE:
+            self._has_updated = True
+        elif command.stage == stages.WEIGHT_TRANSFER_STAGE_FINISH:
+            self._is_updating = False
+            self._is_damaged &= not self._has_updated
+            self._set_version(command.weight_version)
+        elif command.stage == stages.WEIGHT_TRANSFER_STAGE_SHUTDOWN and self._is_updating:
+            self._damage()
+
+    def _changing(
+        self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
+    ) -> None:
+        """Change weights; what fails leaves them damaged, but for an error that says that nothing was changed."""
+        try:
+            change()
+        except (EngineBrokenError, harmless):
+            raise
+        except Exception:
+            if is_damage:
+                self._damage()
+            raise
+
+    def _damage(self) -> None:
+        self._is_damaged, self._is_updating = True, False
+        self._engine.weight_version = 0
+
+    def _set_weight_version(self, control: Control) -> None:
+        self._set_version(control.set_weight_version.weight_version)
+
+    def _set_version(self, version: int) -> None:
+        if not hasattr(self._engine, "weight_version"):
+            raise ValueError("weight_version: none with this engine")
+        if version >= _END_OF_VERSIONS or self._highest + 1 >= _END_OF_VERSIONS:
+            raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {version or self._highest + 1}")
+        self._engine.weight_version = version or self._highest + 1
+        self._highest = max(self._highest, self.weight_version)
+        _log.info("weights changed", weight_version=self.weight_version)
+
+    def _sleep(self, control: Control) -> None:
+        if control.sleep.level:
+            self._method("sleep", "sleep")(control.sleep.level)
+            self._has_freed = True
+        if control.sleep.level >= _DROPS_WEIGHTS:
+            self._damage()
+        self._is_sleeping = True
+
+    def _wake(self, control: Control) -> None:
+        if not self._is_sleeping:
+            return
+        if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
+            return  # parts of it sleep on
+        self._is_sleeping = self._has_freed = self._operator_paused = False
+        self._go_on()
+
+    def _reset_prefix_cache(self, _: Control) -> None:
+        self._method("reset_prefix_cache", "reset_prefix_cache")()
+
+    def _load_adapter(self, control: Control) -> None:
+        command = control.load_adapter
+        names = getattr(self._engine, "lora_adapters", ())
+        if len(names) >= _MOST_ADAPTERS and command.name not in names:
+            raise ValueError(f"load_adapter.name: one of at most {_MOST_ADAPTERS} adapters, got one more")
+        self._method("load_adapter", "load_adapter")(command.name, Path(command.folder), replace=command.replace)
+
+    def _unload_adapter(self, control: Control) -> None:
+        self._method("unload_adapter", "unload_adapter")(control.unload_adapter.name)
+
+    # Their answers.
+
+    @property
+    def state(self) -> EngineState:
+        """How the engine is."""
+        return EngineState(
+            weight_version=self.weight_version,
+            is_paused=self._is_paused,
+            is_sleeping=self._is_sleeping,
+            weights_are_damaged=self._is_damaged,
+            highest_weight_version=self._highest,
+            world_size=getattr(self._engine, "world_size", 0),
+            lora_adapters=getattr(self._engine, "lora_adapters", ()),
+            **getattr(self._engine, "facts", {}),
+        )
+
+    def _done(self, control: Control) -> None:
+        self._publish(ControlAnswer(control_key=control.control_key, state=self.state))
+
+    def _refuse(self, control: Control, error: object) -> None:
+        said = str(error) if isinstance(error, ValueError | str) else f"{type(error).__name__}: {error}"
+        _log.warning("command refused", command=_name(control), reason=said)
+        error = brief(" ".join(said.split()), ErrorCode.ERROR_CODE_INTERNAL)
+        self._publish(ControlAnswer(control_key=control.control_key, error=error, state=self.state))
+
+    def _publish(self, answer: ControlAnswer) -> None:
+        if answer.control_key in self._known:
+            self._known[answer.control_key] = answer
+        self._answer(answer)
+
+
+def _name(control: Control) -> str:
+    return control.WhichOneof("command") or ""
+
+
+def _pauses(control: Control) -> bool:
+    return _name(control) in ("pause", "sleep")
+
+
+def _overtakes(control: Control) -> bool:
+    return _name(control) in ("pause", "resume")

@@ -1,0 +1,35 @@
+"""The publisher's process, as the engine's starts it: with the files of the memory and the socket that both have."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+
+from tokenbus.bus import AddressError
+from tokenbus.logs import configure
+from tokenbus.worker.process.memory import SharedMemory
+from tokenbus.worker.process.server import Introduction, PublisherServer
+
+
+def main(file: int, bell: int) -> None:
+    """Publish until the engine's process leaves or dies."""
+    # The engine's process decides when it ends; a service manager may send its signals to both.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    given = Introduction.of(json.load(sys.stdin))
+    configure(given.settings.log)
+    engine = socket.socket(fileno=bell)
+    engine.settimeout(0)
+
+    async def serve() -> None:
+        await PublisherServer(SharedMemory(file, given.settings), engine, given).run()
+
+    try:
+        asyncio.run(serve())
+    except AddressError as error:
+        engine.send(json.dumps(error.args).encode())
+        sys.exit(1)
+
+
+main(*map(int, sys.argv[1:]))

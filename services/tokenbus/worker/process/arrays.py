@@ -1,0 +1,137 @@
+"""A step's arrays as the bytes of one record: written once by the engine's thread, and read where they lie."""
+
+import struct
+from math import prod
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenbus.worker.ragged import Host, keys_of, on_host
+from tokenbus.worker.step import ARRAYS, StepArrays
+from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
+
+_DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))
+_CODES = {
+    "B": 0,
+    "b": 1,
+    "?": 2,
+    "H": 3,
+    "h": 4,
+    "I": 5,
+    "i": 6,
+    "L": 7,
+    "Q": 7,
+    "l": 8,
+    "q": 8,
+    "e": 9,
+    "f": 10,
+    "d": 11,
+}
+"""By the format of a buffer, of which there are two for some types."""
+_WIDEST_BYTES = 8
+_MOST_DIMENSIONS = 3
+_HEAD = struct.Struct("<QQIBBBBBB2x")
+_ARRAY = struct.Struct("<BBB5xQQQ")
+"""Of each array that there is: which it is, its type, how many dimensions it has, and its shape."""
+_SHAPES = ((1, 1, 1), (1, 1), (1,), ())
+_given = attrgetter(*ARRAYS)
+_ENUMERATIONS = [
+    (name, kinds.__name__, frozenset(map(int, kinds)))
+    for name, kinds in (
+        ("kind", BatchKind),
+        ("phase", StepPhase),
+        ("method", SpeculativeMethod),
+        ("value_kind", ValueKind),
+    )
+]
+
+
+class Hosted(NamedTuple):
+    """A step's arrays on the host, each of a type that can be handed over, and the bytes of their record."""
+
+    arrays: list[tuple[int, Host, memoryview]]
+    """Those that there are, by their places in ARRAYS, with their buffers."""
+    size: int
+
+    def get(self, name: str) -> Host | None:
+        """Return an array by its name, if there is one."""
+        place = ARRAYS.index(name)
+        return next((values for at, values, _ in self.arrays if at == place), None)
+
+
+def hosted(arrays: StepArrays, most: int) -> Hosted:
+    """Return a step's arrays on the host; a ContractError says which is none, or that they are too large."""
+    found = []
+    size = _HEAD.size
+    for name, kinds, known in _ENUMERATIONS:
+        if getattr(arrays, name) not in known:
+            raise ContractError(name, f"one of {kinds}", getattr(arrays, name), rule=Rule.TYPE)
+    if arrays.request_keys is None:
+        raise ContractError("request_keys", "an array", "none", rule=Rule.TYPE)
+    for place, given in enumerate(_given(arrays)):
+        if given is None:
+            continue
+        if type(given) is np.ndarray and (buffer := memoryview(given)).format in _CODES:  # type: ignore[arg-type]
+            values = given
+        else:
+            values = _converted(ARRAYS[place], given)
+            buffer = memoryview(values)  # type: ignore[arg-type]  # as numpy's types have it, an array is no buffer
+        if buffer.ndim > _MOST_DIMENSIONS:
+            raise ContractError(ARRAYS[place], f"{_MOST_DIMENSIONS} dimensions", buffer.ndim, rule=Rule.MAX)
+        size += _ARRAY.size + (buffer.nbytes + 7) // 8 * 8
+        found.append((place, values, buffer))
+    if size > most:
+        raise ContractError("step", f"{most} bytes of arrays", size, rule=Rule.MAX)
+    return Hosted(found, size)
+
+
+def _converted(name: str, values: object) -> Host:
+    host = keys_of(values) if name == "request_keys" else on_host(name, values)
+    if host.dtype.kind not in "biuf" or host.dtype.itemsize > _WIDEST_BYTES:
+        raise ContractError(name, "numbers", host.dtype.name, rule=Rule.TYPE)
+    return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
+
+
+def write(step: StepArrays, found: Hosted, room: memoryview) -> None:
+    """Write a step into the memory of a record: each array behind what says which it is."""
+    _HEAD.pack_into(
+        room, 0, step.step, step.weight_version, step.parts,
+        step.kind, step.phase, step.method, step.value_kind, step.draft_follows, len(found.arrays),
+    )  # fmt: skip
+    at = _HEAD.size
+    for place, values, buffer in found.arrays:
+        shape = values.shape
+        _ARRAY.pack_into(room, at, place, _CODES[buffer.format], len(shape), *shape, *_SHAPES[len(shape)])
+        at += _ARRAY.size
+        if size := buffer.nbytes:
+            if buffer.c_contiguous:
+                room[at : at + size] = buffer.cast("B")
+            else:
+                np.ndarray(shape, values.dtype, room, at)[...] = values
+            at += (size + 7) // 8 * 8
+
+
+def read(data: memoryview) -> StepArrays:
+    """Return the step of a record; its arrays are the record's own bytes, good until it is taken from the ring."""
+    step, weight_version, parts, kind, phase, method, value_kind, draft_follows, count = _HEAD.unpack_from(data)
+    found: dict[str, Any] = dict.fromkeys(("request_keys", "positions", "token_counts", "token_ids"))
+    at = _HEAD.size
+    for _ in range(count):
+        place, code, dimensions, *shape = _ARRAY.unpack_from(data, at)
+        at += _ARRAY.size
+        dtype, shape = _DTYPES[code], shape[:dimensions]
+        size = prod(shape) * dtype.itemsize
+        found[ARRAYS[place]] = np.ndarray(shape, dtype, data[at : at + size] if size else None)
+        at += (size + 7) // 8 * 8
+    return StepArrays(
+        **found,
+        step=step,
+        weight_version=weight_version,
+        parts=parts,
+        kind=BatchKind(kind),
+        phase=StepPhase(phase),
+        method=SpeculativeMethod(method),
+        value_kind=ValueKind(value_kind),
+        draft_follows=bool(draft_follows),
+    )

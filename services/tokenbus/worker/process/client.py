@@ -1,0 +1,234 @@
+"""PublisherProcess: a publisher in a process of its own, as the engine's process starts it, and starts it anew."""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict
+from types import TracebackType
+from typing import IO, cast
+
+from tokenbus.bus import AddressError
+from tokenbus.bus.link import PROOF_BYTES
+from tokenbus.logs import logger
+from tokenbus.settings import Settings
+from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.process.handover import Handover
+from tokenbus.worker.process.memory import SharedMemory, shared_file
+from tokenbus.worker.process.records import READY, WAKE
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer
+
+_log = logger("worker")
+_START_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+_ERROR_SECONDS = 1.0
+"""How long a publisher has to leave when the engine's owner fails."""
+_MOST_PAUSE_SECONDS = 5.0
+
+
+class PublisherProcess(Handover):
+    """A publisher in a process of its own, from `with` until its end.
+
+    When the engine's process dies, the publisher publishes what it has, ends the open requests, and leaves. When the
+    publisher dies, the engine goes on, and a new one takes over what was handed over and what was not acknowledged.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        vocabulary_size: int = 0,
+        model: DescribesModel | None = None,
+        in_background: bool = False,
+        takes_control: bool = False,
+    ) -> None:
+        """Take what a Publisher takes.
+
+        In the background, `with` does not wait for the publisher's start: what is handed over meanwhile waits for it,
+        and one that cannot start is tried again.
+        """
+        self._file = shared_file(settings)
+        memory = SharedMemory(self._file, settings)
+        memory.warm()
+        super().__init__(settings, memory, time.time_ns())
+        self._introduction = {
+            "settings": asdict(settings),
+            "vocabulary_size": vocabulary_size,
+            "model": None if model is None else _described(model),
+            "epoch": self.epoch,
+            "takes_control": takes_control,
+            "proof": secrets.token_hex(PROOF_BYTES),
+        }
+        self._in_background = in_background
+        self._owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_bell: socket.socket | None = None
+        """The socket to a publisher that starts."""
+        self._given_up = threading.Event()
+        """Set when no other is started any more where this one dies."""
+        self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
+
+    def controlled(self, answer: ControlAnswer) -> None:
+        """Hand over what became of a command; a later publisher says what adapters there are since."""
+        if answer.HasField("state") and self._introduction["model"] is not None:
+            model = cast("dict[str, object]", self._introduction["model"])
+            self._introduction["model"] = {**model, "lora_adapters": list(answer.state.lora_adapters)}
+        super().controlled(answer)
+
+    def __enter__(self) -> "PublisherProcess":
+        _started.add(self)
+        try:
+            if not self._in_background:
+                self._start()
+        except BaseException:
+            self.let_go()
+            raise
+        self.is_running = True
+        self._watching.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._owner:
+            return  # a child of a fork, which has let go of it
+        seconds = _ERROR_SECONDS
+        if error is None:
+            seconds = self.settings.worker.drain_timeout_ms / 1000
+            self.leave(seconds)
+            seconds += _MOST_PAUSE_SECONDS
+        else:
+            self.is_running = False
+            self._given_up.set()
+            self._close(self.bell)  # as if the engine's process had died
+        self._watching.join(seconds)
+        self._given_up.set()
+        self._kill()
+        self._watching.join()
+        self.let_go()
+
+    @property
+    def pid(self) -> int:
+        """The id of the publisher's process."""
+        return self._process.pid if self._process is not None else 0
+
+    def let_go(self) -> None:
+        """Close what says to the publisher that the engine's process lives, as a child of a fork must."""
+        _started.discard(self)
+        self.is_running = False
+        self._close(self.bell)
+        self._close(self._next_bell)
+        os.close(self._file)
+
+    @staticmethod
+    def _close(bell: socket.socket | None) -> None:
+        if bell is not None:
+            bell.close()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _start(self) -> None:
+        """Start a publisher, and wait until it publishes; raise what it says is wrong."""
+        with _forking:
+            mine, its = socket.socketpair()
+            self._next_bell = mine
+            with its:
+                process = subprocess.Popen(  # noqa: S603 - this very package
+                    [sys.executable, "-m", "tokenbus.worker.process", str(self._file), str(its.fileno())],
+                    stdin=subprocess.PIPE,
+                    pass_fds=(self._file, its.fileno()),
+                    start_new_session=True,  # a signal to the engine's group is for the engine to heed
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+                )
+            with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
+                stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
+        try:
+            self._wait_until_ready(mine)
+        except BaseException:
+            process.kill()
+            process.wait()
+            mine.close()
+            raise
+        before, self.bell, self._process = self.bell, mine, process
+        self._close(before)
+        self.has_publisher.set()
+
+    def _wait_until_ready(self, bell: socket.socket) -> None:
+        """Wait until a publisher has started; raise what it says in the place of that."""
+        deadline = time.monotonic() + _START_SECONDS
+        bell.settimeout(_LOOK_SECONDS)
+        said = b""
+        while not said.endswith(READY):
+            try:
+                more = bell.recv(4096)
+            except TimeoutError:
+                if self._given_up.is_set() or time.monotonic() > deadline:
+                    raise
+                continue
+            if not more and said.startswith(b"["):
+                raise AddressError(*json.loads(said))
+            if not more:
+                raise RuntimeError("the publisher's process ended before it published; its log says why")
+            said += more.strip(WAKE)
+        bell.settimeout(0)
+
+    def _watch(self) -> None:
+        """Wait for the publisher's end, and start another in its place, until this one has left."""
+        pause = self._start_if_none(0.0)
+        while (process := self._process) is not None:
+            taken = self._steps.taken
+            status = process.wait()
+            self.has_publisher.clear()
+            if self._given_up.is_set() or (status == 0 and not self.is_running):
+                return
+            _log.error("the publisher's process died; a new one takes over", status=status, worker=self._worker)
+            if self._steps.taken > taken:
+                pause = 0.0  # it published: the next is there within a heartbeat's timeout
+            pause = self._start_if_none(pause)
+
+    def _start_if_none(self, pause: float) -> float:
+        """Start a publisher where there is none, after a pause, until one starts; return the pause before another."""
+        while not self.has_publisher.is_set() and not self._given_up.wait(pause):
+            pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
+            try:
+                self._start()
+                if self._given_up.is_set():
+                    self._kill()
+            except (AddressError, RuntimeError, OSError) as error:
+                _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
+        return pause
+
+    @property
+    def _worker(self) -> str:
+        return self.settings.worker.id
+
+
+def _described(model: DescribesModel) -> dict[str, object]:
+    return {
+        "max_model_tokens": model.max_model_tokens,
+        "tokenizer_digest": model.tokenizer_digest,
+        "tokenizer_probes": list(getattr(model, "tokenizer_probes", ())),
+        "lora_adapters": list(model.lora_adapters),
+    }
+
+
+_started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
+_forking = threading.Lock()
+"""Held while a publisher is started, whose pipes' ends a fork at that time would keep open."""
+
+
+def _let_go() -> None:
+    _forking.release()
+    for each in list(_started):
+        each.let_go()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_let_go)

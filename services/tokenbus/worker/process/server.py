@@ -1,0 +1,337 @@
+"""PublisherServer: what the publisher's process does, on one event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenbus.bus import Transport
+from tokenbus.clock import Clock
+from tokenbus.logs import logger
+from tokenbus.metrics.publisher import serve_publisher
+from tokenbus.settings import SECTIONS, Settings
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine import Model
+from tokenbus.worker.errors import NotRunningError, RetentionFullError
+from tokenbus.worker.process import arrays
+from tokenbus.worker.process.journal import JournaledRetention
+from tokenbus.worker.process.memory import SharedMemory
+from tokenbus.worker.process.records import (
+    ADMITTED,
+    FAILED,
+    IDS,
+    READY,
+    WAKE,
+    Brought,
+    HandedOver,
+    SharedCounts,
+    Word,
+)
+from tokenbus.worker.process.ring import Record
+from tokenbus.worker.publisher import Publisher
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
+
+_log = logger("worker")
+_AT_ONCE = 8
+"""How many records are published before the event loop sends and receives."""
+_HEADER_BYTES = 1024
+_ENGINE_DIED = "the engine's process died"
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What the engine's process says to a publisher that it starts."""
+
+    settings: Settings
+    vocabulary_size: int
+    model: Model | None
+    epoch: int
+    proof: bytes
+    requests: list[tuple[int, int]]
+    """The ids and owners of the requests that the worker has, but for those that wait in the ring."""
+    requests_tail: int
+    """Where the ring of requests began when that was said."""
+    takes_no_more: bool
+    leaves: bool
+    """Whether the engine hands nothing more over."""
+    takes_control: bool = False
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Introduction":
+        """Return what the engine's process wrote as JSON."""
+        sections = {name: maker(**given["settings"][name]) for name, maker in SECTIONS.items()}
+        model = given["model"]
+        if model is not None:
+            model = Model(**{**model, "lora_adapters": tuple(model["lora_adapters"])})
+        proof = bytes.fromhex(given["proof"])
+        return cls(**{**given, "settings": Settings(**sections), "model": model, "proof": proof})
+
+
+class _Publisher(Publisher):
+    """A publisher whose requests go into the ring, and that never blocks its event loop for room."""
+
+    def __init__(self, memory: SharedMemory, bell: socket.socket, given: Introduction, **others: Any) -> None:  # noqa: ANN401
+        worker = given.settings.worker
+        self.made_room = asyncio.Event()
+        self.engine_is_gone = False
+        self._steps, self._ring, self._bell = memory.steps, memory.requests, bell
+        self.journal = JournaledRetention(
+            worker.most_items,
+            worker.retention_bytes,
+            checksum=worker.checksum,
+            journal=memory.journal,
+            words=memory.words,
+        )
+        super().__init__(
+            given.settings,
+            vocabulary_size=given.vocabulary_size,
+            epoch=given.epoch,
+            model=given.model,
+            proof=given.proof,
+            takes_control=given.takes_control,
+            retention=self.journal,
+            **others,
+        )
+        memory.words[Word.STARTS] += 1
+        self.starts = memory.words[Word.STARTS]
+        self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
+        self.last_step = memory.words[Word.LAST_STEP]
+        for key, owner in given.requests:
+            self.session.add_request(Generate(request_key=key, owner=owner))
+        for record in memory.requests.waiting(given.requests_tail):
+            if record.kind == Brought.GENERATE:
+                self.session.add_request(Generate.FromString(bytes(record.data)))
+        if given.takes_no_more:
+            self.take_no_more()
+
+    @property
+    def handed_over(self) -> int:
+        """How many records of the engine's wait."""
+        return self._steps.waiting_count
+
+    @property
+    def waiting_requests(self) -> int:
+        return len(self._ring)
+
+    def take_request(self, request: Generate | Abort) -> None:
+        """Bring a request or an abort to the engine; a ContractError says that there is no room for it."""
+        most = 2 * self.settings.worker.max_requests
+        if self.engine_is_gone or (not most and isinstance(request, Abort)):
+            return  # with the goodbye the processor gives what was not admitted to another worker
+        data = request.SerializeToString()
+        if len(self._ring) >= most or not self._ring.has_room(len(data)):
+            limit = f"at most {most} requests that the engine has not taken yet"
+            raise ContractError("generate", limit, len(self._ring) + 1)
+        self._ring.put(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, data)
+        self.ring_bell()
+
+    def take_control(self, control: Control) -> None:
+        """Bring a command to the engine; a ContractError says that there is no room for it."""
+        if self.engine_is_gone:
+            return
+        data = control.SerializeToString()
+        if not self._ring.has_room(len(data)):
+            raise ContractError("control", "one that the engine has room for", f"{len(data)} bytes")
+        self._ring.put(Brought.CONTROL, data)
+        self.ring_bell()
+
+    def bring_ended(self, keys: deque[int]) -> None:
+        """Tell the engine which requests have ended here, as soon as there is room to."""
+        if keys and self._ring.has_room(8 * len(keys)):
+            self._ring.put(Brought.ENDED, np.array(keys, np.uint64).tobytes())
+            keys.clear()
+            self.ring_bell()
+
+    def ring_bell(self) -> None:
+        """Tell the engine that something was brought, or taken."""
+        with contextlib.suppress(OSError):  # it has many bells to hear, or it died
+            self._bell.send(WAKE)
+
+    def _made_room(self) -> None:
+        super()._made_room()
+        self.made_room.set()
+
+    def _wait_for_room(self, size: int) -> bool:  # noqa: ARG002 - who calls it has waited already
+        return False
+
+
+class PublisherServer:
+    """Publishes what an engine's process hands over, and brings it what comes for it, until one of the two leaves."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        bell: socket.socket,
+        given: Introduction,
+        *,
+        transport: Transport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take what both processes share, the socket to the engine's, and what that one said."""
+        self._steps, self._words, self._bell = memory.steps, memory.words, bell
+        self._settings = given.settings
+        self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
+        self._clock = self.publisher.clock
+        self._emitter = Emitter(self.publisher, given.vocabulary_size)
+        self._ended: deque[int] = deque()
+        """The requests that ended here, of which the engine has not heard yet."""
+        self._leaves = given.leaves
+        self._waits_since: float | None = None
+
+    async def run(self) -> None:
+        """Publish until the engine's process leaves or dies, and all is acknowledged."""
+        publisher = self.publisher
+        # What was handed over before is in the first hello, as far as there is room for it.
+        publisher.begin()
+        while self._publish_some() == 0:
+            pass
+        with serve_publisher(publisher):
+            async with publisher:
+                loop = asyncio.get_running_loop()
+                loop.add_reader(self._bell, self._heard)
+                with contextlib.suppress(OSError):  # it died meanwhile, which the reader hears
+                    self._bell.send(READY)
+                try:
+                    await self._publish_all()
+                finally:
+                    loop.remove_reader(self._bell)
+
+    async def _publish_all(self) -> None:
+        """Publish what is handed over until there will be nothing more."""
+        wake = self.publisher.made_room
+        while True:
+            wake.clear()
+            if not self.publisher.is_running:
+                return  # its connection failed, which is raised next
+            seconds = self._publish_some()
+            if self._steps.is_empty:
+                if self._leaves:
+                    return
+                if self.publisher.engine_is_gone:
+                    self._end_all()
+                    return
+            if seconds:
+                await self._clock.wait(wake, seconds)
+            else:
+                await asyncio.sleep(0)
+
+    def _heard(self) -> None:
+        """Hear the engine's bell, or that its process is gone."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                is_gone = not self._bell.recv(65536)
+            except ConnectionError:
+                is_gone = True
+            if is_gone:
+                asyncio.get_running_loop().remove_reader(self._bell)
+                self.publisher.engine_is_gone = True
+        self.publisher.made_room.set()
+
+    def _publish_some(self) -> float:
+        """Publish some of what is handed over; return for how long to wait at most, or 0 where there is more."""
+        number = self._steps.taken
+        seconds = self._settings.bus.heartbeat_interval_ms / 1000
+        for place, record in enumerate(self._steps.waiting()):
+            if place == _AT_ONCE:
+                seconds = 0
+                break
+            if wait := self._seconds_for_room(record):
+                seconds = wait
+                break
+            self.publisher.journal.begin(record.number)
+            try:
+                self._publish(record)
+            except NotRunningError:
+                raise
+            except Exception:  # noqa: BLE001 - or each new publisher would fail at the same record
+                _log.exception("a step was not published")
+                self.publisher.lose_all()
+            self.publisher.journal.begin(0)
+            self._words[Word.LAST_STEP] = self.publisher.last_step
+            self._ended.extend(self._emitter.take_aborts())
+            self.publisher.bring_ended(self._ended)
+            self._steps.take(record)
+        self.publisher.bring_ended(self._ended)
+        if self._steps.taken > number:
+            self.publisher.ring_bell()
+        return seconds
+
+    def _seconds_for_room(self, record: Record) -> float:
+        """Return for how long a record waits for room in retention, at most: 0 where there is some, or it must not."""
+        retention, worker, data = self.publisher.retention, self._settings.worker, record.data
+        messages = self._messages_of(record)
+        if not messages:
+            return 0
+        has_room = retention.has_room(2 * len(data) + _HEADER_BYTES, messages) or not len(retention)
+        now = self._clock.now()
+        if has_room or worker.policy == "fail":
+            if self._waits_since is not None:
+                self.publisher.blocked_seconds += now - self._waits_since
+            self._waits_since = None
+            return 0
+        if self._waits_since is None:
+            self._waits_since = now
+            self.publisher.blocked += 1
+        return max(0.0, self._waits_since + worker.block_timeout_ms / 1000 - now)
+
+    def _messages_of(self, record: Record) -> int:
+        """Return how many messages are made of a record, as far as can be said before it is published."""
+        match record.kind:
+            case HandedOver.STEP:
+                step, limits = arrays.read(record.data), self._settings.limits
+                by_rows: int = step.request_keys.size // limits.max_rows
+                return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
+            case HandedOver.ADMITTED | HandedOver.FAILED | HandedOver.SCORED | HandedOver.CONTROLLED:
+                return 1
+            case HandedOver.REFUSED:
+                return int(IDS.unpack_from(record.data)[0])
+        return 0
+
+    def _publish(self, record: Record) -> None:
+        data = record.data
+        match record.kind:
+            case HandedOver.STEP:
+                self._emitter.emit(arrays.read(data))
+            case HandedOver.ADMITTED:
+                self._emitter.admitted(*ADMITTED.unpack(data))
+            case HandedOver.SCORED | HandedOver.CONTROLLED:
+                self._publish_message(record)
+            case HandedOver.FAILED:
+                key, code = FAILED.unpack_from(data)
+                self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())
+            case HandedOver.REFUSED:
+                count, begin = *IDS.unpack_from(data), IDS.size
+                keys, message = data[begin : begin + 8 * count], bytes(data[begin + 8 * count :]).decode()
+                self._emitter.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
+            case HandedOver.LOST:
+                if lost := np.frombuffer(data, np.uint64).tolist():
+                    self.publisher.lose(lost)
+                else:
+                    self.publisher.lose_all()
+            case HandedOver.NO_MORE:
+                self.publisher.take_no_more()
+            case HandedOver.LEAVE:
+                self._leaves = True
+
+    def _publish_message(self, record: Record) -> None:
+        """Publish what was handed over as the message that it is."""
+        if record.kind == HandedOver.SCORED:
+            self._emitter.scored(PromptScoresChunk.FromString(bytes(record.data)))
+        else:
+            self._emitter.controlled(ControlAnswer.FromString(bytes(record.data)))
+
+    def _end_all(self) -> None:
+        """End the requests that an engine had when its process died."""
+        self.publisher.take_no_more()
+        requests = sorted(self.publisher.session.requests)
+        ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
+        _log.error("the engine's process died: its requests end", **ended)
+        for key in requests:
+            with contextlib.suppress(RetentionFullError):  # then a gap names it
+                self.publisher.failed_request(key, ErrorCode.ERROR_CODE_ENGINE, _ENGINE_DIED)

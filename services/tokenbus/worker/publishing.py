@@ -1,0 +1,49 @@
+"""What an engine that takes no requests of the bus publishes through: in threads of its process, or in a process."""
+
+import sys
+from contextlib import ExitStack
+
+from tokenbus.settings import Settings
+from tokenbus.worker.client import PublisherClient
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.process.client import PublisherProcess
+from tokenbus.worker.publisher import Publisher
+
+
+def publishing(
+    stack: ExitStack, settings: Settings, vocabulary_size: int, model: DescribesModel | None = None
+) -> tuple[PublisherClient, Outbox | PublisherProcess]:
+    """Publish until the stack ends: return what the engine asks, and what it hands its steps and errors to.
+
+    Raises an AddressError where metrics cannot be served.
+    """
+    client = publisher_client(stack, settings, vocabulary_size, model)
+    if isinstance(client, PublisherProcess):
+        return client, client
+    return client, stack.enter_context(Outbox(client, settings.worker.outbox))
+
+
+def publisher_client(
+    stack: ExitStack,
+    settings: Settings,
+    vocabulary_size: int = 0,
+    model: DescribesModel | None = None,
+    *,
+    in_background: bool = False,
+) -> Emitter | PublisherProcess:
+    """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
+
+    On Linux it publishes in a process. Raises an AddressError as above.
+    """
+    chosen = settings.worker.publisher
+    if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):
+        process = PublisherProcess(settings, vocabulary_size=vocabulary_size, model=model, in_background=in_background)
+        return stack.enter_context(process)
+    from tokenbus.metrics.publisher import serve_publisher  # noqa: PLC0415 - slow, and only threads need it
+
+    publisher = Publisher(settings, vocabulary_size=vocabulary_size, model=model)
+    stack.enter_context(serve_publisher(publisher))
+    stack.enter_context(publisher)
+    return Emitter(publisher, vocabulary_size)

@@ -1,0 +1,342 @@
+"""run_engine: an engine as a worker, with everything that `tokenbus worker` has around it."""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from tokenbus.bus import Transport, transport_for
+from tokenbus.clock import SystemClock
+from tokenbus.logs import configure, logger
+from tokenbus.metrics.publisher import serve_publisher
+from tokenbus.open_files import open_files_for
+from tokenbus.settings import Settings
+from tokenbus.signals import stop_on_signals
+from tokenbus.worker.client import PublisherClient
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.errors import NotRunningError, RetentionFullError
+from tokenbus.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.process.client import PublisherProcess
+from tokenbus.worker.publisher import Publisher
+from tokenbus.worker.session import HandoffPoint
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+_POLL_SECONDS = 0.05
+_log = logger("worker")
+T = TypeVar("T")
+
+
+def run_engine(
+    engine: Engine | Callable[[], Engine],
+    settings: Settings | None = None,
+    *,
+    name: str = "engine",
+    steps_per_second: float = 0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
+
+    The processor need not be there yet: the worker finds it, and finds it again. SIGTERM or SIGINT stops the worker: it
+    takes no new request, finishes those that it has, waits until all is acknowledged (each of the two for at most
+    `worker.drain_timeout_ms`), and this returns. A second signal ends the process. The engine is closed at the end; its
+    methods are called on one thread, which is not the caller's. Before the engine is made, the first signal ends the
+    process.
+
+    Args:
+        engine: Any object with the members of `Engine`; or a function without arguments that makes one, for an engine
+            that must be made on the thread that steps it, as one on a GPU. What the function raises, this raises.
+        settings: Where the processor is, the worker's id and role, and every bound. Without them they are loaded from
+            the environment and the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
+        name: What the log calls the engine.
+        steps_per_second: The most steps that begin in a second; 0: as many as the engine can.
+        stop: An event of the caller's that stops the worker when it is set. With it signals are left alone, so this
+            may run in any thread; without it, only in the main thread.
+
+    Raises:
+        EngineBrokenError: The engine's loop failed, because the engine raised this or too many steps failed in a row;
+            its requests ended with an error. `__cause__` is what was raised.
+        SettingsError: A setting cannot be used.
+        AddressError: The metrics or the hand-off address cannot be used.
+
+    Example:
+        import tokenbus
+
+        tokenbus.run_engine(MyEngine())
+    """
+    settings = settings or Settings.load()
+    configure(settings.log)
+    log_open_files = open_files_for(settings)
+
+    async def serve() -> None:
+        """Serve until a signal, or until the event of the caller is set."""
+        async with _stopping(stop) as stopping:
+            await _serve(
+                thread, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
+            )
+
+    with EngineThread(engine) as thread:
+        thread.made.result()
+        asyncio.run(serve())
+
+
+async def serve_engine(
+    engine: Engine | Callable[[], Engine],
+    settings: Settings | None = None,
+    stop: asyncio.Event | None = None,
+    *,
+    steps_per_second: float = 0,
+    transport: Transport | None = None,
+) -> None:
+    """Run an engine as `run_engine` does, on the current event loop; logging and signals are left to the caller.
+
+    The engine's loop runs in a thread, and a second one assembles and publishes. Setting `stop` stops the worker and
+    lets it drain; cancelling this stops it without waiting for anything.
+
+    Args:
+        engine: As in `run_engine`, and so are `settings` and `steps_per_second`.
+        settings: As above.
+        stop: Stops the worker when it is set; without it, only the engine's failure or cancelling does.
+        steps_per_second: As above.
+        transport: What carries messages, in the place of what the settings choose.
+
+    Raises:
+        EngineBrokenError: As in `run_engine`, and so are SettingsError and AddressError.
+    """
+    with EngineThread(engine) as thread:
+        await asyncio.wrap_future(thread.made)
+        await _serve(
+            thread,
+            settings or Settings.load(),
+            stop or asyncio.Event(),
+            steps_per_second=steps_per_second,
+            transport=transport,
+        )
+
+
+async def _serve(  # noqa: PLR0913 - each but the first three is given by name
+    thread: "EngineThread",
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    name: str = "engine",
+    steps_per_second: float,
+    transport: Transport | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    engine = thread.made.result()
+    stop_loop = threading.Event()
+    pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
+    drain_seconds = settings.worker.drain_timeout_ms / 1000
+    deadline = math.inf
+
+    def run_loop() -> None:
+        """Run the engine until it is to stop, then let it finish; what it said last is published in any case."""
+        # Once the publisher has stopped, there is no peer that an event could reach.
+        with contextlib.suppress(NotRunningError):
+            try:
+                engine_loop.serve(stop_loop, pace)
+                engine_loop.finish(deadline - time.monotonic(), time.monotonic)
+            finally:
+                publishing.flush(drain_seconds)
+
+    if isinstance(engine, DataParallelRank):
+        settings = replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
+    transport = transport or transport_for(settings.bus)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
+        looping: list[asyncio.Future[None]] = []
+        # The loop is waited for after the publisher's end, which wakes a thread that waits for room.
+        stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
+        if settings.worker.publisher == "process":
+            publishing = await _in_process(stack, engine, settings)
+        elif (found := await _in_thread(stack, engine, settings, transport, stop)) is None:
+            return
+        else:
+            publishing = found
+        engine_loop = EngineLoop(engine, publishing.client, publishing.outbox)
+        address = settings.bus.workers_address
+        _log.info("worker started", worker=settings.worker.id, epoch=publishing.epoch, engine=name, processor=address)
+        started()
+        looping.append(asyncio.wrap_future(thread.run(run_loop)))
+        await _is_done_before(looping[0], stop)
+        deadline = time.monotonic() + drain_seconds
+        publishing.take_no_more()
+        stop_loop.set()
+        await asyncio.wait(looping, timeout=drain_seconds)
+    error = looping[0].exception()
+    if error is not None:
+        _log.error("the engine's loop failed", exc_info=error)
+        raise EngineBrokenError(f"the engine's loop failed: {type(error).__name__}: {error}") from error
+    _log.info("worker stopped", worker=settings.worker.id)
+
+
+class _Publishing(NamedTuple):
+    client: PublisherClient
+    outbox: Outbox | None
+    epoch: int
+    flush: Callable[[float], None]
+    take_no_more: Callable[[], None]
+
+
+async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> _Publishing:
+    client = PublisherProcess(
+        settings,
+        vocabulary_size=engine.vocabulary_size,
+        model=engine if isinstance(engine, DescribesModel) else None,
+        takes_control=True,
+    )
+    await asyncio.to_thread(client.__enter__)
+    stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
+    return _Publishing(client, None, client.epoch, client.flush, client.take_no_more)
+
+
+async def _in_thread(
+    stack: AsyncExitStack, engine: Engine, settings: Settings, transport: Transport, stop: asyncio.Event
+) -> _Publishing | None:
+    """Publish in a thread of this process, until the stack ends; None: a decode worker stopped before it listened."""
+    receiver = None
+    if settings.worker.role == "decode":
+        receiver = HandoffReceiver(settings, transport)
+        if not await _is_listening(stack, receiver, stop):
+            return None
+    publisher = Publisher(
+        settings,
+        vocabulary_size=engine.vocabulary_size,
+        transport=transport,
+        handoff=HandoffPoint() if receiver is None else receiver.point,
+        model=engine if isinstance(engine, DescribesModel) else None,
+        takes_control=True,
+    )
+    failed = partial(end_failed_handoff, publisher)
+    sender = HandoffSender(settings, transport, SystemClock(), publisher.counts, failed)
+    emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
+    outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
+    stack.enter_context(serve_publisher(publisher))
+    await stack.enter_async_context(publisher)
+    # It ends before the publisher, which still has to say which hand-offs failed.
+    await stack.enter_async_context(sender)
+    if receiver is not None:
+        receiver.serve(publisher)
+    return _Publishing(emitter, outbox, publisher.epoch, outbox.flush, publisher.take_no_more)
+
+
+class EngineThread:
+    """Makes an engine, runs its loop, and closes it when `with` ends, all on one thread.
+
+    What an engine takes at its start often belongs to a thread: a CUDA device, OpenMP's threads, their cores. The
+    thread is a daemon, so that a process that is interrupted while the engine is made need not wait for it.
+    """
+
+    def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._closed: Future[None] | None = None
+        self.made: Future[Engine] = self.run(engine if callable(engine) else lambda: engine)
+        """The engine, or what the function raised."""
+
+    def __enter__(self) -> "EngineThread":
+        threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, call: Callable[[], T]) -> "Future[T]":
+        """Call a function on the thread, once the calls before it have returned."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()
+        self._calls.put((call, done))
+        return done
+
+    def close(self) -> "Future[None]":
+        """Have the engine closed, once it is made and its loop has returned."""
+        if self._closed is None:
+            self._closed = self.run(self._close)
+            self._calls.put(None)
+        return self._closed
+
+    def _close(self) -> None:
+        if self.made.exception() is None:
+            self.made.result().close()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, done = call
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - who waits for the call gets it
+                done.set_exception(error)
+
+
+class Pace:
+    """Called before each step, it waits so that at most so many begin in a second."""
+
+    def __init__(self, per_second: float, now: Callable[[], float], wait: Callable[[float], object]) -> None:
+        self._period = 1 / per_second
+        self._now = now
+        self._wait = wait
+        self._due = now()
+
+    def __call__(self) -> None:
+        """Wait until the next step is due."""
+        now = self._now()
+        if now < self._due:
+            self._wait(self._due - now)
+        # One late step is made up for, a pause is not: after that, steps would come in a burst.
+        self._due = max(self._due, now - self._period) + self._period
+
+
+@asynccontextmanager
+async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event]:
+    if stop is None:
+        with stop_on_signals() as stopping:
+            yield stopping
+        return
+    stopping = asyncio.Event()
+
+    async def forward() -> None:
+        while not stop.is_set():  # noqa: ASYNC110 - a thread's event wakes no event loop
+            await asyncio.sleep(_POLL_SECONDS)
+        stopping.set()
+
+    forwarding = asyncio.create_task(forward())
+    try:
+        yield stopping
+    finally:
+        forwarding.cancel()
+
+
+async def _is_listening(stack: AsyncExitStack, receiver: HandoffReceiver, stop: asyncio.Event) -> bool:
+    """Have a receiver listen; return False where the worker is to stop before the server of its address has come."""
+    listening = asyncio.create_task(stack.enter_async_context(receiver))
+    try:
+        if is_there := await _is_done_before(listening, stop):
+            listening.result()
+        return is_there
+    finally:
+        listening.cancel()
+
+
+async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> bool:
+    waiting = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return task.done()
+
+
+def end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:
+    """Publish that a request ended, which no decode worker took."""
+    with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
+        publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)

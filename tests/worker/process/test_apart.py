@@ -1,0 +1,370 @@
+"""An engine and a publisher apart: whichever dies, requests get what is true of them, or an error that says why."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.waiting import MOST, until
+from tests.worker.process.apart import Apart, apart
+from tokenbus.delivery import RequestFailedError
+from tokenbus.testing import true_tokens
+from tokenbus.worker import NotRunningError, StepArrays
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.process import handover
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
+from tokenbus_engines.synthetic import true_prompt_scores
+from tokenbus_services.client import Client, Operator
+
+TOKENS = 40
+
+
+class Asked:
+    """A request of a client that is read as its tokens come."""
+
+    def __init__(self, client: Client, tokens: int = TOKENS) -> None:
+        self._tokens = client.generate([1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2)
+        self.key = self._tokens.request_id
+        self.ids: list[int] = []
+        self.error: RequestFailedError | None = None
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for token in self._tokens:
+                self.ids.append(token.id)
+        except RequestFailedError as error:
+            self.error = error
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what came is what is true of it, up to there."""
+        true: list[int] = true_tokens(self.key, 0, len(self.ids)).ids.tolist()
+        return self.ids == true
+
+
+async def asked(of: Apart, count: int = 3, tokens: int = TOKENS) -> list[Asked]:
+    """Have requests that the engine has begun with."""
+    made = [Asked(of.bus.client, tokens) for _ in range(count)]
+    await of.bus.settle()
+    await of.turn(3)
+    assert all(each.ids for each in made)
+    return made
+
+
+def all_exact(requests: list[Asked], tokens: int = TOKENS) -> bool:
+    return all(each.ids == true_tokens(each.key, 0, tokens).ids.tolist() and each.error is None for each in requests)
+
+
+async def test_requests_get_every_token() -> None:
+    async with apart() as worker:
+        requests = await asked(worker)
+        await worker.turn(TOKENS)
+        assert all_exact(requests)
+        assert worker.loop._client.active.end_all() == []
+
+
+async def test_new_publisher_takes_over() -> None:
+    """What was handed over while there was none, and what was not acknowledged, comes once and in order."""
+    async with apart() as worker:
+        requests = await asked(worker)
+        for _ in range(4):
+            await worker.lose_publisher()
+            for _ in range(3):
+                worker.loop.turn()
+            await worker.start_publisher()
+            await worker.turn(2)
+        await worker.turn(TOKENS)
+        assert all_exact(requests)
+        (known,) = worker.bus.processors[0].workers.by_id.values()  # type: ignore[union-attr]
+        assert known.hellos == 5
+
+
+async def test_new_publisher_takes_over_what_waits_for_the_engine() -> None:
+    """Requests that the engine had not taken when the publisher died are neither lost nor taken twice."""
+    async with apart() as worker:
+        requests = [Asked(worker.bus.client) for _ in range(5)]
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        await worker.start_publisher()
+        await worker.turn(TOKENS + 3)
+        assert all_exact(requests)
+
+
+async def test_new_publisher_knows_what_the_engine_took_while_it_started() -> None:
+    async with apart() as worker:
+        requests = [Asked(worker.bus.client) for _ in range(5)]
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        await worker.start_publisher(worker.loop.turn)
+        await worker.turn(TOKENS + 3)
+        assert all_exact(requests)
+
+
+async def test_prompts_are_scored_though_publishers_die() -> None:
+    prompt = list(range(1, 3001))  # whose scores are several records
+    async with apart() as worker:
+        scored = worker.bus.client.generate(prompt, max_tokens=3, prompt_logprobs=4)
+        await worker.bus.settle()
+        worker.loop.turn()
+        for _ in range(3):
+            await worker.lose_publisher()
+            await worker.start_publisher()
+        await worker.turn(3)
+        assert [token.id async for token in scored] == true_tokens(scored.request_id, 0, 3).ids.tolist()
+        true = true_prompt_scores(scored.request_id, prompt, PromptScoring(top_logprobs=4))
+        assert scored.prompt_scores is not None
+        assert np.array_equal(scored.prompt_scores.alternative_logprobs, true.alternative_logprobs)
+
+
+async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> None:
+    """One that the engine had taken is answered by the next publisher, and one that it had not is not lost."""
+    async with apart() as worker:
+        operator = Operator(worker.bus.client)
+        first = asyncio.create_task(operator.load_adapter("first", str(tmp_path)))
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        await worker.start_publisher()  # to which the processor says it again
+        worker.loop.turn()
+        await worker.lose_publisher()
+        second = asyncio.create_task(operator.load_adapter("second", str(tmp_path)))
+        await worker.start_publisher()
+        await worker.bus.advance(1)  # as often as that a processor says how its workers are
+        await worker.turn(3)
+        (state,) = (await first).values()
+        assert list(state.lora_adapters) == ["first"]
+        (state,) = (await second).values()
+        assert list(state.lora_adapters) == ["first", "second"]
+
+
+@pytest.mark.parametrize("unread", [False, True])
+async def test_requests_end_at_once_when_the_engine_dies(unread: bool) -> None:  # noqa: FBT001 - a parameter
+    """What was handed over is delivered first; no time has to pass, and nothing is waited for."""
+    async with apart() as worker:
+        requests = await asked(worker)
+        before = [len(each.ids) for each in requests]
+        if unread:
+            worker.loop.turn()
+        worker.lose_engine()
+        await worker.bus.settle()
+        for each, count in zip(requests, before, strict=True):
+            assert each.error is not None
+            assert (each.error.code, each.error.emitted_tokens) == (ErrorCode.ERROR_CODE_ENGINE, len(each.ids))
+            assert each.error.reason == "the engine's process died"
+            assert each.is_exact
+            assert (len(each.ids) > count) == unread
+        assert worker.bus.processors[0].workers.by_id == {}  # type: ignore[union-attr]
+        assert worker.serving is not None
+        await worker.bus.until(worker.serving)
+
+
+async def test_requests_that_come_when_the_engine_has_died_go_to_another_worker() -> None:
+    async with apart() as worker:
+        worker.lose_engine()
+        waiting = Asked(worker.bus.client)
+        await worker.bus.settle()
+        await worker.bus.add_worker()
+        await worker.bus.until(waiting.task)
+        assert all_exact([waiting])
+
+
+async def test_worker_leaves_when_all_is_acknowledged() -> None:
+    async with apart() as worker:
+        requests = await asked(worker)
+        worker.handover.take_no_more()
+        await worker.turn(TOKENS)
+        worker.handover.leave(MOST)
+        assert worker.serving is not None
+        await worker.bus.until(worker.serving)
+        assert all_exact(requests)
+        assert worker.bus.processors[0].workers.by_id == {}  # type: ignore[union-attr]
+        with pytest.raises(NotRunningError):
+            worker.handover.admitted(1, 1)
+
+
+async def test_new_publisher_leaves_too() -> None:
+    """A new publisher hears the engine's last word."""
+    async with apart(drain_timeout_ms=10_000) as worker:
+        requests = await asked(worker, tokens=10)
+        await worker.lose_publisher()
+        worker.loop.finish(MOST, worker.bus.clock.now)
+        worker.handover.leave(0)
+        await worker.start_publisher()
+        assert worker.serving is not None
+        await worker.bus.until(worker.serving)
+        assert all_exact(requests, 10)
+
+
+async def test_arrays_that_are_none_end_their_requests() -> None:
+    async with apart() as worker:
+        (request,) = await asked(worker, 1)
+        worker.handover.emit(
+            StepArrays(request_keys=[request.key], positions=[9], token_counts=[1], token_ids=[[1], [2, 3]])
+        )
+        await worker.bus.settle()
+        await worker.bus.settle()
+        assert request.error is not None
+        assert request.error.code == ErrorCode.ERROR_CODE_ENGINE
+        assert "token_ids: an array" in request.error.reason
+        worker.handover.take_requests()
+        assert worker.handover.take_aborts() == [request.key]
+
+
+async def test_rows_that_break_the_contract_end_their_requests_alone() -> None:
+    async with apart() as worker:
+        wrong, right = await asked(worker, 2)
+        worker.handover.emit(
+            StepArrays(
+                request_keys=np.array([wrong.key, 2**40], np.uint64),
+                positions=[3, 0],
+                token_counts=[1, 1],
+                token_ids=np.array([-1, 5]),
+                step=50,
+            )
+        )
+        await worker.turn(TOKENS)
+        assert wrong.error is not None
+        assert wrong.error.code == ErrorCode.ERROR_CODE_ENGINE
+        assert all_exact([right])
+        assert wrong.key not in [key for key, _ in worker.handover.state()["requests"]]  # type: ignore[attr-defined]
+
+
+async def test_what_finds_no_room_is_named() -> None:
+    """Under the policy fail the engine never waits: the next publisher says which requests ended."""
+    async with apart(policy="fail") as worker:
+        requests = await asked(worker, tokens=10_000)
+        most = worker.settings.worker.handover_items
+        await worker.lose_publisher()
+        for _ in range(most + 2):
+            worker.loop.turn()
+        assert worker.loop._client.active.end_all() == []
+        await worker.start_publisher()
+        await worker.bus.advance(2)
+        await worker.turn()
+        await worker.bus.advance(5)
+        for each in requests:
+            assert each.error is not None
+            assert each.error.code == ErrorCode.ERROR_CODE_GAP
+            assert each.is_exact
+        late = await asked(worker, 1)
+        await worker.turn(TOKENS)
+        assert all_exact(late)
+
+
+async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_MOST_LOST", 2)
+    async with apart(policy="fail") as worker:
+        requests = await asked(worker, tokens=10_000)
+        await worker.lose_publisher()
+        for _ in range(worker.settings.worker.handover_items + 2):
+            worker.loop.turn()
+        await worker.start_publisher()
+        await worker.bus.advance(2)
+        await worker.turn()
+        await worker.bus.advance(5)
+        assert [each.error is not None and each.error.code for each in requests] == [ErrorCode.ERROR_CODE_GAP] * 3
+        assert all(each.is_exact for each in requests)
+
+
+async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A defect of ours is no loop of publishers that each die of the same record."""
+    async with apart() as worker:
+        requests = await asked(worker)
+        with monkeypatch.context() as broken:
+            broken.setattr(Emitter, "emit", lambda *_: 1 / 0)
+            await worker.turn()
+        for each in requests:
+            assert each.error is not None
+            assert each.error.code == ErrorCode.ERROR_CODE_GAP
+        (late,) = await asked(worker, 1)
+        await worker.turn(TOKENS)
+        assert all_exact([late])
+
+
+async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> None:
+    """Under the policy block the engine's thread waits, and goes on when a new publisher has taken something."""
+    async with apart(block_timeout_ms=10_000_000) as worker:
+        requests = await asked(worker, 1, tokens=2000)
+        await worker.lose_publisher()
+        handed = threading.Event()
+
+        def engine() -> None:
+            for _ in range(worker.settings.worker.handover_items + 3):
+                worker.loop.compute()
+            handed.set()
+
+        thread = threading.Thread(target=engine)
+        thread.start()
+        await until(lambda: not worker.handover._steps.has_room(0))
+        assert not handed.is_set()
+        await worker.start_publisher()
+        await asyncio.to_thread(thread.join, MOST)
+        assert handed.is_set()
+        await worker.bus.settle()
+        await worker.turn(2000 - len(requests[0].ids))
+        assert all_exact(requests, 2000)
+
+
+async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
+    """Nothing is acknowledged for a while: what is handed over meanwhile is published when it is."""
+    async with apart(retention_items=8) as worker:
+        requests = await asked(worker)
+        worker.line.hold()
+        await worker.turn(20)
+        assert len(worker.server.publisher.retention) < 8
+        assert worker.handover._steps.taken < worker.handover._steps.written
+        assert worker.server.publisher.blocked == 1
+        worker.line.release()
+        await worker.bus.advance(5)
+        await worker.turn(TOKENS)
+        await worker.bus.advance(5)
+        assert all_exact(requests)
+
+
+async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
+    """A request that comes while retention is full is admitted when there is room, and does not end."""
+    async with apart(retention_items=8) as worker:
+        early = await asked(worker)
+        late = [Asked(worker.bus.client) for _ in range(3)]
+        await worker.bus.settle()
+        worker.line.hold()
+        await worker.turn(10)
+        worker.handover.failed(2**40, ErrorCode.ERROR_CODE_ENGINE, "no")
+        await worker.turn(10)
+        assert worker.handover._steps.taken < worker.handover._steps.written
+        worker.line.release()
+        await worker.bus.advance(5)
+        await worker.turn(TOKENS)
+        await worker.bus.advance(5)
+        assert all_exact([*early, *late])
+        assert worker.server.publisher.failed == 0
+
+
+async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
+    async with apart(retention_items=2, policy="fail", max_requests=0) as worker:
+        worker.line.hold()
+        for key in (1, 2):
+            worker.handover.emit(StepArrays(request_keys=[key], positions=[0], token_counts=[1], token_ids=[5]))
+            await worker.bus.settle()
+        assert worker.handover.take_aborts() == [2]
+        assert worker.handover.take_aborts() == []
+
+
+async def test_requests_end_when_retention_stays_full() -> None:
+    async with apart(retention_items=8, block_timeout_ms=500) as worker:
+        requests = await asked(worker)
+        worker.line.hold()
+        await worker.turn(20)
+        worker.bus.clock.advance(0.6)
+        await worker.bus.settle()
+        worker.line.release()
+        await worker.turn(4)
+        for each in requests:
+            assert each.error is not None
+            assert each.error.code == ErrorCode.ERROR_CODE_GAP
+            assert each.is_exact
+        assert worker.loop._client.active.end_all() == []

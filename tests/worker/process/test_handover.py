@@ -1,0 +1,59 @@
+"""Handover: the engine's side, while there is no publisher yet."""
+
+import os
+import threading
+
+from tests.services.builders import settings
+from tests.support.waiting import MOST
+from tokenbus.worker.process.handover import Handover
+from tokenbus.worker.process.memory import SharedMemory, shared_file
+from tokenbus.worker.process.records import HandedOver
+
+
+class Starting(threading.Event):
+    """A publisher that has taken what was handed over when it is waited for."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        super().__init__()
+        self.memory = memory
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Take what waits."""
+        del timeout
+        self.waits += 1
+        for record in self.memory.steps.waiting():
+            self.memory.steps.take(record)
+        return True
+
+
+def test_word_that_finds_no_room_is_handed_over_later() -> None:
+    """That it takes no more is heard once the publisher has made room, and no second publisher is needed for it."""
+    given = settings({"worker.handover_items": 4})
+    file = shared_file(given)
+    of_engine, of_publisher = SharedMemory(file, given), SharedMemory(file, given)
+    handover = Handover(given, of_engine, epoch=7)
+    handover.is_running = True
+    for key in range(1, 5):
+        handover.admitted(key, 1)
+    handover.take_no_more()
+    for record in list(of_publisher.steps.waiting()):
+        of_publisher.steps.take(record)
+    assert not handover.take_requests()
+    assert not handover.take_requests()
+    assert [record.kind for record in of_publisher.steps.waiting()] == [HandedOver.NO_MORE]
+    os.close(file)
+
+
+def test_last_word_waits_for_a_publisher_that_starts() -> None:
+    """Where the memory is full before the first publisher is there, the engine's thread sleeps until it is."""
+    given = settings({"worker.handover_items": 4})
+    file = shared_file(given)
+    of_engine, of_publisher = SharedMemory(file, given), SharedMemory(file, given)
+    handover = Handover(given, of_engine, epoch=7)
+    handover.is_running, handover.has_publisher = True, Starting(of_publisher)
+    for key in range(1, 5):
+        handover.admitted(key, 1)
+    handover.leave(MOST)
+    assert handover.has_publisher.waits == 1
+    os.close(file)

@@ -1,0 +1,137 @@
+"""A request's deadline is a moment: its worker ends it then, whether a processor is there or not."""
+
+import pytest
+
+from tests.services.builders import generate_of, ids
+from tests.worker.looped import Engine, Looped, Once, batches, running
+from tests.worker.test_states import KINDS, handed_off
+from tokenbus.testing import ManualClock
+from tokenbus.worker.active import ActiveRequests
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.publisher import ReceivedHandoff
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_engines.synthetic import SyntheticEngine
+
+DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
+LONG = 100_000
+
+
+class Worker(Looped[SyntheticEngine]):
+    """A worker whose requests have deadlines."""
+
+    def __init__(self) -> None:
+        super().__init__(SyntheticEngine())
+
+    def asked(self, key: int, ms: int, max_tokens: int = LONG) -> Generate:
+        return generate_of(key, max_tokens, deadline_unix_ms=self.clock.unix_ms() + ms)
+
+
+def test_request_ends_at_its_moment_and_not_before() -> None:
+    worker = Worker()
+    worker.turn(worker.asked(1, 6000), worker.asked(2, 60_000), generate_of(3, LONG))
+    worker.clock.advance(5.999)
+    worker.turn()
+    assert worker.errors() == {}
+    worker.clock.advance(0.001)
+    worker.turn()
+    worker.turn()
+    assert worker.errors() == {1: (DEADLINE, "its deadline came before its last token")}
+    last = batches(worker.publisher)[-2:]
+    statuses = {row.key: row.status for made in last for row in made.rows()}
+    assert statuses == {1: RowStatus.ABORTED, 2: RowStatus.ACTIVE, 3: RowStatus.ACTIVE}
+    assert worker.publisher.session.requests == {2, 3}
+
+
+def test_request_that_comes_too_late_does_not_begin() -> None:
+    worker = Worker()
+    late = worker.asked(1, 100)
+    worker.clock.advance(0.25)
+    worker.turn(late)
+    assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
+    assert not worker.engine.has_work
+
+
+def test_request_that_ended_has_no_deadline() -> None:
+    worker = Worker()
+    worker.turn(worker.asked(1, 1000, max_tokens=3))
+    worker.clock.advance(10)
+    worker.turn(worker.asked(2, 1000, max_tokens=3))
+    assert worker.errors() == {}
+    assert [row.token_ids.tolist() for made in batches(worker.publisher) for row in made.rows()] == [
+        ids(1, 0, 3),
+        ids(2, 0, 3),
+    ]
+
+
+def test_deadline_goes_along_with_a_hand_off() -> None:
+    """A decode worker ends at its moment what it took over, and does not take what is over already."""
+    worker, answers = Worker(), list[str]()
+    kind = KINDS["synthetic"]
+    states = handed_off(kind, [1, 2])
+    for key, ms in ((1, 500), (2, 0)):
+        generate = kind.asked(key)
+        generate.deadline_unix_ms = worker.clock.unix_ms() + ms
+        worker.publisher.add_handoff(ReceivedHandoff(generate, states[key], answers.append))
+    worker.turn()
+    assert answers == ["", "deadline_unix_ms: a moment to come, got one 0 ms ago"]
+    worker.clock.advance(0.5)
+    worker.turn()
+    assert worker.errors()[1][0] == DEADLINE
+
+
+def test_worker_that_finishes_ends_what_is_overdue() -> None:
+    worker = Worker()
+    worker.turn(worker.asked(1, 1000))
+    worker.clock.advance(1)
+    worker.loop.finish(10, worker.clock.now)
+    assert worker.errors()[1][0] == DEADLINE
+    assert not worker.engine.has_work
+
+
+def test_moments_far_away_are_moments() -> None:
+    worker = Worker()
+    worker.turn(generate_of(1, 3, deadline_unix_ms=2**64 - 1), generate_of(2, 3, deadline_unix_ms=0))
+    assert worker.errors() == {}
+    assert sorted(row.key for made in batches(worker.publisher) for row in made.rows()) == [1, 2]
+
+
+class Counted(dict[int, float]):
+    """A dictionary that counts how often it is looked through."""
+
+    looks = 0
+
+    def items(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - as a dictionary's
+        self.looks += 1
+        return super().items()
+
+
+def test_requests_are_looked_through_only_when_one_may_be_overdue() -> None:
+    """A step costs one comparison, however many requests there are, until the earliest deadline comes."""
+    active = ActiveRequests(keep_requests=False)
+    active._deadlines = counted = Counted()
+    for key in range(1, 1000):
+        active.add(generate_of(key, deadline_unix_ms=1000 + key))
+    for now in range(1001):
+        assert active.end_overdue(now) == []
+    assert counted.looks == 0
+    assert active.end([1]) == [1]
+    assert active.end_overdue(1001) == []
+    assert active.end_overdue(1001) == []
+    assert counted.looks == 1
+    assert active.end_overdue(1004) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("hands_off", [False, True])
+def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool) -> None:
+    clock, engine, publisher = ManualClock(), Engine(), running()
+    emitter = Emitter(publisher, 0)
+    emitter.active = ActiveRequests(keep_requests=hands_off)
+    publisher.take_request(generate_of(8, deadline_unix_ms=clock.unix_ms() + 10))
+    loop = EngineLoop(engine, emitter, unix_ms=clock.unix_ms)
+    loop.serve(Once())
+    clock.advance(1)
+    loop.serve(Once())
+    assert engine.aborted == [8]
+    assert emitter.active.take_generate(8) is None

@@ -1,0 +1,176 @@
+"""Outbox: what an engine says is published in its order by another thread, and the engine learns what became of it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.services.builders import arrays_of, generate_of
+from tests.support.waiting import MOST
+from tests.worker.looped import batches, running
+from tokenbus.testing import batch, row_shapes
+from tokenbus.worker import NotRunningError, Publisher, StepArrays
+from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.retention import Retained
+from tokenbus_contracts import decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+
+
+def said(publisher: Publisher) -> list[Any]:
+    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
+    return [
+        decode(entry.payload).token_ids.tolist()
+        if entry.kind == 1
+        else read_frame(RequestEvent, entry.payload).WhichOneof("event")
+        for entry in kept
+    ]
+
+
+class Gated:
+    """An emitter that waits until it may go on, and may fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.emitted: list[list[int]] = []
+        self.errors: list[Exception] = []
+
+    def emit(self, arrays: StepArrays) -> None:
+        self.began.set()
+        assert self.gate.wait(MOST)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.emitted.append(np.asarray(arrays.token_ids).tolist())
+
+    def outbox(self, most: int = 8) -> Outbox:
+        return Outbox(cast("Emitter", self), most)
+
+
+def step(*ids: int) -> StepArrays:
+    return StepArrays(request_keys=[7], positions=[0], token_counts=[len(ids)], token_ids=np.array(ids))
+
+
+def test_everything_is_published_in_order() -> None:
+    publisher = running()
+    with Outbox(Emitter(publisher, 0), 8) as outbox:
+        outbox.admitted(8, 3)
+        outbox.emit(arrays_of(batch(row_shapes([8]))))
+        outbox.failed(8, ErrorCode.ERROR_CODE_ENGINE, "no")
+        outbox.emit(arrays_of(batch(row_shapes([9]), step=2)))
+        outbox.flush(MOST)
+        ids = [batch(row_shapes([key])).token_ids.tolist() for key in (8, 9)]
+        assert said(publisher) == ["admitted", ids[0], "error", ids[1]]
+
+
+def test_engine_may_use_its_arrays_again() -> None:
+    """What the engine writes into its arrays after it handed them over is not in the batch (case 12)."""
+    gated = Gated()
+    with gated.outbox() as outbox:
+        mine = step(1, 2)
+        outbox.emit(mine)
+        mine.token_ids[:] = 9
+        gated.gate.set()
+    assert gated.emitted == [[1, 2]]
+
+
+def test_engine_waits_when_too_much_is_not_published() -> None:
+    """No more batches wait than may: the engine's thread waits for room, and goes on when there is some (case 20)."""
+    gated, passed, handed = Gated(), threading.Event(), list[int]()
+
+    def engine() -> None:
+        assert gated.began.wait(MOST)
+        for number in range(1, 4):
+            outbox.emit(step(number))
+            handed.append(number)
+        passed.set()
+
+    with gated.outbox(most=2) as outbox:
+        thread = threading.Thread(target=engine)
+        thread.start()
+        outbox.emit(step(0))
+        while not (outbox._is_waited_for or passed.is_set()):
+            threading.Event().wait(0.001)
+        assert handed == [1, 2]
+        gated.gate.set()
+        thread.join(MOST)
+        assert passed.is_set()
+    assert gated.emitted == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("error", [NotRunningError("closed"), OSError("a defect")])
+def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> None:
+    """After an error that ends the stream every call of the engine raises that error, and none waits for room."""
+    gated = Gated()
+    gated.errors.append(error)
+    says: list[Callable[[], None]] = [
+        lambda: outbox.emit(step(2)),
+        lambda: outbox.admitted(7, 1),
+        lambda: outbox.failed(7, ErrorCode.ERROR_CODE_ENGINE, "no"),
+        lambda: outbox.flush(MOST),
+    ]
+    with gated.outbox(most=2) as outbox:
+        outbox.emit(step(1))
+        assert gated.began.wait(MOST)
+        outbox.emit(step(1))
+        gated.gate.set()
+        while outbox._error is None:
+            threading.Event().wait(0.001)
+        for say in says:
+            with pytest.raises(type(error)):
+                say()
+    assert gated.emitted == []
+
+
+def test_what_is_no_array_is_refused_where_all_else_is() -> None:
+    """A step whose arrays are none ends its own requests, as if the engine's thread had published it."""
+    publisher = running()
+    emitter = Emitter(publisher, 0)
+    emitter.active.add(generate_of(7))
+    with Outbox(emitter, 8) as outbox:
+        outbox.emit(StepArrays(request_keys=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
+        outbox.flush(MOST)
+        assert said(publisher) == ["error"]
+        assert emitter.take_aborts() == [7]
+        assert emitter.active.end_all() == []
+
+
+def test_batch_is_that_of_the_engines_own_thread() -> None:
+    made: list[dict[str, bytes]] = []
+    for hands_over in (False, True):
+        publisher = running()
+        emitter = Emitter(publisher, 0)
+        arrays = arrays_of(batch(row_shapes([3, 4, 5], tokens=3)))
+        if hands_over:
+            with Outbox(emitter, 8) as outbox:
+                outbox.emit(arrays)
+        else:
+            emitter.emit(arrays)
+        (kept,) = batches(publisher)
+        made.append({name: values.tobytes() for name, values in kept.columns.items()})
+    assert made[0] == made[1]
+
+
+def test_who_waits_for_room_learns_that_nothing_more_is_published() -> None:
+    gated = Gated()
+    raised: list[Exception] = []
+
+    def engine() -> None:
+        try:
+            for number in range(100):
+                outbox.emit(step(number))
+        except NotRunningError as error:
+            raised.append(error)
+
+    with gated.outbox(most=1) as outbox:
+        thread = threading.Thread(target=engine)
+        thread.start()
+        assert gated.began.wait(MOST)
+        closing = threading.Timer(0, gated.gate.set)
+        closing.start()
+    thread.join(MOST)
+    assert not thread.is_alive()
+    assert len(raised) == 1 or len(gated.emitted) == 100
