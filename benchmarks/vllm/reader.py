@@ -3,8 +3,8 @@
 import asyncio
 from multiprocessing.connection import Connection
 
+from tokenbus.processor import Processor
 from tokenbus.settings import Settings
-from tokenbus_services.processor import Processor
 
 READY, TOKENS = "ready", "tokens"
 

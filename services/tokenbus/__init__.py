@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokenbus.bus import AddressError
     from tokenbus.delivery import RequestFailedError, Step
     from tokenbus.delivery.step import TokenExtras
+    from tokenbus.processor import Processor
     from tokenbus.recordings.durable_log.reader import read_log
     from tokenbus.recordings.durable_log.stream import LogError
     from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.client.weight_spans import WeightSpan
-    from tokenbus_services.processor import Processor
 
 __all__ = [
     "AddressError",
@@ -143,7 +143,7 @@ _HOMES = {
     "tokenbus.recordings.durable_log.reader": "read_log",
     "tokenbus.recordings.durable_log.stream": "LogError",
     "tokenbus.recordings.items": "RecordingError StreamItem read_recording",
-    "tokenbus_services.processor": "Processor",
+    "tokenbus.processor": "Processor",
     "tokenbus.settings": "Settings SettingsError",
     "tokenbus.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
     "RetentionFullError StepArrays StepAssembler WouldWaitError",

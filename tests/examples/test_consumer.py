@@ -11,9 +11,9 @@ from tests.examples.programs import program
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import processing, working
 from tests.support.waiting import MOST, soon, until
+from tokenbus.processor import Processor
 from tokenbus.testing import SyntheticEngine, true_tokens
 from tokenbus.worker.step import StepArrays
-from tokenbus_services.processor import Processor
 
 _HEARTBEATS = 3
 

@@ -18,6 +18,7 @@ from tokenbus.bus.memory import MemoryTransport
 from tokenbus.metrics.families import Family
 from tokenbus.metrics.processor import PROCESSOR
 from tokenbus.metrics.publisher import PUBLISHER
+from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
@@ -26,7 +27,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
-from tokenbus_services.processor import Processor
 
 _OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
 FAMILIES = list({family.name: family for family in _OF_ALL}.values())

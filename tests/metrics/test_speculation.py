@@ -9,8 +9,8 @@ from tests.support.waiting import until
 from tokenbus.metrics.health import LoopWatch
 from tokenbus.metrics.processor import processor_collector
 from tokenbus.metrics.view import StepTimes
+from tokenbus.processor.speculation import MOST_HEADS, Speculation
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_services.processor.speculation import MOST_HEADS, Speculation
 
 
 def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:

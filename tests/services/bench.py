@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, cast
 from tests.services.builders import BATCH, EVENT, client_hello, hello_of, item_of, settings
 from tests.services.sending import Sending
 from tokenbus.bus import Listener, Outcome
+from tokenbus.processor.processor import Core
+from tokenbus.processor.workers import Worker
 from tokenbus.testing import ManualClock, RowShape
 from tokenbus.testing import batch as batch_of
 from tokenbus_contracts import LogprobBatch, decode, encode
@@ -14,8 +16,6 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
-from tokenbus_services.processor.processor import Core
-from tokenbus_services.processor.workers import Worker
 
 Message = list[bytes]
 

@@ -11,11 +11,11 @@ from tests.services.nodes import Asked, AskingClient, Node, WorkerNode, generate
 from tests.services.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
+from tokenbus.processor.processor import Core
+from tokenbus.processor.request_registry import MOST_EARLY
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_services.processor.processor import Core
-from tokenbus_services.processor.request_registry import MOST_EARLY
 
 _TICK = 0.25
 _SETTLE_SECONDS = 100

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.services.builders import arrays_of, settings
+from tokenbus.processor.assembly import Assembler
 from tokenbus.testing import RowShape, batch
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus.worker.step import Launches
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch
-from tokenbus_services.processor.assembly import Assembler
 
 
 @pytest.mark.parametrize(("real_batch_size", "tokens_per_step", "tokens"), [(0, 4, 0), (1, 1, 1), (3, 4, 12)])

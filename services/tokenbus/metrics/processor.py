@@ -12,15 +12,15 @@ from tokenbus.metrics.families import Family, FamilyCollector, Samples, event_lo
 from tokenbus.metrics.health import Health, LoopWatch, stalled
 from tokenbus.metrics.server import MetricsServer
 from tokenbus.metrics.view import ProcessorView, StepTimes
+from tokenbus.processor import Processor
+from tokenbus.processor.requests import State
+from tokenbus.processor.session import Session
+from tokenbus.processor.stream import StreamCounts
+from tokenbus.processor.workers import Worker
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.processor import Processor
-from tokenbus_services.processor.requests import State
-from tokenbus_services.processor.session import Session
-from tokenbus_services.processor.stream import StreamCounts
-from tokenbus_services.processor.workers import Worker
 
 if TYPE_CHECKING:
-    from tokenbus_services.processor.item_log import ItemLog
+    from tokenbus.processor.item_log import ItemLog
 
 _Families = Iterator[Family[ProcessorView]]
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}

@@ -8,10 +8,10 @@ from tokenbus.bus import Usage
 from tokenbus.delivery import Step
 from tokenbus.metrics.families import Histogram
 from tokenbus.metrics.health import LoopWatch
-from tokenbus_services.processor import Processor
-from tokenbus_services.processor.session import Session
-from tokenbus_services.processor.stream import StreamCounts
-from tokenbus_services.processor.workers import Worker
+from tokenbus.processor import Processor
+from tokenbus.processor.session import Session
+from tokenbus.processor.stream import StreamCounts
+from tokenbus.processor.workers import Worker
 
 _NS = 1_000_000_000
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tokenbus.metrics.processor import serve_processor
+from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.serving import serve
-from tokenbus_services.processor import Processor
 
 _DESCRIPTION = """\
 Take the streams of workers at one address and the requests of clients at another, and deliver each request its tokens

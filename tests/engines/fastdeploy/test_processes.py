@@ -98,7 +98,7 @@ def test_second_process_that_gets_is_refused(folder: Path) -> None:
 def test_importing_costs_no_framework_and_no_thread() -> None:
     program = (
         "import sys, threading; from tokenbus_engines import fastdeploy; "
-        "names = {'paddle', 'torch', 'cupy', 'tokenbus_services.processor'}; "
+        "names = {'paddle', 'torch', 'cupy', 'tokenbus.processor'}; "
         "print(sorted(names & set(sys.modules)), threading.active_count())"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -20,6 +20,7 @@ from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
 from tokenbus.delivery import RequestFailedError
+from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.publishing import publisher_client
@@ -42,7 +43,6 @@ from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.client import Client
-from tokenbus_services.processor import Processor
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4

@@ -9,6 +9,7 @@ from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
 from tokenbus.delivery import RequestFailedError, Token
+from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
@@ -16,7 +17,6 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 from tokenbus_services.client import Client, Generation
-from tokenbus_services.processor import Processor
 
 pytestmark = NEEDS_PADDLE
 

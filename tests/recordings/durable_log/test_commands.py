@@ -23,11 +23,11 @@ from tests.support.nats import NatsServer
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.processor import Processor
 from tokenbus.recordings.items import hello_entry, read_items
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli.record import record_to_log
 from tokenbus_services.cli.watching import watched
-from tokenbus_services.processor import Processor
 
 
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:

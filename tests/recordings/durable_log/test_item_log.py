@@ -23,9 +23,9 @@ from tests.recordings.durable_log.using import (
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until
+from tokenbus.processor.item_log import ItemLog
 from tokenbus.recordings.durable_log.stream import LogError
 from tokenbus.settings import Settings, SettingsError
-from tokenbus_services.processor.item_log import ItemLog
 
 
 async def refusal(chosen: Settings) -> str:

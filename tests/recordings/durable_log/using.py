@@ -13,13 +13,13 @@ from tests.support.waiting import MOST, soon, until
 from tokenbus.metrics.health import Health, LoopWatch
 from tokenbus.metrics.processor import processor_collector, processor_health
 from tokenbus.metrics.view import StepTimes
+from tokenbus.processor import Processor
 from tokenbus.recordings.durable_log.reader import read_log
 from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.recordings.durable_log.writer import LogWriter
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
-from tokenbus_services.processor import Processor
 
 
 class Life(NamedTuple):

@@ -23,13 +23,13 @@ from tests.services.cli.helpers import (
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.processor import Processor
 from tokenbus.recordings.items import StreamItem, read_items, read_recording
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.record import record
 from tokenbus_services.cli.recording_files import Files
 from tokenbus_services.cli.watching import watched
-from tokenbus_services.processor import Processor
 
 
 @pytest.mark.parametrize(

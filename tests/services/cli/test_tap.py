@@ -21,6 +21,7 @@ from tests.services.cli.helpers import (
 )
 from tests.support.waiting import soon, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.processor import Processor
 from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
@@ -31,7 +32,6 @@ from tokenbus_engines.synthetic import true_prompt_scores, true_tokens
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus_services.cli.watching import watched
-from tokenbus_services.processor import Processor
 
 NOW = 10**18 + 10**7 + 2_500_000
 

@@ -1,0 +1,6 @@
+"""The processor: consumes workers' streams, restores order, and delivers."""
+
+from tokenbus.delivery import Step
+from tokenbus.processor.processor import Processor
+
+__all__ = ["Processor", "Step"]

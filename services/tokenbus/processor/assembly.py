@@ -1,0 +1,243 @@
+"""From a stream's batches to steps: parts joined, target and draft paired by step, batch order restored."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from tokenbus.delivery.ack_tracker import PendingAck
+from tokenbus.delivery.step import LEAVES, Step
+from tokenbus.processor.stream import Fate
+from tokenbus.settings import ProcessorSettings
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of one kind of a step that have come."""
+
+    count: int = 0
+    parts: dict[int, LogprobBatch] = field(default_factory=dict)
+    rows: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.count) and len(self.parts) == self.count
+
+    @property
+    def missing_rows(self) -> int:
+        return next(iter(self.parts.values())).header.step_rows - self.rows if self.parts else 0
+
+    def joined(self) -> LogprobBatch | None:
+        if not self.parts:
+            return None
+        if len(self.parts) == self.count == 1:
+            return self.parts[0]
+        return LogprobBatch.joined([self.parts[place] for place in sorted(self.parts)])
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step that is being put together."""
+
+    number: int
+    opened_at: float
+    pending_ack: PendingAck = field(default_factory=PendingAck)
+    target: _Parts = field(default_factory=_Parts)
+    draft: _Parts = field(default_factory=_Parts)
+    wants_draft: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.target.is_whole and (not self.wants_draft or self.draft.is_whole)
+
+
+class Assembler:
+    """Puts the steps of one stream together, and lets them out in the order of their numbers."""
+
+    def __init__(self, worker_id: str, epoch: int, settings: ProcessorSettings) -> None:
+        self._worker_id = worker_id
+        self._epoch = epoch
+        self._settings = settings
+        self._open: dict[int, _Open] = {}
+        self._released: OrderedDict[int, _Open] = OrderedDict()
+        self._renewed_at = -inf
+        self._lost_rows = 0
+        self._lost_after = 0
+        self.last_released = 0
+        self.unpaired: tuple[LogprobBatch, ContractError] | None = None
+        """A draft part that is not about its target's rows, until the intake has reported it."""
+
+    @property
+    def open_steps(self) -> int:
+        """How many steps wait for something."""
+        return len(self._open)
+
+    def has_last_row(self, request_id: int) -> bool:
+        """Tell whether a step that is open has the last row of a request."""
+        parts = (part for step in self._open.values() for part in step.target.parts.values())
+        return any(LEAVES[part.statuses[part.request_keys == request_id]].any() for part in parts)
+
+    def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
+        """Take a batch; return what became of it, and the pending ack that its item belongs to.
+
+        A ContractError says what in it contradicts the step's other parts; then nothing of it was taken.
+        """
+        header = batch.header
+        step = self._open.get(header.step)
+        if step is None:
+            if header.step <= self.last_released:
+                return self._late(batch), _released()
+            step = _Open(header.step, now)
+        kind = step.target if header.kind is BatchKind.TARGET else step.draft
+        earlier = kind.parts.get(header.part_index)
+        if earlier is not None:
+            return _same(earlier, batch), _released()
+        _check_part(kind, batch)
+        self._open[header.step] = step
+        kind.parts[header.part_index] = batch
+        kind.count = header.part_count
+        kind.rows += batch.row_count
+        step.wants_draft |= header.draft_follows or header.kind is BatchKind.DRAFT
+        return Fate.TAKEN, step.pending_ack
+
+    def _late(self, batch: LogprobBatch) -> Fate:
+        """Compare a batch of a step that was let out with what was let out, if that is still known."""
+        step = self._released.get(batch.header.step)
+        if step is None:
+            return Fate.DUPLICATE
+        kind = step.target if batch.header.kind is BatchKind.TARGET else step.draft
+        earlier = kind.parts.get(batch.header.part_index)
+        if earlier is not None:
+            return _same(earlier, batch)
+        if batch.header.kind is BatchKind.DRAFT:
+            raise ContractError("header.kind", "a draft that its target announced, within its time", "another")
+        return Fate.DUPLICATE
+
+    def ready(self, now: float) -> Iterator[Step]:
+        """Yield the steps that are whole, and those that will not be any more, in order."""
+        while self._open:
+            step = self._open[min(self._open)]
+            if not step.is_ready and not self._is_over(step, now):
+                return
+            del self._open[step.number]
+            yield self._finished(step)
+
+    def lose(self, rows: int) -> None:
+        """Count rows that are lost at this place of the stream; their requests have ended for that."""
+        newest = max(self._open, default=self.last_released)
+        if newest > self._lost_after + 1:  # what was lost before is of steps that have passed
+            self._lost_rows, self._lost_after = 0, newest
+        self._lost_rows += rows
+
+    def _is_explained(self, step: _Open) -> bool:
+        """Tell whether what is missing of a step was lost, and ended its requests: then no others need to."""
+        if step.target.is_whole:
+            return True
+        is_near = self._lost_after <= step.number <= self._lost_after + 1
+        return bool(step.target.parts) and is_near and step.target.missing_rows <= self._lost_rows
+
+    def _is_over(self, step: _Open, now: float) -> bool:
+        """Tell whether a step that is not whole is to wait no longer."""
+        newest = max(self._open)
+        if step.target.is_whole and newest > step.number + self._settings.draft_lag_steps:
+            return True
+        return (
+            len(self._open) > self._settings.max_open_steps
+            or now - max(step.opened_at, self._renewed_at) >= self._settings.step_timeout_ms / 1000
+        )
+
+    def keeps(self, pending_ack: PendingAck) -> bool:
+        """Tell whether a pending ack is that of an open step: only the worker can complete it, no consumer."""
+        return any(step.pending_ack is pending_ack for step in self._open.values())
+
+    def renew(self, now: float) -> None:
+        """Give the steps that are open all of their time again: until now, nothing could come."""
+        self._renewed_at = now
+
+    def close(self) -> Iterator[Step]:
+        """Yield all that is left, whole or not: nothing more will come."""
+        while self._open:
+            yield self._finished(self._open.pop(min(self._open)))
+
+    def _finished(self, step: _Open) -> Step:
+        target = step.target.joined()
+        draft = step.draft.joined() if step.draft.is_whole else None
+        if target is None:  # a draft alone: its step's target never came
+            target = LogprobBatch.joined(list(step.draft.parts.values())).select([])
+            draft = None
+        if draft is not None:
+            error = _unpaired(target, draft)
+            if error is not None:
+                self.unpaired = step.draft.parts[0], error
+                draft = None
+        self.last_released = step.number
+        self._released[step.number] = step
+        if len(self._released) > self._settings.max_open_steps:
+            self._released.popitem(last=False)
+        return Step(
+            self._worker_id,
+            self._epoch,
+            step.number,
+            target,
+            draft,
+            step.pending_ack,
+            step.opened_at,
+            step.target.is_whole,
+            self._is_explained(step),
+        )
+
+
+def _released() -> PendingAck:
+    pending_ack = PendingAck()
+    pending_ack.release()
+    return pending_ack
+
+
+def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
+    """Compare two batches of one part, of any sender: their contents must be the same."""
+    theirs = batch.columns
+    alike = all(column.tobytes() == theirs[name].tobytes() for name, column in earlier.columns.items())
+    return Fate.DUPLICATE if alike else Fate.DIVERGENT
+
+
+def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
+    """Refuse a part that contradicts those that came before."""
+    header = batch.header
+    if kind.count and header.part_count != kind.count:
+        raise ContractError("header.part_count", f"{kind.count}, as in the step's other parts", header.part_count)
+    for other in kind.parts.values():
+        if other.header.step_rows != header.step_rows:
+            limit = f"{other.header.step_rows}, as in the step's other parts"
+            raise ContractError("header.step_rows", limit, header.step_rows)
+        for column in ("request_keys", "batch_indices"):
+            both = np.intersect1d(getattr(other, column), getattr(batch, column))
+            if both.size:
+                raise ContractError(column, "values that no other part of the step has", both[0], rule=Rule.UNIQUE)
+    rows = kind.rows + batch.row_count
+    is_last = len(kind.parts) + 1 == header.part_count
+    if rows > header.step_rows or (is_last and rows != header.step_rows):
+        limit = f"{rows}, the rows of the step's parts"
+        raise ContractError("header.step_rows", limit, header.step_rows, rule=Rule.LENGTH)
+
+
+def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None:
+    """Say which row of a draft is no row of its target: they are paired by step and row, never by order."""
+    order = np.argsort(target.request_keys, kind="stable")
+    found = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)
+    unknown = np.flatnonzero(found == order.size)
+    places = order[np.minimum(found, order.size - 1)] if order.size else found
+    if not unknown.size and order.size:
+        unknown = np.flatnonzero(target.request_keys[places] != draft.request_keys)
+    if unknown.size:
+        key = int(draft.request_keys[unknown[0]])
+        return ContractError("request_keys", "requests that the step's target has", f"{key:016x}")
+    for column in ("batch_indices", "positions"):
+        mine, theirs = getattr(draft, column), getattr(target, column)[places]
+        rows = np.flatnonzero(mine != theirs)
+        if rows.size:
+            row = int(rows[0])
+            return ContractError(f"{column}[{row}]", f"{theirs[row]}, as in the step's target", mine[row])
+    return None

@@ -1,0 +1,445 @@
+"""The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import count
+from math import inf
+
+from google.protobuf.message import DecodeError
+
+from tokenbus.bus import Identity, Outcome, Role
+from tokenbus.delivery import AckTracker, PendingAck
+from tokenbus.delivery.errors import request_error
+from tokenbus.logs import logger
+from tokenbus.processor.client_frames import reached_in
+from tokenbus.processor.connections import Connections, Peers, RefusedError, protocol_error
+from tokenbus.processor.dispatch import Dispatch
+from tokenbus.processor.open_commands import OpenCommands
+from tokenbus.processor.refused_messages import RefusedMessages
+from tokenbus.processor.requests import NO_OWNER
+from tokenbus.processor.resumes import Resumes, has_last_row
+from tokenbus.processor.send_queue import Budget, SendQueue
+from tokenbus.processor.session import Session
+from tokenbus.processor.status import STATUS_BURST_SECONDS, STATUS_INTERVAL, StatusReport
+from tokenbus.processor.watchers import Watchers
+from tokenbus.settings import Settings
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import (
+    ClientFrame,
+    ClientHello,
+    ClientWelcome,
+    Ended,
+    Resume,
+    Room,
+    ServerFrame,
+)
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason
+
+_log = logger("processor")
+_FIRST_ROUTE = 1
+_MOST_HANDSHAKES = 10
+"""How many handshakes of a client may follow each other at once."""
+_GATHER_SECONDS = 0.001
+"""For how long frames are gathered at most, while more steps have arrived."""
+_ROOM_SECONDS = 0.0002
+"""How long all clients together are told nothing of workers that come, for each client."""
+_MUCH = 0.25
+"""Which share of what may wait for all consumers of a stream is much for one client."""
+
+
+class ClientConnections(Connections[Session]):
+    """Takes what clients send, and sends each the tokens of its requests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatch: Dispatch,
+        refused_messages: RefusedMessages,
+        now: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """Take what hands new requests to workers, where refused frames are counted, and the time.
+
+        `call_soon` calls a function after what has come by now was taken.
+        """
+        self.sessions: dict[int, Session] = {}
+        super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, refused_messages)
+        self._now = now
+        self._registry = dispatch.registry
+        self._dispatch = dispatch
+        self._routes = count(_FIRST_ROUTE)
+        self._budget = Budget(settings.clients.buffer_bytes)
+        self.watchers = Watchers(dispatch.workers.by_id)
+        self._status = StatusReport(settings.processor.id, dispatch)
+        self.commands = OpenCommands(dispatch.workers, on_adapters=self._status.expire)
+        self._room: tuple[float, Room, list[bytes]] | None = None
+        self.resumes = Resumes(
+            self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
+        )
+        self._gathered: dict[Session, None] = {}
+        self._gathers_until = -inf
+        self.ack_observers: list[Callable[[], object]] = []
+        """Called when a client has acknowledged frames."""
+        self.evicted = 0
+        """How many clients lost their requests because too much waited for them."""
+
+    def _names(self, known: Session | None) -> dict[str, object]:
+        return {} if known is None else {"client": known.name}
+
+    # What comes in.
+
+    def _answer_refused(self, known: Session, parts: list[bytes], error: ContractError) -> None:
+        request_id = 0
+        try:
+            frame = ClientFrame.FromString(parts[0])
+            body = frame.WhichOneof("body")
+            request_id = getattr(getattr(frame, body), "request_key", 0) if body else 0
+        except (DecodeError, IndexError):
+            pass
+        known.put_error(request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)))
+
+    def _take(self, peer: bytes, known: Session | None, parts: list[bytes], now: float) -> None:
+        if len(parts) != 1:
+            raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
+        frame = read_frame(ClientFrame, parts[0])
+        body = frame.WhichOneof("body")
+        if body == "hello":
+            self._hello(peer, frame.hello, now)
+        elif known is None:
+            self._ask_for_handshake(peer, now)
+        else:
+            known.last_heard = now
+            self._frame(known, frame, body)
+
+    def _frame(self, session: Session, frame: ClientFrame, body: str | None) -> None:
+        match body:
+            case "generate":
+                self._generate(session, frame.generate)
+            case "abort":
+                self._abort(session, frame.abort.request_key)
+            case "resume":
+                self._resume(session, frame.resume)
+            case "ended":
+                self._ended(session, frame.ended)
+            case "confirm":
+                self._ack(session, frame.confirm.through_number)
+            case "watch" | "control":
+                self._of_workers(session, frame)
+            case "heartbeat":
+                session.echo_ns = frame.heartbeat.sent_at_ns
+            case "status":
+                session.wants_status = True
+                self._send_status(session, session.last_heard)
+            case "goodbye":
+                self._end(session, "it said goodbye")
+
+    def _of_workers(self, session: Session, frame: ClientFrame) -> None:
+        """Take what is about workers, and no request."""
+        if frame.HasField("watch"):
+            _check_role(session.may_watch, Role.OBSERVER)
+            self.watchers.add(session, frame.watch.worker_id)
+        else:
+            _check_role(session.may_control, Role.OPERATOR)
+            self.commands.submit(session, frame.control)
+
+    def _abort(self, session: Session, request_id: int) -> None:
+        """Abort a request of the session's owner, whichever of its sessions has it."""
+        request = self._registry.table.get(request_id)
+        if request is not None and request.is_claimed and request.owner == session.owner:
+            self._registry.abort(request_id)
+
+    def _ended(self, session: Session, ended: Ended) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
+        for request_id in ended.request_keys:
+            if request_id in session.requests:
+                self._registry.abort(request_id)
+            self._registry.client_ended(request_id, session.owner)
+
+    def _ack(self, session: Session, number: int) -> None:
+        if not session.send_queue.ack(number):
+            raise ContractError("confirm.through_number", "a number that was sent", number)
+        self._flush(session)
+        for observe in self.ack_observers:
+            observe()
+
+    def _resume(self, session: Session, resume: Resume) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
+        request_id, registry = resume.request_key, self._registry
+        is_known = registry.table.knows(request_id) or registry.workers.source_of(request_id)
+        if self.is_draining and resume.only_if_here and not is_known:
+            return  # its worker was sent to another processor: this one does not say that none has it
+        if session.looks_elsewhere and not is_known:  # that none has it holds for the workers that the client knows of
+            self._send_room(session, session.last_heard, is_due=True)
+        self.resumes.add(session, resume)
+
+    def _generate(self, session: Session, generate: Generate) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
+        request_id, table = generate.request_key, self._registry.table
+        if request_id in session.requests:  # asked again, because the connection broke before the answer came
+            return
+        ended, known = table.ended(request_id), table.get(request_id)
+        if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
+            return  # the same, and it has ended since: all of it is on its way
+        is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
+        is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
+        if is_open or is_at_worker:
+            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker, or
+            # read late, when another processor has done so.
+            again = Resume(
+                request_key=request_id,
+                include_draft_logprobs=generate.include_draft_logprobs,
+                deadline_unix_ms=generate.deadline_unix_ms,
+                only_if_here=session.looks_elsewhere,
+            )
+            self.resumes.add(session, again)
+            return
+        if self.is_draining:
+            overloaded = ErrorCode.ERROR_CODE_OVERLOADED
+            session.put_error(request_error(request_id, overloaded, "the processor is closing"))
+            return
+        request = self._dispatch.submit(generate, session.route, session.owner)
+        if isinstance(request, RequestError):
+            session.put_error(request)
+        else:
+            request.asked_after = session.hellos
+            session.requests.add(request_id)
+
+    # The handshake.
+
+    def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
+        identity = self.peers.listener.identity(peer)
+        may_ask = identity.may(Role.CLIENT, hello.name)
+        may_watch, may_control = identity.may(Role.OBSERVER), identity.may(Role.OPERATOR)
+        if not (may_ask or may_watch or may_control):
+            message = f"key {identity.name} may not be client {hello.name}"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
+        owner = owner_of(identity, hello.name)
+        session = self.sessions.get(hello.session)
+        resumed = session is not None and session.hellos > 0
+        if session is not None and (session.owner != owner or not self._is_same_life(session, peer, hello.proof, now)):
+            message = f"hello.session: {hello.session:016x} is another client's"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
+        if self.peers.at(peer) not in {None, session}:
+            raise protocol_error("hello.session: one session a connection")
+        if session is None:
+            self._make_room()
+            session = self._new_session(hello, owner)
+        if not self._may_shake_hands(session, now):
+            return
+        session.is_proven = bool(identity.name)
+        session.may_ask, session.may_watch, session.may_control = may_ask, may_watch, may_control
+        session.looks_elsewhere, session.room = hello.wants_room, None
+        is_new = session.peer != peer
+        self._connect(session, peer, now)
+        welcome = ClientWelcome(resumed=resumed, **self._welcome())
+        if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
+            # Frames counted anew behind a welcome that is lost would be taken for those that came before.
+            self.peers.disconnect(session)
+            return
+        session.hellos += 1
+        session.send_queue.connect(hello.window_frames, hello.window_bytes)
+        if is_new:
+            _log.info("client connected", client=session.name, resumed=resumed)
+        if session.looks_elsewhere:
+            self._send_room(session, now, is_due=True)
+        self._flush(session)
+
+    def _may_shake_hands(self, session: Session, now: float) -> bool:
+        """Tell whether a client's hello is answered: each time, what it did not acknowledge is sent again.
+
+        One that says hello again and again is not refused: it does so while this processor stands still, and what waits
+        of it then is read at once.
+        """
+        passed = (now - session.shaken_at) / self._interval
+        session.handshakes, session.shaken_at = max(0.0, session.handshakes - passed), now
+        if session.handshakes + 1 > _MOST_HANDSHAKES:
+            limit = f"at most {_MOST_HANDSHAKES} at once, then one in {self._interval:g} s"
+            self._warn_once(("hello", session.id), "hello not answered", session, limit=limit)
+            return False
+        session.handshakes += 1
+        return True
+
+    def _make_room(self) -> None:
+        """Forget a client that has nothing here, if there are as many as may be; one that is away goes first."""
+        most = self._settings.clients.max_clients
+        if len(self.sessions) < most:
+            return
+        idle = [each for each in self.sessions.values() if each.is_idle and each not in self.watchers]
+        if not idle:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, f"clients: at most {most}")
+        self._end(min(idle, key=lambda session: session.peer is not None), "another client needs its place")
+
+    def _new_session(self, hello: ClientHello, owner: int) -> Session:
+        clients = self._settings.clients
+        session = Session(
+            id=hello.session,
+            name=hello.name,
+            owner=owner,
+            proof=hello.proof,
+            route=next(self._routes),
+            send_queue=SendQueue(clients.send_queue_frames, clients.send_queue_bytes, self._budget),
+            table=self._registry.table,
+            limits=self._settings.limits,
+            on_frame=self._put,
+        )
+        self.sessions[hello.session] = session
+        self._registry.router.consumers[session.route] = session
+        return session
+
+    # Their end.
+
+    def _end(self, session: Session, why: str) -> None:
+        """Forget a client, and end its requests."""
+        self.peers.cut_off(session)
+        self.sessions.pop(session.id, None)
+        # Before its requests end: each would put another frame into a queue that is full already.
+        self._registry.router.consumers.pop(session.route, None)
+        session.send_queue.discard()
+        self.watchers.remove(session)
+        self.commands.forget(session)
+        for request_id in list(session.requests):
+            request = self._registry.table.get(request_id)
+            if request is not None and self._registry.table.route[request.slot] == session.route:
+                self._registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
+        _log.info("client gone", client=session.name, reason=why)
+
+    def _end_slow(self, session: Session) -> None:
+        """End the requests of a client that reads too slowly, or is away for too long, and drop what waits for it."""
+        waiting, size = len(session.send_queue), session.send_queue.bytes
+        self.evicted += 1
+        self.watchers.remove(session)
+        reached = reached_in(session.send_queue.drop_outputs(), session.limits)
+        if session.send_queue.is_over_full:
+            self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
+            return
+        # A client that was killed may have another life, which resumes the request: that life is not slow.
+        is_away = session.peer is None
+        reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
+        ended = [*session.requests, *reached]
+        for request_id in list(session.requests):
+            request = self._registry.table.get(request_id)
+            if request is not None:
+                self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
+                reached.pop(request_id, None)
+        # Of those that had their last row, only what was dropped is known here any more.
+        for request_id, tokens in reached.items():
+            if session.id in self.sessions:  # else all that was put here was too much as well
+                code = ErrorCode.ERROR_CODE_SLOW_CLIENT
+                session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
+        if session.looks_elsewhere:  # its worker may have gone, and send again what was dropped here
+            for request_id in ended:
+                self._registry.table.forget_end(request_id)
+        _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
+
+    def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
+        """End the requests of the clients that have not acknowledged a step, those with most first.
+
+        Unless `even_little`, one that holds little of the stream keeps it: it is behind for a moment.
+        """
+        queues = {id(queue) for queue in pending_ack.holders}
+        slow = [
+            session
+            for session in self.sessions.values()
+            if id(session.send_queue) in queues and (even_little or self._holds_much(session, pending_ack.stream))
+        ]
+        for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
+            self._end_slow(session)
+
+    def _holds_much(self, session: Session, stream: AckTracker | None) -> bool:
+        items, size = (0, 0) if stream is None else session.send_queue.held_of(stream)
+        most = self._settings.processor
+        return max(items / most.pending_items, size / most.pending_bytes) > _MUCH
+
+    # What goes out.
+
+    def gather(self, now: float) -> None:
+        """Send no frame from now on, for a millisecond or until `send_gathered`: those of several steps leave together.
+
+        A client is woken for all of them once, and its connection is written to once. The caller lets nothing else run
+        before it calls `send_gathered`.
+        """
+        if now >= self._gathers_until:
+            self.send_gathered()
+            self._gathers_until = now + _GATHER_SECONDS
+
+    def send_gathered(self) -> None:
+        """Send what was gathered, and frames at once from now on."""
+        gathered, self._gathered, self._gathers_until = self._gathered, {}, -inf
+        for session in gathered:
+            self._flush(session)
+
+    def _put(self, session: Session) -> None:
+        """Send a frame that was put into a client's queue, or gather it; too much is seen at once.
+
+        A watcher's is never gathered: while a frame waits, those that follow count as too many for its window.
+        """
+        is_too_much = session.send_queue.is_over_full or self._budget.is_exceeded
+        if is_too_much or self._gathers_until == -inf or session in self.watchers:
+            self._flush(session)
+        else:
+            self._gathered[session] = None
+
+    def _flush(self, known: Session) -> None:
+        if known.send_queue.is_over_full:
+            self._end_slow(known)
+        while self._budget.is_exceeded:
+            self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
+        while known.peer is not None and (message := known.send_queue.next_message()) is not None:
+            if self.peers.listener.send(known.peer, message) is not Outcome.SENT:
+                return
+            known.send_queue.sent()
+
+    def _check(self, known: Session, now: float) -> None:
+        patience = self._settings.clients.detached_timeout_ms / 1000
+        silent = now - known.last_heard
+        if known.peer is not None and silent > self._timeout:
+            self.peers.cut_off(known)
+            _log.warning("client silent", client=known.name)
+        if known.peer is None and silent > self._timeout + patience:
+            self._end(known, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
+        elif known.peer is not None:
+            self._flush(known)
+            self._send_status(known, now)
+            is_due = now >= known.next_heartbeat
+            if is_due:
+                self._send_heartbeat(known, now)
+            if known.looks_elsewhere:
+                self._send_room(known, now, is_due=is_due)
+
+    def _send_status(self, session: Session, now: float) -> None:
+        """Answer a status request, or leave it to a later tick: too soon after others, or the link is full."""
+        if session.wants_status and now >= session.next_status:
+            connected = sum(each.peer is not None for each in self.sessions.values())
+            message = self._status.message(now, connected)
+            if session.peer is not None and self.peers.listener.send(session.peer, message) is Outcome.SENT:
+                session.wants_status = False
+                session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
+
+    def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
+        """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due.
+
+        Where many workers come to many clients, as after a restart, each client hears of several of them at once.
+        """
+        if self._room is None or self._room[0] != now:
+            room = self._dispatch.room()
+            self._room = now, room, [write_frame(ServerFrame(room=room))]
+        _, room, message = self._room
+        before, seconds = session.room, _ROOM_SECONDS * len(self.sessions)
+        has_arrival = before is None or (room.arrivals != before.arrivals and now - session.room_at >= seconds)
+        if session.peer is None or not (has_arrival or (is_due and room != before)):
+            return
+        if self.peers.listener.send(session.peer, message) is Outcome.SENT:
+            session.room, session.room_at = room, now
+
+
+def owner_of(identity: Identity, name: str) -> int:
+    """Return the owner of a client's requests: its key, or where none is needed, all clients of its name."""
+    said = f"key {identity.name}" if identity.name else f"name {name}"
+    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest()) or 1
+
+
+def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private, and named at the call
+    if not is_granted:
+        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, f"role {role}: not granted to this key")

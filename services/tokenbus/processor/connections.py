@@ -1,0 +1,317 @@
+"""What the processor does alike for workers and clients: handshakes, refusals, heartbeats, silence, and their logs."""
+
+import hmac
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from tokenbus.bus import Listener, Outcome
+from tokenbus.bus.transport import LARGE, UnadmittedBudget
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.processor.refused_messages import RefusedMessages
+from tokenbus.settings import Settings
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import body_of, write_frame
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_contracts.schema import MINOR
+
+_log = logger("processor")
+_NS = 1_000_000_000
+_MOST_UNKNOWN = 1024
+
+
+class RefusedError(Exception):
+    """A peer is refused: the reason for machines, and one line for people."""
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def name(self) -> str:
+        """The reason's name in metrics."""
+        return RefusalReason.Name(self.reason).removeprefix("REFUSAL_REASON_").lower()
+
+
+def protocol_error(message: str | ContractError) -> RefusedError:
+    """Return the refusal of a peer that does not keep to the protocol, or whose frame breaks its bounds."""
+    is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
+    reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
+    return RefusedError(reason, str(message))
+
+
+class UnknownPeers:
+    """Peers without a handshake, as after a restart; each is asked for one once an interval, and few are remembered."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._asked: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def is_due(self, peer: bytes, now: float) -> bool:
+        """Tell whether to ask a peer for its handshake now, and count it as asked."""
+        asked = self._asked.pop(peer, None)
+        is_due = asked is None or now - asked >= self._interval
+        self._asked[peer] = now if asked is None or is_due else asked
+        if len(self._asked) > _MOST_UNKNOWN:
+            self._asked.popitem(last=False)
+        return is_due
+
+    def forget(self, peer: bytes) -> None:
+        """Learn that a peer has completed its handshake."""
+        self._asked.pop(peer, None)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KnownPeer:
+    """One life of a worker or a client, through all of its connections."""
+
+    name: str
+    proof: bytes
+    """What it drew at random: a peer that shows it is the same life."""
+    peer: bytes | None = None
+    """The connection that it has just now, if any."""
+    last_heard: float = 0.0
+    next_heartbeat: float = 0.0
+    echo_ns: int = 0
+
+
+P = TypeVar("P", bound=KnownPeer)
+
+
+class Peers(Generic[P]):
+    """The connections at one address, which peer has each of them, and what the peers are sent."""
+
+    listener: Listener
+    """Where they connect, once the processor listens: before that there are none."""
+
+    def __init__(self, frame_of: Callable[..., Message]) -> None:
+        self.frame_of = frame_of
+        self._by_connection: dict[bytes, P] = {}
+
+    def at(self, connection: bytes) -> P | None:
+        """Return the peer that has a connection."""
+        return self._by_connection.get(connection)
+
+    def connect(self, known: P, connection: bytes) -> None:
+        """Let a peer have this connection, and no other."""
+        if known.peer not in {None, connection}:
+            self.cut_off(known)
+        self.disconnect(known)
+        known.peer = connection
+        self._by_connection[connection] = known
+        self.listener.admit(connection)
+
+    def disconnect(self, known: P) -> None:
+        """Send a peer nothing until it says hello again."""
+        if known.peer is not None:
+            self._by_connection.pop(known.peer, None)
+            known.peer = None
+
+    def cut_off(self, known: P) -> None:
+        """End a peer's connection: one that no peer has would keep its place for ever."""
+        if known.peer is not None:
+            self.listener.disconnect(known.peer)
+        self.disconnect(known)
+
+    def send(self, known: P, frame: Message) -> Outcome:
+        """Send a peer a frame."""
+        if known.peer is None:
+            return Outcome.GONE
+        return self.listener.send(known.peer, [write_frame(frame)])
+
+
+def _size(parts: list[bytes]) -> int:
+    """Return the size of what is read of a message; a payload behind it is not."""
+    return len(parts[0]) if parts else 0
+
+
+class Connections(ABC, Generic[P]):
+    """Handles what the peers at one address send. Its methods are given messages and the time: it has no clock."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what differs between workers and clients, and what they share
+        self,
+        kind: str,
+        frames: type[Message],
+        peers: Peers[P],
+        known: Mapping[Any, P],
+        settings: Settings,
+        refused_messages: RefusedMessages,
+    ) -> None:
+        """Take the peers that are connected, and all that have completed a handshake and are not given up."""
+        self._kind = kind
+        self._known = known
+        self._frames = frames
+        self.peers = peers
+        self._settings = settings
+        self._refused_messages = refused_messages
+        self._repeated_log = DeduplicatedLog()
+        self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self._unknown_peers = UnknownPeers(self._interval)
+        self._unadmitted = UnadmittedBudget()
+        self.is_draining = False
+        self.refused = 0
+        self.refusals: Counter[str] = Counter()
+        """How many peers were refused, by the reason."""
+        self.failed_ticks = 0
+
+    @abstractmethod
+    def _take(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
+        """Take one message, or raise what is wrong with it: a ContractError, or a RefusedError that ends the peer."""
+
+    @abstractmethod
+    def _check(self, known: P, now: float) -> None:
+        """Do what time alone demands of one peer."""
+
+    @abstractmethod
+    def _names(self, known: P | None) -> dict[str, object]:
+        """Return the fields by which the log names a peer."""
+
+    # What comes in.
+
+    def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        """Take one message of a peer; whatever it contains, it ends nothing but itself."""
+        known = self.peers.at(peer)
+        if known is None and not self._may_be_read(peer, parts, now):
+            return
+        try:
+            self._take(peer, known, parts, now)
+        except RefusedError as refused:
+            self._charge(peer, known, parts, now)
+            self._refuse(peer, known, refused)
+        except ContractError as error:
+            self._charge(peer, known, parts, now)
+            self.refused += 1
+            # A hello has its sender's proof, which the log must not show.
+            is_hello = not parts or body_of(self._frames, parts[0]) == "hello"
+            payload = b"" if is_hello else parts[-1]
+            self._refused_messages.add("frame refused", payload, error, self._names(known))
+            if known is None:
+                self._send_refusal(peer, protocol_error(error))
+            else:
+                self._answer_refused(known, parts, error)
+
+    def _may_be_read(self, peer: bytes, parts: list[bytes], now: float) -> bool:
+        """Tell whether to read a message of an unknown peer: a large one costs much, and only a hello is of any use.
+
+        One that is none of this protocol is read, as long as others were not, so that its peer hears why it is refused.
+        """
+        size = _size(parts)
+        if size <= LARGE:
+            return True
+        if body_of(self._frames, parts[0]) not in {"hello", None}:
+            self._ask_for_handshake(peer, now)
+            return False
+        if not self._unadmitted.allows(size, now):
+            self.peers.listener.disconnect(peer)
+            return False
+        return True
+
+    def _charge(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
+        """Charge a large message of an unknown peer that was read for nothing, and cut the peer off."""
+        if known is None and _size(parts) > LARGE:
+            self._unadmitted.refused(_size(parts), now)
+            self.peers.listener.disconnect(peer)
+
+    def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
+        """Answer a frame that breaks its bounds."""
+
+    def _ask_for_handshake(self, peer: bytes, now: float) -> None:
+        """Tell an unknown peer to say hello: it was connected to an earlier life of this processor."""
+        if self._unknown_peers.is_due(peer, now):
+            self._send_refusal(peer, RefusedError(RefusalReason.REFUSAL_REASON_HELLO_FIRST, "say hello first"))
+
+    def _refuse(self, peer: bytes, known: P | None, refused: RefusedError) -> None:
+        self.refused += 1
+        self.refusals[refused.name] += 1
+        self._send_refusal(peer, refused)
+        self._warn_once(("refused", str(refused)), f"{self._kind} refused", known, reason=str(refused))
+
+    def _send_refusal(self, peer: bytes, refused: RefusedError) -> None:
+        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
+        self.peers.listener.send(peer, [write_frame(self.peers.frame_of(refusal=refusal))])
+
+    def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
+        self._repeated_log.begin(key, _log.warning, event, **values, **self._names(known))
+
+    # The handshake.
+
+    def _connect(self, known: P, peer: bytes, now: float) -> None:
+        """Let a peer that proved itself have this connection, and no other."""
+        self.peers.connect(known, peer)
+        known.last_heard = now
+        known.next_heartbeat = now + self._interval
+        self._unknown_peers.forget(peer)
+
+    def _welcome(self) -> dict[str, Any]:
+        """Return what every peer learns at its handshake."""
+        return {
+            "processor_id": self._settings.processor.id,
+            "schema_minor": MINOR,
+            "heartbeat_interval_ms": self._settings.bus.heartbeat_interval_ms,
+            "heartbeat_timeout_ms": self._settings.bus.heartbeat_timeout_ms,
+        }
+
+    def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
+        """Tell whether a hello comes from the life that is known: by its proof, or because that one is gone."""
+        is_proven = hmac.compare_digest(known.proof, proof)
+        return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
+
+    def _is_alive(self, known: P, now: float) -> bool:
+        """Tell whether a peer is there: it was heard in time, and its connection takes messages."""
+        if known.peer is None or now - known.last_heard > self._timeout:
+            return False
+        return self._send_heartbeat(known, now) is not Outcome.GONE
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Do what time alone demands of every peer; a defect in one keeps no other from its turn."""
+        for known in list(self._known.values()):
+            try:
+                self._check(known, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self.failed_ticks += 1
+                self._repeated_log.begin("defect", _log.exception, "tick failed", **self._names(known))
+                self.peers.disconnect(known)
+        self._repeated_log.expire()
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Do not count some seconds in which this processor stood still as the peers' silence."""
+        for known in self._known.values():
+            known.last_heard = min(now, known.last_heard + seconds)
+
+    def close(self, reason: GoodbyeReason, message: str) -> None:
+        """Send each peer what is due, and say goodbye."""
+        for known in list(self._known.values()):
+            self._say_goodbye(known, reason, message)
+        self._repeated_log.close()
+
+    def _say_goodbye(self, known: P, reason: GoodbyeReason, message: str) -> None:
+        self._flush(known)
+        goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
+        self.peers.send(known, self.peers.frame_of(goodbye=goodbye))
+
+    # What goes out.
+
+    @abstractmethod
+    def _flush(self, known: P) -> None:
+        """Send a peer what it is due now."""
+
+    def _last_sequence(self, _known: P) -> int:
+        """Return the last sequence that came from a peer, or zero."""
+        return 0
+
+    def _send_heartbeat(self, known: P, now: float) -> Outcome:
+        known.next_heartbeat = now + self._interval
+        beat = Heartbeat(
+            sent_at_ns=max(1, int(now * _NS)), echo_ns=known.echo_ns, last_sequence=self._last_sequence(known)
+        )
+        return self.peers.send(known, self.peers.frame_of(heartbeat=beat))

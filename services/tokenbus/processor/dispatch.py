@@ -1,0 +1,326 @@
+"""Dispatch: which worker a new request goes to, and which requests go to none."""
+
+from collections.abc import Iterable
+from math import inf
+
+from tokenbus.bus.handoff_tickets import new_ticket
+from tokenbus.delivery.errors import RETRY_MS, code_name, request_error
+from tokenbus.processor.request_registry import RequestRegistry
+from tokenbus.processor.requests import NO_STREAM, Request, State, client_payer
+from tokenbus.processor.workers import Worker, Workers
+from tokenbus.settings import Settings
+from tokenbus_contracts.frames import worker_hash
+from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
+from tokenbus_contracts.schema import bounds_in
+
+_MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
+_MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
+_IMBALANCE = 8
+"""By which part of the least busy worker's requests another may have more, if it has some of the same client.
+
+A step costs the processor by its readers, too. With less than 8 requests load alone counts.
+"""
+_Kind = tuple[str | int | None, ...]
+
+
+class Dispatch:
+    """Hands each new request to a worker with few requests and many of the same client, among those that serve it."""
+
+    def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
+        self._settings = settings
+        self.registry = registry
+        self.workers = workers
+        self._waiting: list[Request] = []
+        self._waits_until = -inf
+        self._turns = 0
+        self.refused: dict[str, int] = {}
+        """How many requests were not taken, by the error that said why."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a worker to come."""
+        return len(self._waiting)
+
+    def expect_workers(self, now: float) -> None:
+        """Let requests wait for a worker from now on, as long as a worker that is alive may be silent.
+
+        After a restart, clients may be back before workers are; a worker that was lost may come back.
+        """
+        self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Let requests wait longer for a worker by a stall of this processor: none could come in it."""
+        self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
+
+    def submit(self, generate: Generate, route: int, owner: int) -> Request | RequestError:
+        """Open a request of an owner's, hand it to a worker and return it, or return why not."""
+        error = self._refusal(generate, owner)
+        worker = None if error is not None else self._choice(generate, route)
+        if worker is not None:
+            request = self.registry.submit(generate, worker.source.stream, route, owner)
+            self._hand_out(request, worker)
+            return request
+        has_room = len(self._waiting) < self._settings.processor.max_requests
+        if error is None and has_room and self._waits_until > -inf:
+            request = self.registry.submit(generate, NO_STREAM, route, owner)
+            self._waiting.append(request)
+            return request
+        error = error or self._no_worker(generate)
+        name = code_name(error.code)
+        self.refused[name] = self.refused.get(name, 0) + 1
+        return error
+
+    def _hand_out(self, request: Request, worker: Worker) -> None:
+        """Send a worker its request; one that hands it off learns the hand-off target."""
+        target = self._decoder_for(worker, request.generate)
+        self._turns += 1
+        worker.last_turn = self._turns
+        if target is not None:
+            target.last_turn = self._turns
+        hello = Hello() if target is None else target.stream.hello
+        ticket = _ticket(request, worker, hello)
+        self.registry.table.direct(request, NO_STREAM if target is None else target.source.stream, hello, ticket)
+        # A worker that cannot be reached just now gets it after its next hello, because the registry has the request.
+        self.resend(worker, request)
+
+    def hand_out_waiting(self) -> None:
+        """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
+        waiting, self._waiting = self._waiting, []
+        full: set[_Kind] = set()
+        offered = self._offered() if waiting else set()
+        for request in waiting:
+            if not self._is_waiting(request) or request.generate is None:
+                continue
+            if self.registry.is_continued(request):  # a second worker would run it twice
+                if self.registry.may_be_elsewhere(request):
+                    why = "another processor gave it to a worker"
+                    self.registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
+                if self._is_waiting(request):
+                    self._waiting.append(request)
+                continue
+            kind = _kind(request.generate, offered)
+            route = int(self.registry.table.route[request.slot])
+            worker = None if kind in full else self._choice(request.generate, route)
+            if worker is None:
+                full.add(kind)
+                self._waiting.append(request)
+                continue
+            self.registry.table.dispatch(request, worker.source.stream)
+            self._hand_out(request, worker)
+
+    def give_back(self, request: Request) -> None:
+        """Hand a request that its worker has not begun to another one; the next tick ends it if none takes it."""
+        self.registry.void_ticket(request)
+        self.registry.table.give_back(request)
+        self._waiting.append(request)
+        self.hand_out_waiting()
+
+    def tick(self, now: float) -> None:
+        """Hand out what waits and finds a place now, and end the requests that waited long enough."""
+        self.hand_out_waiting()
+        if now < self._waits_until:
+            return
+        self._waits_until = -inf
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if self._is_waiting(request) and request.generate is not None:
+                error = self._no_worker(request.generate)
+                self.registry.fail(request, error.code, error.message)
+                # Another processor may have given it to a worker, which may bring it here.
+                self.registry.table.forget_end(request.id)
+
+    def alone(self, now: float) -> list[Worker]:
+        """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
+        patience = self._settings.bus.heartbeat_timeout_ms / 1000
+        alone = []
+        for worker in filter(_hands_off, self.workers.by_id.values()):
+            if self._decoders(worker):
+                worker.alone_since = None
+            elif worker.alone_since is None:
+                worker.alone_since = now
+            elif now - worker.alone_since >= patience:
+                alone.append(worker)
+        return alone
+
+    def _is_waiting(self, request: Request) -> bool:
+        table = self.registry.table
+        return table.get(request.id) is request and table.state_of(request) is State.QUEUED
+
+    def resend(self, worker: Worker, request: Request) -> None:
+        """Hand a request to its worker again, which never got it."""
+        if request.generate is not None:
+            request.sent_after = worker.hellos
+            self.workers.send(worker, ProcessorFrame(generate=request.generate))
+
+    def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
+        """Return why a request cannot be taken, or None."""
+        request_id, table, settings = generate.request_key, self.registry.table, self._settings
+        if table.get(request_id) is not None:
+            code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request"
+            return request_error(request_id, code, message)
+        if table.is_full:
+            self.registry.make_room()
+        if full := table.limit_for(client_payer(owner)):
+            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=RETRY_MS)
+        sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
+        if sampling.HasField("top_p") and not sampling.top_p > 0:
+            wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
+        elif sampling.HasField("repetition_penalty") and not sampling.repetition_penalty > 0:
+            wrong = f"sampling.repetition_penalty: above 0, got {sampling.repetition_penalty}"
+        elif sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+            wrong = f"sampling.min_tokens: at most {sampling.max_tokens}, max_tokens, got {sampling.min_tokens}"
+        elif generate.top_logprobs > most:
+            wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
+        return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
+
+    def _choice(self, generate: Generate, route: int) -> Worker | None:
+        """Return the worker that gets a request: one of the least busy, if possible one that its client reads already.
+
+        Of those that are alike, one that does all of it; then they take turns.
+        """
+        able = [each for each in self._candidates(generate) if not _obstacle(each, generate)]
+        loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
+        least = min((load for load, _ in loads), default=0)
+        near = [(load, each) for load, each in loads if load <= least + least // _IMBALANCE]
+        requests_of = self.registry.table.requests_of
+
+        def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
+            load, worker = it
+            hands_off = _hands_off(worker)
+            # A prefill worker's load is its decode worker's: all of them would send one client to the same.
+            read = 0 if hands_off else requests_of(route, worker.source.stream)
+            return -read, load, hands_off, worker.last_turn
+
+        return min(near, key=order, default=(0, None))[1]
+
+    def _load(self, worker: Worker, generate: Generate) -> int | None:
+        """Return how many requests a worker has, or the decode worker that goes on with them; None: it is full."""
+        target = self._decoder_for(worker, generate)
+        if not self._takes_more(worker) or (target is None and self._handoff_targets(worker)):
+            return None
+        load_of = self.registry.table.load_of
+        return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
+
+    def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
+        """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
+        load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
+        return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
+
+    def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
+        """Return the decode worker that a prefill worker hands a request off to, if one takes it."""
+        targets = self._handoff_targets(worker)
+        able = (each for each in targets if generate is None or not _obstacle(each, generate))
+        return self._least_busy(able)
+
+    def _takes_more(self, worker: Worker) -> bool:
+        load = self.registry.table.load_of(worker.source.stream)
+        return load < worker.stream.hello.max_requests and not worker.takes_no_more
+
+    def _decoders(self, worker: Worker) -> list[Worker]:
+        """Return the decode workers here that go on with what a prefill worker begins, busy or not."""
+        return [
+            other
+            for other in self.workers.by_id.values()
+            if other.source.takes_over
+            and not other.stream.hello.tp_rank
+            and other.stream.hello.model == worker.stream.hello.model
+        ]
+
+    def _handoff_targets(self, worker: Worker) -> list[Worker]:
+        """Return the decode workers that a prefill worker may be told to hand requests off to.
+
+        One without an address gets what it goes on with in a way of its own.
+        """
+        if not _hands_off(worker):
+            return []
+        return [each for each in self._decoders(worker) if each.stream.hello.handoff_address]
+
+    def _candidates(self, generate: Generate) -> list[Worker]:
+        """Return the workers that serve what a request asks for, busy or not."""
+        adapter = generate.sampling.lora_adapter
+        serving = self._serving(generate.model)
+        return [each for each in serving if adapter in each.stream.hello.lora_adapters] if adapter else serving
+
+    def _serving(self, model: str) -> list[Worker]:
+        """Return the workers that take requests for a model, or for any where it is empty, busy or not."""
+        return [
+            worker
+            for worker in self.workers.by_id.values()
+            if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
+            and worker.stream.hello.max_requests
+            and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
+            and model in ("", worker.stream.hello.model)
+            and (not _hands_off(worker) or self._decoders(worker))
+        ]
+
+    def _offered(self) -> set[str | int]:
+        """Return the models, adapters and tokenizers' digests of all workers, and what asks for none in particular."""
+        offered: set[str | int] = {"", 0}
+        for worker in self.workers.by_id.values():
+            hello = worker.stream.hello
+            offered.update((hello.model, hello.tokenizer_digest), hello.lora_adapters)
+        return offered
+
+    def room(self) -> Room:
+        """Return which workers are connected, and how many requests they take, by model."""
+        rooms: dict[str, ModelRoom] = {}
+        for worker in self._serving(""):
+            hello = worker.stream.hello
+            room = rooms.setdefault(hello.model, ModelRoom(model=hello.model))
+            if worker.peer is not None and not worker.takes_no_more:
+                room.workers += 1
+                room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
+        connected = [worker_hash(each) for each, worker in self.workers.by_id.items() if worker.peer is not None]
+        models = list(rooms.values())[:_MOST_MODELS]
+        return Room(arrivals=self.workers.arrivals, models=models, workers=connected[:_MOST_WORKERS])
+
+    def _no_worker(self, generate: Generate) -> RequestError:
+        candidates = self._candidates(generate)
+        obstacles = [_obstacle(worker, generate) for worker in candidates]
+        if obstacles and all(obstacles):
+            return request_error(generate.request_key, ErrorCode.ERROR_CODE_NO_WORKER, obstacles[0])
+        if candidates:
+            code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
+        else:
+            code, message = ErrorCode.ERROR_CODE_NO_WORKER, self._not_served(generate)
+        return request_error(generate.request_key, code, message, retry_after_ms=RETRY_MS)
+
+    def _not_served(self, generate: Generate) -> str:
+        """Return which model or adapter no worker serves."""
+        adapter = generate.sampling.lora_adapter
+        known = sorted({name for worker in self._serving(generate.model) for name in worker.stream.hello.lora_adapters})
+        if adapter and known:
+            return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
+        what = f"model {generate.model!r}" if generate.model else "requests"
+        return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
+
+
+def _hands_off(worker: Worker) -> bool:
+    return worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL
+
+
+def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
+    """Return what a prefill worker is to show the decode worker of a hello for one request."""
+    if not hello.handoff_key or request.generate is None:
+        return b""
+    return new_ticket(hello.handoff_key, request.generate, worker.stream.worker_id, worker.identity)
+
+
+def _obstacle(worker: Worker, generate: Generate) -> str:
+    """Return why a worker that serves the model cannot be sent a request, or an empty string."""
+    digest = worker.stream.hello.tokenizer_digest
+    if not digest or generate.tokenizer_digest in (0, digest):
+        return ""
+    found = f"that of a worker ({worker.stream.worker_id} has {digest:016x})"
+    return f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
+
+
+def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
+    """Return what decides which workers may have a request: where one finds no place, no other of its kind does.
+
+    What no worker offers is all the same: a client that makes up names makes up no kinds.
+    """
+    asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
+    return tuple(each if each in offered else None for each in asked)

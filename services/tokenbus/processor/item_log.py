@@ -1,0 +1,147 @@
+"""ItemLog: keeps the durable log of a processor's items, and with it their acks."""
+
+import asyncio
+import http.client
+import json
+import re
+from contextlib import closing
+from functools import partial
+from typing import Any, Self
+
+from tokenbus.delivery import PendingAck
+from tokenbus.processor.stream import Arrived
+from tokenbus.processor.workers import Worker
+from tokenbus.recordings.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
+from tokenbus.recordings.durable_log.writer import LogWriter
+from tokenbus.recordings.items import StreamItem
+from tokenbus.settings import Settings, SettingsError
+
+_MOST_ANSWER_BYTES = 2**20
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+
+
+class ItemLog:
+    """Writes each item that arrives at a processor to the log.
+
+    With `durable_log.durable` the processor acks an item only once the log has it: its worker retains the item until
+    then and, without credit, waits. Otherwise an item that finds the writer's buffer full is left out, and the log
+    names it as missing; then nothing waits for the log's servers, not even the start.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the settings; raises AddressError."""
+        self._settings = settings
+        self._is_durable = settings.durable_log.durable
+        self._stream = LogStream(settings)
+        self._drain_seconds = settings.processor.drain_timeout_ms / 1000
+        # For items that the last processor of a worker still holds; with `durable` the worker sends them again.
+        wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
+        self.monitors = Monitors(settings.durable_log.monitors)
+        self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
+        self.left_out = 0
+        """Items that found the buffer full, without `durable`."""
+
+    async def open(self) -> Self:
+        """Begin to connect; with `durable` wait until the log can be written.
+
+        Raises a PromiseError where the servers answer and cannot keep what `durable` promises.
+        """
+        if self._is_durable:
+            await self.writer.open(PromiseError)
+        else:
+            self.writer.start()
+        return self
+
+    @property
+    def problem(self) -> str:
+        """Why items are not written to the log; empty while they are."""
+        return f"the durable log is not written: {self.writer.problem}" if self.writer.problem else ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the processor may take new requests: without `durable` always."""
+        return not (self._is_durable and self.writer.problem)
+
+    async def close(self) -> None:
+        """Write the waiting items, for at most as long as a processor drains, and disconnect."""
+        await self.writer.close(self._drain_seconds)
+
+    def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
+        """Have an item written; with `durable` the log's ack is part of the item's."""
+        item = StreamItem(worker.stream.hello, worker.stream.epoch, entry.sequence, entry.kind, entry.payload)
+        if self._is_durable:
+            pending_ack.keep()
+            pending_ack.unlogged += 1
+            self.writer.take(item, partial(_logged, pending_ack))
+        elif self.writer.has_room:
+            self.writer.take(item)
+        else:
+            self.left_out += 1
+            self.writer.leave_out(item)
+
+    async def _check(self) -> None:
+        """Raise a LogError if the servers could lose an item that they acknowledged, or cannot take the largest one."""
+        await self.monitors.ask()
+        if not self._is_durable:
+            return
+        most, largest = self.writer.largest_message, self._settings.limits.max_message_bytes
+        if most < largest:
+            raise PromiseError(
+                self._stream.address,
+                f"durable_log.durable: the largest message, {largest} bytes, needs a larger max_payload: "
+                f"what this server takes leaves {most}",
+            )
+        self._check_syncs()
+
+    def _check_syncs(self) -> None:
+        """Raise a LogError if a server does not sync always, or if so many did not answer that a quorum may not."""
+        syncs = self.monitors.syncs
+        others = [monitor for monitor in syncs if syncs[monitor] != "always"]
+        answered = [monitor for monitor in others if not syncs[monitor].startswith("unknown")]
+        if answered or 2 * len(others) >= len(syncs) > 0:
+            monitor, *_ = answered or others
+            reason = f"durable_log.durable: the server at {monitor} has sync_interval {syncs[monitor]}, needed: always"
+            raise (PromiseError if answered else LogError)(self._stream.address, reason)
+
+
+def _logged(pending_ack: PendingAck) -> None:
+    pending_ack.unlogged -= 1
+    pending_ack.release()
+
+
+class Monitors:
+    """The servers at `durable_log.monitors`, as they last answered.
+
+    Their monitoring over HTTP shows settings that NATS does not show its clients.
+    """
+
+    def __init__(self, addresses: str) -> None:
+        """Take the setting; raises SettingsError."""
+        self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
+        if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
+            raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
+        self.syncs: dict[str, str] = {}
+        """By address: the server's `sync_interval`, or why it is not known."""
+        self.storage_ratios: dict[str, float] = {}
+        """By address: the used share of JetStream's storage, from 0 to 1."""
+
+    async def ask(self) -> None:
+        """Ask all of them at once."""
+        await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))
+
+    def _ask(self, address: str) -> None:
+        try:
+            found = _answer(address)
+            config = found["config"]
+            self.syncs[address] = "always" if config.get("sync_always") else f"{config['sync_interval'] / 1e9:g} s"
+            self.storage_ratios[address] = found["storage"] / config["max_storage"] if config["max_storage"] else 0.0
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            self.syncs[address] = f"unknown ({type(error).__name__}: {error})"
+            self.storage_ratios.pop(address, None)
+
+
+def _answer(address: str) -> Any:  # noqa: ANN401 - JSON
+    host, _, port = address.rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=ASK_SECONDS)) as connection:
+        connection.request("GET", "/jsz")
+        return json.loads(connection.getresponse().read(_MOST_ANSWER_BYTES))

@@ -1,0 +1,336 @@
+"""Processor: consumes workers' streams, and hands every request its tokens. Core: its parts, without sockets."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tokenbus.bus import ClosedError, Listener, Transport, Usage, transport_for
+from tokenbus.clock import Clock, SystemClock
+from tokenbus.delivery import Step
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.processor.client_connections import ClientConnections
+from tokenbus.processor.dispatch import Dispatch
+from tokenbus.processor.intake import Intake
+from tokenbus.processor.refused_messages import RefusedMessages
+from tokenbus.processor.request_registry import RequestRegistry
+from tokenbus.processor.requests import UNCLAIMED, UNROUTED
+from tokenbus.processor.step_queue import StepQueue
+from tokenbus.processor.worker_connections import WorkerConnections
+from tokenbus.processor.workers import Workers
+from tokenbus.recordings.durable_log import require_nats
+from tokenbus.settings import Settings, SettingsError, listed_addresses
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+
+if TYPE_CHECKING:
+    from tokenbus.processor.item_log import ItemLog
+
+_log = logger("processor")
+_TICKS = 10
+"""How many ticks there are in a heartbeat's interval."""
+
+
+class Core:
+    """The managers of connections, and what they need: each part is given only parts that were made before it."""
+
+    def __init__(self, settings: Settings, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._repeated_log = DeduplicatedLog()
+        self._failed_ticks = 0
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self._back_at = clock.now() + self._timeout
+        self.refused_messages = RefusedMessages(self._repeated_log)
+        self.workers = Workers(settings.processor)
+        self.registry = RequestRegistry(settings.processor, clock, self.workers)
+        self.dispatch = Dispatch(settings, self.registry, self.workers)
+        self.clients = ClientConnections(settings, self.dispatch, self.refused_messages, clock.now, call_soon)
+        self.intake = Intake(settings, self.dispatch, self.clients, self.refused_messages, clock.now)
+        self.worker_connections = WorkerConnections(settings, self.workers, self.intake, self.refused_messages)
+        self.clients.ack_observers.append(self.worker_connections.proceed_after_ack)
+
+    @property
+    def failed_ticks(self) -> int:
+        """How many ticks of a peer, a request or a part failed: a defect."""
+        parts = self.registry.failed_ticks, self.worker_connections.failed_ticks, self.clients.failed_ticks
+        return self._failed_ticks + sum(parts)
+
+    def listen(self, workers: Listener, clients: Listener) -> None:
+        """Learn where workers and clients connect."""
+        self.workers.listener, self.clients.peers.listener = workers, clients
+
+    def begin(self, now: float) -> None:
+        """Learn that messages may come from now on."""
+        self._back_at = now + self._timeout
+        self.dispatch.expect_workers(now)
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Extend the peers' deadlines after a local stall of some seconds: what looks like their silence was ours."""
+        self._back_at = min(now + self._timeout, self._back_at + seconds)
+        for part in (self.dispatch, self.worker_connections, self.clients):
+            part.extend_deadlines(seconds, now)
+
+    def tick(self, now: float) -> None:
+        """Do what time alone demands; a part that fails keeps no other from its turn."""
+        parts: tuple[Callable[[], object], ...] = (
+            self.registry.expire,
+            lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
+            lambda: self.dispatch.tick(now),
+            lambda: self.worker_connections.tick(now),
+            lambda: self.clients.tick(now),
+            lambda: self.clients.resumes.tick(are_back=now >= self._back_at),
+        )
+        for part in parts:
+            try:
+                part()
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._failed_ticks += 1
+                self._repeated_log.begin("defect", _log.exception, "tick failed")
+        self._repeated_log.expire()
+
+    def close(self) -> None:
+        """Say goodbye to every peer."""
+        for connections in (self.clients, self.worker_connections):
+            connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "the processor is closing")
+        self._repeated_log.close()
+
+
+class Processor:
+    """Takes workers at one address and clients at another, for as long as `async with` lasts.
+
+    In this process, `steps()` iterates over all steps as columns; clients ask for requests.
+
+    Example:
+        async with tokenbus.Processor() as processor:
+            print(processor.workers_address, processor.clients_address)
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
+    ) -> None:
+        """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
+        self.settings = _named(settings or Settings.load())
+        for key in ("workers_address", "clients_address"):
+            address = getattr(self.settings.bus, key)
+            if len(listed_addresses(address)) > 1:
+                raise SettingsError(f"bus.{key}", "one address for a processor, which listens there", address)
+        self.id = self.settings.processor.id
+        self.clock = clock or SystemClock()
+        self._core = core = Core(self.settings, self.clock, _call_soon)
+        self.refused_messages, self.registry, self.intake = core.refused_messages, core.registry, core.intake
+        self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
+        self.worker_connections = core.worker_connections
+        self._transport = transport
+        self._listeners: list[Listener] = []
+        """Of the workers and of the clients, once it listens."""
+        self.item_log: ItemLog | None = None
+        """What keeps the durable log, where `durable_log.address` is set."""
+        self.waits_for_log = False
+        """Whether it does not listen yet, because the log that it must keep cannot be written."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._repeated_log = DeduplicatedLog()
+        self.refused_connections = 0
+        self.unreachable: tuple[str, ...] = ()
+        """The addresses at which nothing new can connect."""
+
+    # Its life.
+
+    async def __aenter__(self) -> Self:
+        """Listen for workers and clients."""
+        bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
+        transport = self._transport or transport_for(bus)
+        await self._open_log()
+        try:
+            for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
+                self._listeners.append(await transport.listen(address, self._transport_refused))
+        except BaseException:
+            await self._close_listeners()
+            self._listeners.clear()
+            await self._close_log()
+            raise
+        workers, clients = self._listeners
+        self._core.listen(workers, clients)
+        workers.budget.before_pause = self._send_gathered
+        self._core.begin(self.clock.now())
+        self._tasks = [
+            asyncio.create_task(self._carry(workers, self._receive_from_worker)),
+            asyncio.create_task(self._carry(clients, self.clients.receive)),
+            asyncio.create_task(self._tick()),
+        ]
+        _log.info("listening", processor=self.id, workers=self.workers_address, clients=self.clients_address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take no new request, let the open ones end within the drain's time, and leave."""
+        if error is None:
+            await self.drain()
+        await self._close()
+
+    async def drain(self) -> None:
+        """Take no new request and no new worker, and wait until the open requests have ended, or time is over.
+
+        Workers that know another processor go there at once, with their requests.
+        """
+        self.worker_connections.is_draining = self.clients.is_draining = True
+        self.worker_connections.send_away(self.workers.by_id.values(), "the processor is closing")
+        deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
+        while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
+            self._changed.clear()
+            await self.clock.wait(self._changed, min(remaining, self._tick_seconds))
+
+    def _has_work(self) -> bool:
+        waiting = any(len(session.send_queue) and session.peer for session in self.clients.sessions.values())
+        return waiting or any(request.is_claimed for request in self.registry.table.open_requests())
+
+    async def _close(self) -> None:
+        self._core.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.intake.step_queue is not None:
+            self.intake.step_queue.close()
+        await self._close_listeners()
+        await self._close_log()
+        _log.info("closed", processor=self.id)
+
+    async def _open_log(self) -> None:
+        """Keep the durable log from now on, if there is to be one; raises an AddressError if it can never be kept."""
+        if self.settings.durable_log.address:
+            require_nats(self.settings.durable_log.address)
+            from tokenbus.processor.item_log import ItemLog  # noqa: PLC0415 - needs an extra
+
+            self.item_log = ItemLog(self.settings)
+            self.waits_for_log = True
+            try:
+                await self.item_log.open()
+            finally:
+                self.waits_for_log = False
+            self.intake.log_item = self.item_log.take
+
+    async def _close_log(self) -> None:
+        if self.item_log is not None:
+            self.intake.log_item = None
+            await self.item_log.close()
+
+    async def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            await listener.close()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether workers and clients are taken, and what takes them runs."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    @property
+    def failed_ticks(self) -> int:
+        """How many ticks of a worker, a client or a request failed: a defect."""
+        return self._core.failed_ticks
+
+    @property
+    def workers_address(self) -> str:
+        """Where workers connect, with the port that was chosen."""
+        return self._listeners[0].address if self._listeners else self.settings.bus.workers_address
+
+    @property
+    def clients_address(self) -> str:
+        """Where clients connect, with the port that was chosen."""
+        return self._listeners[1].address if self._listeners else self.settings.bus.clients_address
+
+    # What runs.
+
+    async def _carry(self, listener: Listener, receive: Callable[[bytes, list[bytes], float], None]) -> None:
+        while True:
+            try:
+                peer, parts = await listener.receive()
+            except ClosedError:
+                return
+            try:
+                receive(peer, parts, self.clock.now())
+            except Exception:  # noqa: BLE001 - whatever it is
+                # A defect of ours must end one message, not the process.
+                self._repeated_log.begin("internal", _log.exception, "a message could not be handled")
+
+    def _receive_from_worker(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        self.clients.gather(now)  # until before_pause: nothing else runs before that
+        self.worker_connections.receive(peer, parts, now)
+
+    def _send_gathered(self) -> None:
+        try:
+            self.clients.send_gathered()
+        except Exception:  # noqa: BLE001 - as above
+            self._repeated_log.begin("internal", _log.exception, "frames could not be sent")
+
+    async def _tick(self) -> None:
+        looked = self.clock.now()
+        while True:
+            await self.clock.wait(self._stopping, self._tick_seconds)
+            now = self.clock.now()
+            stood_still = now - looked - self.settings.bus.heartbeat_interval_ms / 1000
+            if stood_still > 0:
+                self._core.extend_deadlines(stood_still, now)
+            looked = now
+            self._look_for_addresses()
+            self._core.tick(now)
+            self._repeated_log.expire()
+            self._changed.set()
+
+    def _look_for_addresses(self) -> None:
+        self.unreachable = tuple(each.address for each in self._listeners if not each.is_reachable())
+        for address in self.unreachable:
+            self._repeated_log.begin(
+                ("address", address), _log.warning, "address gone: nothing new can connect", address=address
+            )
+
+    def usage(self) -> Usage:
+        """Return how much of the transport's bounds all peers use together."""
+        return self._listeners[0].usage() if self._listeners else Usage()
+
+    @property
+    def _tick_seconds(self) -> float:
+        return self.settings.bus.heartbeat_interval_ms / 1000 / _TICKS
+
+    def _transport_refused(self, reason: str) -> None:
+        self.refused_connections += 1
+        self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
+
+    # What it offers in this process.
+
+    def steps(self) -> AsyncGenerator[Step, None]:
+        """Return an iterator over every step, whole and in original batch order; only one such at a time.
+
+        It has every step from this call on, whenever it is first awaited. A step is acknowledged when the next one is
+        asked for, and workers wait when steps are not taken. So after a restart the steps that were not acknowledged
+        come again: a consumer that keeps what it took skips those by stream and sequence. Until it is closed, rows of
+        requests that were not claimed come only here.
+        """
+        if self.intake.step_queue is not None:
+            raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
+        self.intake.step_queue = StepQueue(self.settings.processor.step_queue)
+        self.registry.default_route = UNROUTED
+        return self._steps(self.intake.step_queue)
+
+    async def _steps(self, queue: StepQueue) -> AsyncGenerator[Step, None]:
+        try:
+            while (step := await queue.get()) is not None:
+                yield step
+        finally:
+            queue.discard()
+            self.intake.step_queue = None
+            self.registry.default_route = UNCLAIMED
+
+
+def _call_soon(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
+
+
+def _named(settings: Settings) -> Settings:
+    """Give a processor a name of its own in each life: by that, clients tell one that was restarted from a broken line.
+
+    Else they would ask anew for what an earlier life handed to a worker, and it would be computed twice.
+    """
+    name = f"{settings.processor.id}-{secrets.token_hex(4)}"
+    return replace(settings, processor=replace(settings.processor, id=name))

@@ -1,0 +1,628 @@
+"""RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.clock import Clock
+from tokenbus.delivery import AckTracker, PendingAck
+from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.processor.requests import (
+    NO_OWNER,
+    NO_STREAM,
+    UNCLAIMED,
+    UNROUTED,
+    Deadline,
+    Request,
+    RequestTable,
+    Source,
+    State,
+)
+from tokenbus.processor.router import Consumer, Router
+from tokenbus.processor.unclaimed import UnclaimedRows
+from tokenbus.processor.workers import Workers
+from tokenbus.settings import ProcessorSettings
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
+
+_log = logger("processor")
+MOST_EARLY = 1024
+"""How many rows of one request wait for those before them: more than a stream's open steps have."""
+_MOST_DROPPED = 256
+"""How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """How requests began and ended, in requests."""
+
+    opened: int = 0
+    finished: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    unclaimed: int = 0
+    refused_resumes: int = 0
+    """Resumes that were refused because the request is another client's."""
+
+
+class RequestRegistry:
+    """Decides when a request begins, changes hands and ends, and tells its worker and its consumer.
+
+    The table of requests makes the changes; rows go through the router.
+    """
+
+    def __init__(
+        self, settings: ProcessorSettings, clock: Clock, workers: Workers, *, max_early: int = MOST_EARLY
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._now = clock.now
+        self.workers = workers
+        self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
+        self.unclaimed = UnclaimedRows(self.table)
+        self.router = Router(self.table, self, max_early)
+        self.default_route = UNCLAIMED
+        """The route of requests that no client asked for."""
+        self.counts = RequestCounts()
+        self._repeated_log = DeduplicatedLog()
+        self.failed_ticks = 0
+
+    # How they begin.
+
+    def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
+        """Open a request that a client asks for: at the stream of the worker that is sent it, or queued without one.
+
+        The caller checks first that there is room.
+        """
+        deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
+        self.counts.opened += 1
+        return self.table.submit(generate, stream, route, owner, deadline)
+
+    def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
+        """Return when a request ends at the latest that is to end at some moment; zero: the peer set none."""
+        ms = self._settings.request_timeout_ms
+        if unix_ms:
+            ms = min(ms, unix_ms - self._clock.unix_ms())
+        if at_most_ms:
+            ms = min(ms, at_most_ms)
+        ms = max(0, ms)
+        return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
+
+    def make_room(self) -> bool:
+        """Drop the oldest request that was not asked for, of the worker that brought most; False if there is none."""
+        request = self.table.oldest_unasked()
+        if request is None:
+            return False
+        self._drop_unclaimed(request)
+        return True
+
+    def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+        """Tell which of the unknown requests that a step brought cannot be opened; a worker may invent any number.
+
+        A request cannot if its first token here is not known, or if it is one more than its worker may bring unasked.
+        """
+        may_open = self._may_open(ids, positions, source)
+        room = self.table.room_for(source.payer)
+        return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
+
+    def _may_open(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+        if self.default_route == UNROUTED or source.is_resumed or source.takes_over:
+            return [True] * ids.size
+        pairs = zip(ids.tolist(), positions.tolist(), strict=True)
+        return [position == 0 or request_id in source.owners for request_id, position in pairs]
+
+    def brought_by(self, batch: LogprobBatch, source: Source) -> set[int]:
+        """Return the unknown requests of a batch that wait for room, as others of their worker or its key have it."""
+        if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
+            return set()
+        unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
+        ids, positions = batch.request_keys[unknown], batch.positions[unknown]
+        found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
+        return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
+
+    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
+        """Open a request that a stream brought; the caller asks first which of them are refused."""
+        shown_only = self.default_route == UNROUTED
+        begins_here = position == 0 or shown_only
+        wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
+        deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
+        request = self.table.appear(request_id, position, source, deadline, route, is_midway=not begins_here)
+        self.counts.opened += 1
+        return request
+
+    def scored_by(self, request_id: int, source: Source, now: float) -> Request | None:
+        """Return the request whose prompt a stream scores, met here first if need be; None: it is not the stream's."""
+        request = self.table.get(request_id)
+        if request is None:
+            ids, positions = np.array([request_id], np.uint64), np.zeros(1, np.uint32)
+            if self.is_over(request_id, source) or self.refused(ids, positions, source)[0]:
+                return None
+            return self.meet(request_id, 0, source, now)
+        is_its = self.table.stream_of(request) in (NO_STREAM, source.stream)
+        return request if is_its and self.table.state_of(request) is not State.ENDED else None
+
+    def answer(self, request_id: int, source: Source) -> None:
+        """Learn from a handshake that a stream has a request, before any row of it came."""
+        request = self.table.get(request_id)
+        if request is None:
+            if self.is_over(request_id, source):  # as when its worker had been given up
+                source.owners.pop(request_id, None)
+                self.workers.abort(source.stream, request_id)
+            return
+        if self.is_unvouched(request):
+            self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
+            if self.table.get(request_id) is not request:  # as when the refusal was too much for its consumer's queue
+                return
+        state, stream = self.table.state_of(request), self.table.stream_of(request)
+        if state is State.RUNNING and stream != source.stream:
+            # Asked for again, and another has it now; unless that has gone elsewhere, and this one was asked there.
+            if not (source.takes_over or self.may_be_elsewhere(request)):
+                self.workers.abort(source.stream, request_id)
+            return
+        # A worker that takes over may have it before the stream it came from has let go.
+        if stream != NO_STREAM or state is State.ENDED:
+            return
+        if not source.takes_over:
+            self.table.vouch(request, source.stream)
+            self.say_found(request)
+        elif state is not State.QUEUED:
+            self.table.expect_take_over(request, source.stream)
+
+    def say_found(self, request: Request) -> None:
+        """Tell a client that looked for a request which worker has it here: its next row may be long in coming.
+
+        A worker that was only sent the request may have left before.
+        """
+        worker = self.workers.by_stream.get(self.table.stream_of(request))
+        if request.has_moved and request.generate is None and worker is not None:
+            admitted = Admitted(request_key=request.id, worker_id=worker.stream.worker_id, epoch=worker.stream.epoch)
+            self.admitted(request, admitted)
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Tell a request's consumer which worker took it."""
+        if (consumer := self.consumer_of(request)) is not None:
+            consumer.admitted(request, admitted)
+
+    def _settle_owner(self, request: Request, owner: int) -> None:
+        """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
+        if owner in (NO_OWNER, request.owner):
+            return
+        consumer = self.consumer_of(request)
+        request.owner = owner
+        if consumer is not None:  # it waits for its owner from now on
+            self.table.disown(request, self._now() + self._settings.unclaimed_timeout_ms / 1000)
+            consumer.fail(request, self.not_theirs(request.id, consumer.name))
+
+    def not_theirs(self, request_id: int, client: str) -> RequestError:
+        """Return what a client hears that resumed another client's request, and count it."""
+        self.counts.refused_resumes += 1
+        self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
+        return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
+
+    # How they change hands.
+
+    def consumer_of(self, request: Request) -> Consumer | None:
+        """Return the consumer that takes a request's rows."""
+        return self.router.consumers.get(int(self.table.route[request.slot]))
+
+    def is_unvouched(self, request: Request) -> bool:
+        """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
+        return self.table.state_of(request) is State.RESUMED and not self.is_continued(request)
+
+    def all_lag(self, stream: int) -> bool:
+        """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
+        consumers = map(self.router.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
+        return not any(each is not None and each.keeps_up for each in consumers)
+
+    def is_in_open_step(self, request: Request) -> bool:
+        """Tell whether a worker's last row of a request waits for the rest of its step."""
+        return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
+
+    def is_continued(self, request: Request) -> bool:
+        """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
+        streams = {early.source.stream for early in request.early}
+        if request.is_taken_over:
+            streams.add(int(self.table.handoff_target[request.slot]))
+        return not streams.isdisjoint(self.workers.by_stream)
+
+    def claim(  # noqa: PLR0913 - what a client says of a request
+        self,
+        request_id: int,
+        position: int,
+        route: int,
+        *,
+        drafts: bool,
+        owner: int = NO_OWNER,
+        deadline_unix_ms: int = 0,
+        has_moved: bool = False,
+    ) -> Request:
+        """Lead a request's further rows to a consumer that has its tokens up to a position.
+
+        `has_moved`: the client looked for it at several processors, and may have tokens from another one.
+        The rows that wait already are the caller's to take over, before `settle` hands out those that came early.
+        """
+        now, table = self._now(), self.table
+        request = table.get(request_id)
+        if request is None:
+            request = table.open(request_id, position, NO_STREAM, State.ORPHANED, Deadline(now))
+        was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
+        table.claim(request, route, owner, drafts=drafts)
+        if has_moved:
+            request.has_moved = True
+        if not was_claimed:
+            table.set_deadline(request, self._deadline(deadline_unix_ms))
+            if is_orphaned:
+                table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
+            if request.released_at is not None:  # the stream that is to go on with it has no more time for that
+                table.look_again(request, request.released_at + self._settings.handoff_timeout_ms / 1000)
+        if is_orphaned:
+            table.resume(request, position, now)
+        elif request.has_moved and position > table.next_position[request.slot]:
+            table.skip_to(request, position)
+        return request
+
+    def take_over(self, request_id: int, source: Source) -> Request | None:
+        """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
+        request = self.table.get(request_id)
+        if request is None:
+            if self.is_over(request_id, source):
+                self.workers.abort(source.stream, request_id)
+                return None
+            self.table.worker_has(request_id)
+            if len(source.owners) < self._settings.max_requests:  # a worker may invent any number
+                source.owners.setdefault(request_id, NO_OWNER)
+                self.workers.arrivals += 1  # its client may look for it
+            return None
+        if self.table.state_of(request) is State.HANDED_OFF:
+            self._go_on(request, source.stream)
+            return request
+        # The stream that has it has not let go yet, as far as came here: these are two streams.
+        if self.table.stream_of(request) != source.stream:
+            self.table.expect_take_over(request, source.stream)
+        return None
+
+    def _go_on(self, request: Request, stream: int) -> None:
+        self.table.go_on(request, stream)
+        if request.aborted_at is not None:  # while no stream had it, no worker could be asked to end it
+            self.workers.abort(stream, request.id)
+
+    def hand_off(self, request: Request, now: float) -> None:
+        """Let another stream go on with a request: the one that has it already, or one that does so in time."""
+        self.table.hand_off(request, now)
+        if request.is_taken_over:
+            self._go_on(request, int(self.table.handoff_target[request.slot]))
+        else:
+            self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+            self._let_it_be_found(request)
+
+    def _let_it_be_found(self, request: Request) -> None:
+        """Let a client look elsewhere for a request that was handed off to a worker that is not here."""
+        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
+        is_handed_off = self.table.state_of(request) is State.HANDED_OFF
+        if is_handed_off and target not in known and not request.early and self.may_be_elsewhere(request):
+            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "the decode worker that goes on with it is not here")
+
+    def may_be_elsewhere(self, request: Request) -> bool:
+        """Tell whether a request's client looks for it at other processors."""
+        consumer = self.consumer_of(request)
+        return consumer is not None and consumer.looks_elsewhere
+
+    def void_ticket(self, request: Request) -> None:
+        """Tell the decode worker to accept no hand-off any more with the ticket that was made for a request."""
+        target = int(self.table.handoff_target[request.slot])
+        if request.ticket:
+            self.workers.void_ticket(target, request.ticket)
+            request.ticket = b""
+
+    def void_tickets_of(self, stream: int) -> None:
+        """Let a prefill worker that leaves for good hand off none of its requests any more."""
+        for request in self.table.of_stream(stream):
+            self.void_ticket(request)
+
+    def settle(self, request: Request) -> None:
+        """Go on after a claim: hand out what came early, and close what has ended."""
+        if self.table.state_of(request) is State.ENDED:
+            self.table.close(request, None)
+        elif request.early:
+            self.router.recall(request, self._now())
+        else:
+            self._let_it_be_found(request)
+
+    # How they end.
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        """End a request that has had its last row."""
+        self.counts.finished += 1
+        if (consumer := self.consumer_of(request)) is not None:
+            consumer.finish(request, status)
+        self._drop_early(request)
+        self.void_ticket(request)
+        if request.is_claimed:
+            self.table.close(request, None)
+        else:
+            self.table.end(request, None)
+
+    def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
+        """End a request with an error that says how far it got; one that has ended already, as others did, stays so."""
+        if self.table.get(request.id) is not request:
+            return
+        emitted = max(0, int(self.table.next_position[request.slot]))
+        retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
+        error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
+        name = code_name(code)
+        may_go_on = code in NOT_HERE and self.may_be_elsewhere(request)
+        if may_go_on and self.is_continued(request):
+            self._wait_for_missing(request, error)
+            return
+        # A worker may send any number for a code: a count for each would let it fill the memory.
+        counted = name if code in CODE_NAMES else "other"
+        self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
+        if not may_go_on:
+            self._abort_at_workers(request, tell_its_own=tell_worker)
+        self._repeated_log.begin(
+            name,
+            _log.warning,
+            "request ended with an error",
+            code=name,
+            reason=message,
+            request=request.id,
+            emitted_tokens=emitted,
+        )
+        if (consumer := self.consumer_of(request)) is not None:
+            consumer.fail(request, error)
+        self._drop_early(request)
+        if request.is_claimed or self.table.state_of(request) is State.ENDED:
+            self.table.close(request, error)
+        else:
+            self.table.end(request, error)
+        if may_go_on:
+            self.table.forget_end(request.id)
+
+    def _wait_for_missing(self, request: Request, error: RequestError) -> None:
+        """Let a request go on with the worker that has it once its client has what comes before, here or elsewhere.
+
+        It keeps its place here, and the rows that wait keep theirs: acknowledged, they would be lost.
+        """
+        now = self._now()
+        self.table.lose(request, now)
+        self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+        self.router.recall(request, now)
+        consumer = self.consumer_of(request)
+        is_open = self.table.get(request.id) is request
+        if is_open and consumer is not None and self.table.state_of(request) is State.RESUMED:
+            consumer.put_error(error)
+
+    def evict(self, pending_ack: PendingAck, through: int) -> None:
+        """End the requests whose rows wait here and hold a stream back the longest.
+
+        Of those that no client asked for, all go at once that hold it back up to a sequence. A request whose client is
+        here, and which is on its way from one worker to another, has the time that a hand-off may take.
+        """
+        for request in self.table.open_requests():
+            if any(early.step.pending_ack is pending_ack for early in request.early):
+                if request.released_at is None or not request.is_claimed:
+                    self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
+                continue
+            if request.waiting:
+                found = request.waiting[0][0].pending_ack
+                if found is pending_ack or (found.stream is pending_ack.stream and found.last_sequence <= through):
+                    self._drop_unclaimed(request)
+
+    def abort(self, request_id: int) -> None:
+        """Ask the worker that has a request to end it; a request that has ended or was never known needs no end."""
+        request = self.table.get(request_id)
+        if request is None or request.aborted_at is not None:
+            return
+        now = self._now()
+        request.aborted_at = now
+        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
+        if (stream := self.table.stream_of(request)) != NO_STREAM:
+            self.workers.abort(stream, request_id)
+
+    def expire(self) -> None:
+        """End what has waited too long; of what no client asked for only some, and the rest at the next ticks."""
+        now = self._now()
+        self._repeated_log.expire()
+        unclaimed = 0
+        for request in self.table.due_requests(now):
+            unclaimed += not request.is_claimed
+            if not request.is_claimed and unclaimed > _MOST_DROPPED:
+                continue
+            try:
+                self._check(request, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self.failed_ticks += 1
+                self._repeated_log.begin("defect", _log.exception, "tick failed", request=request.id)
+                if self.table.get(request.id) is request:
+                    self.table.close(request, None)
+
+    def _check(self, request: Request, now: float) -> None:
+        if self.table.get(request.id) is not request:
+            return  # it ended together with one before it
+        if not request.is_claimed:
+            self._drop_unclaimed(request)
+            return
+        due = request.deadline.at
+        if request.aborted_at is not None:
+            given_up_at = request.aborted_at + self._settings.abort_timeout_ms / 1000
+            if now >= given_up_at:
+                why = f"aborted, and its worker did not say so within {self._settings.abort_timeout_ms} ms"
+                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
+                return
+            due = min(due, given_up_at)
+        if now >= request.deadline.at:
+            why = f"it did not end within the {request.deadline.after_ms} ms that it had"
+            self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
+            return
+        if request.released_at is not None:
+            since = now if self._is_between_workers(request) else request.released_at
+            given_up_at = since + self._settings.handoff_timeout_ms / 1000
+            if now >= given_up_at:
+                self._fail_handed_off(request)
+                return
+            due = min(due, given_up_at)
+        self.table.look_at(request, due)
+
+    def _is_between_workers(self, request: Request) -> bool:
+        """Tell whether both workers of a hand-off are there: then they say so themselves if it fails.
+
+        The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
+        that takes; its silence means something only where one of them is gone.
+        """
+        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
+        is_expected = not request.early and target in known
+        return is_expected and (request.is_taken_over or request.handed_off_by in known)
+
+    def _fail_handed_off(self, request: Request) -> None:
+        expected = int(self.table.next_position[request.slot])
+        if request.early:
+            first = min(int(early.step.rows.positions[0]) for early in request.early)
+            self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
+        elif request.first_position == expected:
+            self.fail_unknown(request)
+        else:
+            within = f"within {self._settings.handoff_timeout_ms} ms"
+            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, f"no worker went on with it {within} after its hand-off")
+
+    def fail_unknown(self, request: Request) -> None:
+        """End a request that was resumed and that no worker here has; another processor's worker may bring it later."""
+        self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        if request.has_moved:
+            self.table.forget_end(request.id)
+
+    def is_over(self, request_id: int, source: Source) -> bool:
+        """Tell whether a request that a stream has, or brings, has ended: here, or at its client.
+
+        What the client said is of a request that began before: it holds until the worker has sent again what it
+        retained. A key may be used again.
+        """
+        worker = self.workers.by_stream.get(source.stream)
+        is_sent_again = worker is None or worker.reconcile is not None
+        ended_here = self.table.ended(request_id) is not None
+        return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
+
+    def client_ended(self, request_id: int, owner: int) -> None:
+        """Drop what workers bring of a request that has ended at its client, unless it is another client's.
+
+        After a processor is lost, workers send again what it had not acknowledged; kept, those rows would hold up the
+        acks behind them.
+        """
+        request = self.table.get(request_id)
+        source = None if request is not None else self.workers.source_of(request_id)
+        if request is not None:
+            if not request.is_claimed and request.owner in (NO_OWNER, owner):
+                is_whole = self.table.state_of(request) is State.ENDED
+                self._drop(request)
+                self.table.ended_at_client(request_id, owner)
+                if is_whole:  # else rows of it may still come
+                    self.table.forget_end(request_id)
+        elif source is None:
+            self.table.ended_at_client(request_id, owner)
+        elif source.owners[request_id] == owner:
+            del source.owners[request_id]
+            self.table.ended_at_client(request_id, owner)
+            self.workers.abort(source.stream, request_id)
+
+    def _drop(self, request: Request) -> None:
+        """Forget what came of a request that no client has claimed, and end it at its workers."""
+        self._abort_at_workers(request)
+        self._drop_early(request)
+        self.unclaimed.drop(request)
+        self.table.close(request, request.error)
+
+    def _drop_unclaimed(self, request: Request) -> None:
+        self.counts.unclaimed += 1
+        self._drop(request)
+        self._repeated_log.begin("unclaimed", _log.warning, "request dropped: no client claimed it", request=request.id)
+
+    def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:
+        """End a request at its worker, and at others that may work on it: not every hand-off is known here yet."""
+        self.void_ticket(request)
+        stream = self.table.stream_of(request)
+        others = {early.source.stream for early in request.early}
+        if request.is_taken_over:
+            others.add(int(self.table.handoff_target[request.slot]))
+        if tell_its_own and stream != NO_STREAM:
+            self.workers.abort(stream, request.id)
+        for other in sorted(others - {stream}):
+            self.workers.abort(other, request.id)
+
+    def _drop_early(self, request: Request) -> None:
+        for early in request.early:
+            early.step.pending_ack.release()
+        request.early = []
+
+    def end_those_of(self, stream: int, name: str, why: str) -> int:
+        """End every request that a stream has or was to go on with: its worker is lost. Return how many."""
+        ended = self.table.of_stream(stream)
+        for request in ended:
+            self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
+        for request in self.table.of_handoff_target(stream):
+            was_taken_over = request.is_taken_over
+            self.table.forget_handoff_target(request)
+            if self.table.state_of(request) is State.RUNNING and self.may_be_elsewhere(request):
+                continue  # until its own worker lets go of it
+            if was_taken_over or self.table.state_of(request) is State.HANDED_OFF:
+                lost = f"decode worker {name} is lost before it went on: {why}"
+                self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
+                ended.append(request)
+        return len(ended)
+
+    def release_those_of(self, source: Source, acks: AckTracker, name: str, why: str) -> int:
+        """End the requests of a lost worker as above, and forget that they ended: it may bring them to any processor.
+
+        Also here, as another stream. Rows of an ended request are acknowledged at once, as no client is left to wait
+        for them; but what this worker sends again must wait until a client has it. So these are forgotten too: the
+        requests that no client has claimed yet, with their rows, and the ends of those whose last rows are still on
+        their way to a client.
+        """
+        for request in self.table.unclaimed_of(source):
+            if self._has_rows_of_others(request, acks):  # which would be acknowledged, and lost
+                if self.table.state_of(request) is State.RUNNING and self.table.stream_of(request) == source.stream:
+                    self.table.hand_off(request, self._now())
+                continue
+            self._drop_early(request)
+            self.unclaimed.drop(request)
+            self.table.close(request, None)
+            self.table.forget_end(request.id)
+        for request in self.table.of_stream(source.stream):
+            request.ticket = b""  # its worker may hand it off where it went
+        had = [request.id for request in self.table.of_stream(source.stream)]
+        had += [request.id for request in self.table.of_handoff_target(source.stream)]
+        for request in self.table.of_handoff_target(source.stream):
+            if not request.is_claimed:  # its client may find it where its worker goes
+                self.table.forget_handoff_target(request)
+        ended = self.end_those_of(source.stream, name, why)
+        unacknowledged = set[int]().union(*(each.unacknowledged_of(acks) for each in self.router.consumers.values()))
+        for request_id in unacknowledged.union(had):
+            self.table.forget_end(request_id)
+        return ended
+
+    def _has_rows_of_others(self, request: Request, acks: AckTracker) -> bool:
+        """Tell whether rows of a request wait here that are not of a certain stream."""
+        steps = [step for step, _ in request.waiting] + [early.step for early in request.early]
+        return any(step.pending_ack.stream is not acks for step in steps)
+
+    def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
+        """End a request that has gone on with the rows of a stream whose worker was lost while they waited.
+
+        `names` has the name of each stream that they came from.
+        """
+        if self.table.get(request.id) is not request:
+            return
+        stream = self.table.stream_of(request)
+        if stream in names and self.workers.is_lost(stream):
+            why = f"worker {names[stream]} is lost, and sent nothing more of it"
+            self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
+
+    def between(self, request_id: int, stream: int) -> Request | None:
+        """Return a request that a stream handed off and no other has yet, or took over before the other let go."""
+        request = self.table.get(request_id)
+        if request is None:
+            return None
+        let_go = self.table.state_of(request) is State.HANDED_OFF and request.handed_off_by == stream
+        has_it = request.is_taken_over and self.table.handoff_target[request.slot] == stream
+        return request if let_go or has_it else None

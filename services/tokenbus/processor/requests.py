@@ -1,0 +1,547 @@
+"""A request's states, and the table of all requests, whose methods alone change a request's state and columns.
+
+What every step needs of every row lies in arrays, so that a step of a thousand rows is settled in a few
+operations, and the number of open requests does not matter.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.delivery.ack_tracker import PendingAck
+from tokenbus.delivery.slots import SlotMap, Slots
+from tokenbus.delivery.step import Step
+from tokenbus.processor.stream import StreamCounts
+from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.columns import RequestColumns
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Hello
+
+NO_STREAM = -1
+NO_OWNER = 0
+UNCLAIMED = 0
+"""The route of requests whose rows wait until a client resumes them."""
+UNROUTED = -1
+"""The route of requests that only `steps()` shows."""
+Payer = tuple[str, int | str]
+"""What an open request counts against: the client that asked for it, or the worker or key that brought it unasked."""
+
+
+class State(IntEnum):
+    """The states of a request."""
+
+    CLOSED = 0
+    """It is not in the table."""
+    QUEUED = 1
+    """No worker has it yet."""
+    RUNNING = 2
+    """One stream has it; its next row comes from there."""
+    HANDED_OFF = 3
+    """Its stream let go of it; the stream that brings its next position gets it."""
+    ORPHANED = 4
+    """It began before this processor, and its client has not resumed it: its next position is unknown."""
+    RESUMED = 5
+    """Its client resumed it, and no worker has said yet that it has it."""
+    ENDED = 6
+    """It ended before its client claimed it; its rows wait for the client."""
+
+
+class TransitionError(Exception):
+    """A change that the state of a request does not allow: a defect of the processor."""
+
+    def __init__(self, request_id: int, state: State, to: State) -> None:
+        super().__init__(f"request {request_id:016x}: {to.name.lower()} does not follow {state.name.lower()}")
+
+
+class Deadline(NamedTuple):
+    """When a request ends at the latest: by the processor's clock in seconds, and in milliseconds since 1970 UTC."""
+
+    at: float
+    unix_ms: int = 0
+    after_ms: int = 0
+    """How long that was, when it was set."""
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """Where a step came from, as far as rows of unknown requests are concerned."""
+
+    stream: int
+    name: str
+    is_resumed: bool
+    """Whether the stream began before this processor did."""
+    takes_over: bool
+    """Whether its worker goes on with requests that other workers began."""
+    owners: dict[int, int] = field(default_factory=dict, compare=False)
+    """The requests that its worker said that it has, and the owner of each; it may have let go of some since."""
+    counts: StreamCounts = field(default_factory=StreamCounts, compare=False)
+    """Where its rows count."""
+    key: str = ""
+    """The name of the key that its worker proved; empty: it proved none."""
+
+    def count(self, rows: LogprobBatch) -> None:
+        """Count rows that were handed out."""
+        self.counts.tokens += rows.token_ids.size
+
+    @property
+    def payer(self) -> Payer:
+        """What the requests that it brings unasked count against: its worker's key, whatever worker ids that uses."""
+        return ("key", self.key) if self.key else ("worker", self.stream)
+
+
+class EarlyRow(NamedTuple):
+    """A row that came out of order, as a step of its own."""
+
+    source: Source
+    step: Step
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What is known of one request beside the columns of the table."""
+
+    id: int
+    slot: int
+    first_position: int
+    """The first token that was known here."""
+    deadline: Deadline
+    generate: Generate | None = None
+    """What was sent to a worker, until that worker admits it."""
+    sent_after: int = 0
+    """The number of its worker's hello after which it was sent."""
+    is_claimed: bool = False
+    """Whether a consumer takes its tokens."""
+    aborted_at: float | None = None
+    released_at: float | None = None
+    """When it lost its stream, or its client resumed it without one; None: neither, or it has a stream again."""
+    handed_off_by: int = NO_STREAM
+    """The stream that handed it off last."""
+    has_crossed_goodbye: bool = False
+    """Whether it was on its way to a worker that said goodbye."""
+    is_taken_over: bool = False
+    """Whether the decode worker said that it has the request before the prefill worker's last row of it came."""
+    early: list["EarlyRow"] = field(default_factory=list)
+    """Rows that came out of order."""
+    waiting: list[tuple[Step, int]] = field(default_factory=list)
+    """Rows that wait for its client, as a step and a place in it."""
+    scores: list[tuple[PromptScoresChunk, PendingAck]] = field(default_factory=list)
+    """What the model says of its prompt's tokens, which waits for its client."""
+    error: RequestError | None = None
+    """What it ended with before its client claimed it."""
+    owner: int = NO_OWNER
+    """The client that asked for it: only that client, or its next life, may take it up or end it."""
+    has_moved: bool = False
+    """Whether its client looked for it at several processors: another one may have sent rows of it."""
+    payer: Payer | None = None
+    ticket: bytes = b""
+    """The ticket of its hand-off, until the decode worker has it."""
+    brought_by: int = NO_STREAM
+    """The stream that brought it unasked."""
+    asked_after: int = 0
+    """The number of its client's hello after which it was asked for; 0: another life of the processor was asked."""
+    last_frame: tuple[int, int] | None = None
+    """The route of the session that got its last row, and the number of that frame in the session's queue."""
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """How a request ended: with an error, or without."""
+
+    error: RequestError | None
+    tokens: int
+    owner: int
+    last_frame: tuple[int, int] | None
+    asked_after: int = 0
+
+
+_EMPTY: Mapping[str, float] = {
+    "next_position": 0,
+    "stream": NO_STREAM,
+    "handoff_target": NO_STREAM,
+    "state": State.CLOSED,
+    "route": UNCLAIMED,
+    "wants_draft": True,
+    "due": np.inf,
+}
+"""What each column has in a slot without a request."""
+
+
+class RequestTable:
+    """All open requests, and for a while those that ended.
+
+    The columns (`next_position`, `stream`, `state` ...) have a value for each slot. Any module reads them; only the
+    methods here write them.
+    """
+
+    def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
+        self._per_peer = max_requests if per_peer is None else per_peer
+        self._charged: dict[Payer, dict[int, None]] = {}
+        self._slots = SlotMap()
+        self._requests: list[Request | None] = []
+        self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
+        """The owners of requests that had ended at their clients before any worker brought them here."""
+        self._max_requests = max_requests
+        self._ended_requests = ended_requests
+        self.next_position = np.zeros(64, np.int64)
+        self.stream = np.full(64, NO_STREAM, np.int32)
+        """The stream that has each request."""
+        self.handoff_target = np.full(64, NO_STREAM, np.int32)
+        """The stream that is to go on with each request when its stream lets go, where that is known."""
+        self.state = np.zeros(64, np.uint8)
+        self.route = np.zeros(64, np.int32)
+        """Which consumer takes the rows of each request."""
+        self.wants_draft = np.ones(64, np.bool_)
+        self.due = np.full(64, np.inf)
+        """When to look at each request again."""
+        self.running = self._running()
+        """Which rows come next, and which consumer takes them, for what reads the columns in place."""
+
+    # Finding requests.
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be opened."""
+        return len(self._slots) >= self._max_requests
+
+    def limit_for(self, payer: Payer) -> str:
+        """Return which limit keeps one more from being opened for a peer; empty: none."""
+        if self.is_full:
+            return f"open requests: at most {self._max_requests}"
+        if not self.room_for(payer):
+            return f"open requests of one {payer[0]}: at most {self._per_peer}"
+        return ""
+
+    def room_for(self, payer: Payer) -> int:
+        """Return how many more requests may be opened for a peer."""
+        return max(0, min(self._per_peer - self.charged_to(payer), self._max_requests - len(self)))
+
+    def charged_to(self, payer: Payer) -> int:
+        """Return how many open requests count against a peer."""
+        return len(self._charged.get(payer, ()))
+
+    def oldest_unasked(self) -> Request | None:
+        """Return the oldest request of the worker or key that brought most of those that were not asked for."""
+        payers = [payer for payer in self._charged if payer[0] != "client"]
+        if not payers:
+            return None
+        return self.at(next(iter(self._charged[max(payers, key=self.charged_to)])))
+
+    def get(self, request_id: int) -> Request | None:
+        """Return an open request."""
+        slot = self._slots.get(request_id)
+        return None if slot is None else self._requests[slot]
+
+    def at(self, slot: int) -> Request:
+        """Return the request of a slot; an empty slot is a KeyError."""
+        request = self._requests[slot]
+        if request is None:
+            raise KeyError(slot)
+        return request
+
+    def state_of(self, request: Request) -> State:
+        """Return the state of a request that is open."""
+        return State(self.state[request.slot])
+
+    def stream_of(self, request: Request) -> int:
+        """Return the stream that has a request, or NO_STREAM."""
+        return int(self.stream[request.slot])
+
+    def ended(self, request_id: int) -> Ended | None:
+        """Return how a request ended, if that is still known."""
+        return self._ended.get(request_id)
+
+    def has_ended_at_client(self, request_id: int) -> bool:
+        """Tell whether a request had ended at its client before it came here."""
+        return request_id in self._ended_at_clients
+
+    def knows(self, request_id: int) -> bool:
+        """Tell whether a request is open, or its end is known."""
+        return request_id in self._slots or request_id in self._ended or request_id in self._ended_at_clients
+
+    def ended_at_client(self, request_id: int, owner: int) -> None:
+        """Remember that a request that is not known here has ended at a client, the first that says so."""
+        self._ended_at_clients.setdefault(request_id, owner)
+        if len(self._ended_at_clients) > self._ended_requests:
+            self._ended_at_clients.popitem(last=False)
+
+    def worker_has(self, request_id: int) -> None:
+        """Learn that a worker has a request: what was said of one with this key was said of another, or too early."""
+        self._ended_at_clients.pop(request_id, None)
+
+    def asked_again(self, request_id: int, owner: int) -> None:
+        """Learn that a client asks for a request that it said had ended: it has used the key again."""
+        if self._ended_at_clients.get(request_id) == owner:
+            del self._ended_at_clients[request_id]
+
+    def forget_end(self, request_id: int) -> None:
+        """Forget how a request ended: a worker may come with it."""
+        self._ended.pop(request_id, None)
+
+    def open_requests(self) -> list[Request]:
+        """Return all open requests."""
+        return [self.at(slot) for slot in self._slots]
+
+    def of_stream(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream has."""
+        return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
+
+    def of_handoff_target(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream is to go on with."""
+        return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
+
+    def unclaimed_of(self, source: Source) -> list[Request]:
+        """Return the open requests that a stream has or brought, and that no consumer asked for."""
+        slots = {*self._charged.get(source.payer, ()), *np.flatnonzero(self.stream == source.stream).tolist()}
+        found = [request for request in map(self.at, sorted(slots)) if not request.is_claimed]
+        return [each for each in found if source.stream in (each.brought_by, self.stream_of(each))]
+
+    def load_of(self, stream: int) -> int:
+        """Return how many requests a stream has or is to go on with."""
+        return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.handoff_target == stream))
+
+    def requests_of(self, route: int, stream: int) -> int:
+        """Return how many requests of a consumer a stream has."""
+        return int(np.count_nonzero((self.stream == stream) & (self.route == route)))
+
+    def due_requests(self, now: float) -> list[Request]:
+        """Return the open requests that it is time to look at."""
+        return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
+
+    def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
+        """Return the slot of each request; -1 where none is open."""
+        return self._slots.find(request_ids)
+
+    # Transitions.
+
+    def open(self, request_id: int, position: int, stream: int, state: State, deadline: Deadline) -> Request:
+        """Open a request at the stream that has it, due at its deadline; the caller checks first that there is room."""
+        slot = self._slots.add(request_id)
+        if slot == len(self._requests):
+            self._add_slot()
+        request = self._requests[slot] = Request(request_id, slot, position, deadline)
+        self._ended.pop(request_id, None)
+        self._ended_at_clients.pop(request_id, None)
+        self.next_position[slot] = position
+        self.stream[slot] = stream
+        self.state[slot] = state
+        self.due[slot] = deadline.at
+        return request
+
+    def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:
+        """Open a request that a client asks for: at the stream that gets it, or queued where that is NO_STREAM."""
+        state = State.QUEUED if stream == NO_STREAM else State.RUNNING
+        request = self.open(generate.request_key, 0, stream, state, deadline)
+        request.generate = Generate()
+        request.generate.CopyFrom(generate)
+        request.generate.owner = owner
+        request.generate.deadline_unix_ms = deadline.unix_ms
+        self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
+        return request
+
+    def appear(  # noqa: PLR0913 - what a request begins with
+        self,
+        request_id: int,
+        position: int,
+        source: Source,
+        deadline: Deadline,
+        route: int,
+        *,
+        is_midway: bool,
+    ) -> Request:
+        """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
+        is_its = not is_midway or (request_id in source.owners and not source.takes_over)
+        state = State.ORPHANED if is_midway else State.RUNNING
+        request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
+        request.owner = source.owners.get(request_id, NO_OWNER)
+        request.is_claimed = route != UNCLAIMED
+        request.brought_by = source.stream
+        self._charge(request, source.payer)
+        self.route[request.slot] = route
+        return request
+
+    def dispatch(self, request: Request, stream: int) -> None:
+        """Give a queued request to a stream."""
+        self._run(request, stream, State.QUEUED)
+
+    def give_back(self, request: Request) -> None:
+        """Queue a request again whose stream never began with it."""
+        self._move(request, State.QUEUED, State.RUNNING)
+        self.stream[request.slot] = self.handoff_target[request.slot] = NO_STREAM
+
+    def vouch(self, request: Request, stream: int) -> None:
+        """Note that a worker says in its handshake that it has a request that no stream has."""
+        # An orphan stays one until its client says which token is next.
+        state = State.ORPHANED if self.state_of(request) is State.ORPHANED else State.RUNNING
+        self._move(request, state, State.QUEUED, State.HANDED_OFF, State.ORPHANED, State.RESUMED)
+        self.stream[request.slot] = stream
+        request.released_at = None
+
+    def begin(self, request: Request, stream: int) -> None:
+        """Let a stream go on with an orphaned request from its first token."""
+        self._run(request, stream, State.ORPHANED)
+        self.next_position[request.slot] = 0
+
+    def resume(self, request: Request, position: int, now: float) -> None:
+        """Let an orphaned request go on at a position."""
+        is_free = self.stream[request.slot] == NO_STREAM
+        self._move(request, State.RESUMED if is_free else State.RUNNING, State.ORPHANED)
+        request.released_at = now if is_free else None
+        self.next_position[request.slot] = request.first_position = position
+
+    def disown(self, request: Request, due: float) -> None:
+        """Let a request that a client resumed without a right to it wait for its owner."""
+        self._move(request, State.ORPHANED, State.RESUMED)
+        request.is_claimed = False
+        request.released_at = None
+        self._charge(request, None)
+        self.route[request.slot] = UNCLAIMED
+        self.due[request.slot] = due
+
+    def lose(self, request: Request, now: float) -> None:
+        """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
+        self._move(request, State.RESUMED, State.QUEUED, State.RUNNING, State.HANDED_OFF, State.RESUMED)
+        request.generate = None
+        self.stream[request.slot] = NO_STREAM
+        request.released_at = now
+        request.has_moved = True
+
+    def hand_off(self, request: Request, now: float) -> None:
+        """Take a request from its stream: another one goes on with it."""
+        self._move(request, State.HANDED_OFF, State.RUNNING)
+        request.handed_off_by = int(self.stream[request.slot])
+        request.released_at = now
+        self.stream[request.slot] = NO_STREAM
+
+    def go_on(self, request: Request, stream: int) -> None:
+        """Give a request that no stream has to the stream that goes on with it."""
+        self._run(request, stream, State.QUEUED, State.HANDED_OFF, State.RESUMED)
+        request.ticket = b""
+        if not request.is_taken_over or self.handoff_target[request.slot] == stream:
+            self.handoff_target[request.slot] = NO_STREAM
+            request.is_taken_over = False
+
+    def end(self, request: Request, error: RequestError | None) -> None:
+        """End a request that no client has claimed yet."""
+        self._move(request, State.ENDED, State.RUNNING, State.HANDED_OFF, State.ORPHANED)
+        request.error = error
+        self.stream[request.slot] = NO_STREAM
+
+    def close(self, request: Request, error: RequestError | None) -> None:
+        """Remove a request, and remember for a while how it ended."""
+        self._move(request, State.CLOSED, *State)
+        slot = request.slot
+        self._slots.remove(request.id)
+        self._charge(request, None)
+        self._requests[slot] = None
+        self._ended[request.id] = Ended(
+            error, int(self.next_position[slot]), request.owner, request.last_frame, request.asked_after
+        )
+        for name, value in _EMPTY.items():
+            getattr(self, name)[slot] = value
+        if len(self._ended) > self._ended_requests:
+            self._ended.popitem(last=False)
+
+    def _move(self, request: Request, to: State, *before: State) -> None:
+        """Give an open request another state, which may follow only some."""
+        state = self.state_of(request) if self._requests[request.slot] is request else State.CLOSED
+        if state is State.CLOSED or state not in before:
+            raise TransitionError(request.id, state, to)
+        self.state[request.slot] = to
+
+    def _run(self, request: Request, stream: int, *before: State) -> None:
+        self._move(request, State.RUNNING, *before)
+        self.stream[request.slot] = stream
+        request.released_at = None
+
+    # Changes within a state.
+
+    def skip_to(self, request: Request, position: int) -> None:
+        """Go on at a later position: another processor has given its client the tokens before."""
+        self.next_position[request.slot] = position
+
+    def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
+        """Count the tokens that each request of a step got."""
+        self.next_position[slots] += counts
+
+    def claim(self, request: Request, route: int, owner: int, *, drafts: bool) -> None:
+        """Lead a request's rows to the consumer that asked for them, and charge it to its owner."""
+        request.is_claimed = True
+        request.owner = owner
+        self._charge(request, client_payer(owner))
+        self.route[request.slot] = route
+        self.wants_draft[request.slot] = drafts
+
+    def set_deadline(self, request: Request, deadline: Deadline) -> None:
+        """Let a request end at another time, and be due then."""
+        request.deadline = deadline
+        self.due[request.slot] = deadline.at
+
+    def look_at(self, request: Request, when: float) -> None:
+        """Make a request due at a time, in seconds, and not before."""
+        self.due[request.slot] = when
+
+    def look_again(self, request: Request, when: float) -> None:
+        """Make a request due at a time, in seconds, if it is not due before."""
+        self.due[request.slot] = min(self.due[request.slot], when)
+
+    def direct(self, request: Request, stream: int, hello: Hello, ticket: bytes) -> None:
+        """Name the stream that is to go on with a request, and tell its worker where that is and what to show there."""
+        self.handoff_target[request.slot] = stream
+        request.ticket = ticket
+        if request.generate is not None:
+            request.generate.handoff_address = hello.handoff_address
+            request.generate.handoff_ticket = ticket
+            request.generate.handoff_server_key = hello.handoff_server_key
+
+    def expect_take_over(self, request: Request, stream: int) -> None:
+        """Note that a decode worker has a request before the prefill worker's last row of it came."""
+        self.handoff_target[request.slot] = stream
+        request.is_taken_over, request.ticket = True, b""
+
+    def forget_handoff_target(self, request: Request) -> None:
+        """Note that the stream that was to go on with a request is gone."""
+        self.handoff_target[request.slot] = NO_STREAM
+        request.is_taken_over, request.ticket = False, b""
+
+    def _charge(self, request: Request, payer: Payer | None) -> None:
+        """Count a request against another peer from now on."""
+        if request.payer is not None:
+            of_before = self._charged[request.payer]
+            of_before.pop(request.slot)
+            if not of_before:
+                del self._charged[request.payer]
+        request.payer = payer
+        if payer is not None:
+            self._charged.setdefault(payer, {})[request.slot] = None
+
+    def _add_slot(self) -> None:
+        self._requests.append(None)
+        if len(self._requests) > self.stream.size:
+            for name, value in _EMPTY.items():
+                column = getattr(self, name)
+                # Columns are counted and searched as a whole: a slot without a request must look like one.
+                setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
+            self.running = self._running()
+
+    def _running(self) -> RequestColumns:
+        return RequestColumns.of(
+            streams=self.stream,
+            shares=self.route,
+            states=self.state,
+            positions=self.next_position,
+            running=State.RUNNING,
+        )
+
+
+def client_payer(owner: int) -> Payer:
+    """Return what the requests of a client count against."""
+    return "client", owner

@@ -1,0 +1,270 @@
+"""From steps to requests: each row settled against what its request has had, then handed to its consumer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery.slots import Slots
+from tokenbus.delivery.step import LEAVES
+from tokenbus.processor.requests import (
+    NO_STREAM,
+    UNCLAIMED,
+    EarlyRow,
+    Request,
+    RequestTable,
+    Source,
+    State,
+)
+from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
+
+if TYPE_CHECKING:
+    from tokenbus.processor.request_registry import RequestRegistry
+
+_MOST_TURNED_AWAY = 16
+"""How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
+
+
+class Consumer(Protocol):
+    """Takes the rows of the requests whose route leads to it: a client's session."""
+
+    name: str
+    looks_elsewhere: bool
+    """Whether it looks for a request at other processors when it ends here because no worker here has it."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is a client that acknowledges rows as fast as they come."""
+
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        """Take a part of a step, whose rows have these slots; what is kept of it counts in the step's pending ack."""
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Learn which worker took a request."""
+
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Take what the model says of some of a prompt's tokens; what is kept of it counts in the pending ack."""
+
+    def put_error(self, error: RequestError) -> None:
+        """Tell its client why other processors may have a part of a request; it keeps its place here."""
+
+    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests with rows of a stream that its client has not acknowledged."""
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        """Learn that a request has had its last row."""
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """Learn that a request ended with an error."""
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """What became of rows, in rows."""
+
+    delivered: int = 0
+    tokens: int = 0
+    repeated: int = 0
+    late: int = 0
+    unknown: int = 0
+    early: int = 0
+    foreign: int = 0
+
+
+class Router:
+    """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
+
+    def __init__(self, table: RequestTable, registry: "RequestRegistry", max_early: int) -> None:
+        self._table = table
+        self._registry = registry
+        self._max_early = max_early
+        self.consumers: dict[int, Consumer] = {}
+        self.counts = RowCounts()
+        self._let_go: list[Request] = []
+        """Requests that the current step hands off in rows whose tokens their clients have, from another processor."""
+
+    def route(self, step: Step, source: Source, now: float) -> None:
+        """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
+        slots = self._table.slots_of(step.rows.request_keys)
+        parts: Iterable[Part] | None = None
+        if step.draft_rows is None:
+            parts = dealt(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
+        if parts is None:
+            slots = self._settle(step, slots, source, now)
+            self._table.advance(slots, step.rows.token_counts)
+            parts = StepParts(step.rows, self._table.route[slots]) if slots.size else ()
+        let_go, self._let_go = self._let_go, []
+        if slots.size:
+            self._deliver(step, source, slots, parts, now)
+        for request in let_go:
+            if self._table.get(request.id) is request and self._table.stream_of(request) == source.stream:
+                self._leave(request, RowStatus.HANDED_OFF, source, now)
+
+    def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part], now: float) -> None:
+        table, target = self._table, step.rows
+        self.counts.delivered += slots.size
+        self.counts.tokens += target.token_ids.size
+        for part in parts:
+            if part.route == UNCLAIMED:
+                self._registry.unclaimed.put(step, slots, part)
+            elif (consumer := self.consumers.get(part.route)) is not None:  # else only steps() shows it, or it ended
+                consumer.give(step, slots, part)
+        leaving = np.flatnonzero(LEAVES[target.statuses])
+        for row in leaving.tolist():
+            # Its consumer may have ended it, for what was handed out here was more than may wait.
+            if (request := table.get(int(target.request_keys[row]))) is not None:
+                self._leave(request, RowStatus(target.statuses[row]), source, now)
+
+    # Settling.
+
+    def _settle(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
+        table, target = self._table, step.rows
+        settled: npt.NDArray[np.bool_] = (
+            (table.stream[slots] == source.stream)
+            & (table.next_position[slots] == target.positions)
+            & (table.state[slots] == State.RUNNING)
+            & (slots >= 0)
+        )
+        if settled.all():
+            return slots
+        keep = settled.copy()
+        skip = np.zeros(slots.size, np.intp)
+        for row in self._openable(step, np.flatnonzero(~settled), slots, source):
+            place = self._place(step, row, source, now)
+            if place is not None:
+                keep[row] = True
+                skip[row] = place
+        draft = step.draft_rows
+        if skip.any():
+            target = target.between(skip, target.token_counts)
+            draft = None  # it is about tokens that are partly known
+        if not keep.all():
+            target = target.select(np.flatnonzero(keep))
+            if draft is not None:
+                draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, target.request_keys)))
+        step.keep(target, draft)
+        return table.slots_of(target.request_keys)
+
+    def _openable(self, step: Step, rows: Rows, slots: Slots, source: Source) -> list[int]:
+        """Return those of a step's rows whose request is open or may be opened, and count the others."""
+        found: list[int] = rows.tolist()
+        places: list[int] = rows[slots[rows] < 0].tolist()
+        if not places:
+            return found
+        ids: list[int] = step.rows.request_keys.tolist()
+        met = [row for row in places if not self._registry.is_over(ids[row], source)]
+        refused = self._registry.refused(step.rows.request_keys[met], step.rows.positions[met], source)
+        unknown = list(compress(met, refused))
+        for row in unknown[:_MOST_TURNED_AWAY]:  # those that its worker brings again are turned away then
+            self._registry.workers.abort(source.stream, ids[row])
+        self.counts.late += len(places) - len(met)
+        self.counts.unknown += len(unknown)
+        left = set(places).difference(met).union(unknown)
+        return [row for row in found if row not in left]
+
+    def _place(  # noqa: PLR0911 - one for each fate of a row
+        self, step: Step, row: int, source: Source, now: float
+    ) -> int | None:
+        """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
+        table, target = self._table, step.rows
+        request_id, position = int(target.request_keys[row]), int(target.positions[row])
+        request = table.get(request_id) or self._met(request_id, position, source, now)
+        if request is None:
+            return None
+        state, stream = table.state_of(request), table.stream_of(request)
+        if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
+            self.counts.late += 1
+            return None
+        if state is State.ORPHANED:
+            if position or stream not in (NO_STREAM, source.stream):
+                self._wait(request, step, row, source)
+                return None
+            # This row is its first: all the rest follows, from this stream.
+            table.begin(request, source.stream)
+            state, stream = State.RUNNING, source.stream
+        expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
+        if position < expected and position + count <= expected:
+            self._had(request, RowStatus(target.statuses[row]), is_its=stream == source.stream)
+            return None
+        if position > expected and stream == source.stream:
+            return self._skip_or_fail(request, position, source)
+        if stream != source.stream:
+            if position > expected or state is State.RUNNING:
+                self._wait(request, step, row, source)
+                return None
+            table.go_on(request, source.stream)
+        return expected - position
+
+    def _had(self, request: Request, status: RowStatus, *, is_its: bool) -> None:
+        """Learn of a row whose tokens its request has had: what it says of the request may be new all the same."""
+        if not is_its:
+            self.counts.foreign += 1
+            return
+        self.counts.repeated += 1
+        if status is RowStatus.HANDED_OFF:
+            self._let_go.append(request)
+
+    def _skip_or_fail(self, request: Request, position: int, source: Source) -> int | None:
+        """Take a row of a request's own stream that is not its next: as far as is known here, tokens are missing.
+
+        Where the request may have been at another processor, what its client said that it has may be out of date: the
+        row goes to the client, which compares positions itself.
+        """
+        if request.has_moved or self._registry.may_be_elsewhere(request):
+            self._table.skip_to(request, position)
+            return 0
+        expected = int(self._table.next_position[request.slot])
+        lost = f"tokens {expected} to {position - 1} never came from {source.name}"
+        self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+        return None
+
+    def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
+        """Open a request that is met for the first time, unless it has ended."""
+        if self._registry.is_over(request_id, source):
+            self.counts.late += 1
+            return None
+        return self._registry.meet(request_id, position, source, now)
+
+    def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
+        """Keep a row that came out of order until the rows before it have come."""
+        draft = step.draft_rows
+        if draft is not None:
+            draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.id)))
+        step.pending_ack.keep()
+        alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.pending_ack)
+        request.early.append(EarlyRow(source, alone))
+        self.counts.early += 1
+        expected = int(self._table.next_position[request.slot])
+        while len(request.early) > self._max_early or _is_past(request.early[0].step, expected):
+            request.early.pop(0).step.pending_ack.release()
+
+    def recall(self, request: Request, now: float) -> None:
+        """Look again at the rows that came out of order: they may be next, and the last that their worker sent."""
+        names: dict[int, str] = {}
+        early, request.early = request.early, []
+        for source, step in sorted(early, key=lambda row: int(row.step.rows.positions[0])):
+            self.route(step, source, now)  # what is still too early goes back to wait
+            source.count(step.rows)
+            step.pending_ack.release()
+            names[source.stream] = source.name
+        self._registry.end_if_lost(request, names)
+
+    # Their end.
+
+    def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
+        source.owners.pop(request.id, None)
+        if status is not RowStatus.HANDED_OFF:
+            self._registry.finish(request, status)
+            return
+        self._registry.hand_off(request, now)
+        self.recall(request, now)
+
+
+def _is_past(step: Step, expected: int) -> bool:
+    return int(step.rows.positions[0]) + int(step.rows.token_counts[0]) < expected

@@ -1,0 +1,162 @@
+"""The frames on their way to one client: encoded once, sent as its window allows, kept until it acknowledges them."""
+
+from collections import deque
+
+import numpy as np
+
+from tokenbus.delivery import AckTracker
+from tokenbus.processor.client_frames import Frame, RequestIds
+
+
+class Budget:
+    """The bytes in all clients' queues together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether that is more than there may be."""
+        return self.bytes > self.max_bytes
+
+
+class SendQueue:
+    """The frames for one client that it has not acknowledged, oldest first: those that were sent, then those to send.
+
+    All of it is charged to the client: outputs in frames, and everything in bytes.
+    """
+
+    def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._budget = budget or Budget(max_bytes)
+        self._sent: deque[Frame] = deque()
+        self._waiting: deque[Frame] = deque()
+        self._window_frames = 0
+        self._window_bytes = 0
+        self._next_number = 1
+        self._sent_bytes = 0
+        self.outputs = 0
+        """How many frames with tokens it has."""
+        self.last_ordinal = 0
+        """The number of the last frame that was put here, counted from one over all connections."""
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sent) + len(self._waiting)
+
+    @property
+    def is_over_full(self) -> bool:
+        """Whether it has more than it may: its client reads too slowly."""
+        return self.outputs > self._max_frames or self.bytes > self._max_bytes
+
+    def still_holds(self, ordinal: int) -> bool:
+        """Tell whether the frame with a number is not acknowledged yet; nothing was dropped since it was put."""
+        return ordinal > self.last_ordinal - len(self)
+
+    @property
+    def has_room_in_window(self) -> bool:
+        """Whether a frame that is put now would be sent at once."""
+        return not self._waiting and self._fits(0)
+
+    def connect(self, window_frames: int, window_bytes: int) -> None:
+        """Begin a connection: what was not acknowledged is sent again, numbered from one."""
+        self._window_frames, self._window_bytes = window_frames, window_bytes
+        self._sent.extend(self._waiting)
+        self._waiting, self._sent = self._sent, deque()
+        self._next_number = 1
+        self._sent_bytes = 0
+
+    def put(self, frame: Frame) -> None:
+        """Add a frame behind the others."""
+        if frame.pending_ack is not None:
+            frame.pending_ack.keep()
+            frame.pending_ack.holders.append(self)
+        self._waiting.append(frame)
+        self.last_ordinal += 1
+        self.outputs += frame.is_output
+        self.bytes += frame.cost
+        self._budget.bytes += frame.cost
+
+    def next_message(self) -> list[bytes] | None:
+        """Return the next frame that the window allows, as a message, or None."""
+        if not self._waiting or not self._fits(self._waiting[0].size):
+            return None
+        frame = self._waiting[0]
+        return frame.numbered(self._next_number)
+
+    def sent(self) -> None:
+        """Count the frame that `next_message` returned as sent."""
+        frame = self._waiting.popleft()
+        self._next_number += 1
+        self._sent_bytes += frame.size
+        self._sent.append(frame)
+
+    def ack(self, through: int) -> bool:
+        """Remove the frames up to a number; False if no such number was sent."""
+        if through >= self._next_number:
+            return False
+        kept_from = self._next_number - len(self._sent)
+        for _ in range(through - kept_from + 1):
+            frame = self._sent.popleft()
+            self._sent_bytes -= frame.size
+            self._let_go(frame)
+        return True
+
+    def discard(self) -> None:
+        """Remove everything."""
+        for frame in (*self._sent, *self._waiting):
+            self._let_go(frame)
+        self._sent.clear()
+        self._waiting.clear()
+        self._sent_bytes = 0
+
+    def drop_outputs(self) -> list[Frame]:
+        """Remove and return the frames with tokens; how requests ended is kept, and sent again."""
+        frames = self.frames()
+        self.discard()
+        for frame in frames:
+            if not frame.is_output:
+                self.put(frame)
+        return [frame for frame in frames if frame.is_output]
+
+    def frames(self) -> list[Frame]:
+        """Return all frames, oldest first."""
+        return [*self._sent, *self._waiting]
+
+    def frames_of(self, ids: RequestIds) -> list[Frame]:
+        """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
+        frames = [frame for frame in self.frames() if frame.ids]
+        if not frames:
+            return []
+        ends = np.cumsum([len(frame.ids) for frame in frames]) // 8
+        found = np.isin(np.frombuffer(b"".join(frame.ids for frame in frames), np.uint64), ids)
+        return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
+
+    def requests_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests that have rows of a stream here."""
+        found: set[int] = set()
+        for frame in self.frames():
+            if frame.pending_ack is not None and frame.pending_ack.stream is acks:
+                found.update(np.frombuffer(frame.ids, np.uint64).tolist())
+        return found
+
+    def held_of(self, acks: AckTracker) -> tuple[int, int]:
+        """Return how many items of a stream it keeps from being acknowledged, and their bytes."""
+        waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}
+        held = [each for each in waiting if each.stream is acks]
+        return sum(each.items for each in held), sum(each.bytes for each in held)
+
+    def _fits(self, size: int) -> bool:
+        return len(self._sent) < self._window_frames and (
+            not self._sent or self._sent_bytes + size <= self._window_bytes
+        )
+
+    def _let_go(self, frame: Frame) -> None:
+        self.outputs -= frame.is_output
+        self.bytes -= frame.cost
+        self._budget.bytes -= frame.cost
+        if frame.pending_ack is not None:
+            frame.pending_ack.holders.remove(self)
+            frame.pending_ack.release()

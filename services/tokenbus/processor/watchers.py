@@ -1,0 +1,86 @@
+"""Watchers: the clients that see workers' streams as they are, item by item."""
+
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+from tokenbus.processor.client_frames import Frame
+from tokenbus.processor.session import Session
+from tokenbus.processor.stream import Arrived, Stream
+from tokenbus.processor.workers import Worker
+from tokenbus.recordings.items import public_hello
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
+from tokenbus_contracts.generated.stream_pb2 import Item
+
+
+class Watchers:
+    """The sessions that watch streams, and what each of them watches.
+
+    An item's frame has its sequence and not its stream: the item is one of the stream that the session was shown last.
+    """
+
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
+        self._workers = workers
+        self._watched: dict[Session, str] = {}
+        self._shown: dict[Session, Stream] = {}
+        """The stream that each session was shown last."""
+        self._hellos: WeakKeyDictionary[Stream, Frame] = WeakKeyDictionary()
+        """What announces a stream, encoded once: it may stand before each item."""
+        self.skipped_items = 0
+
+    def __len__(self) -> int:
+        """Return how many sessions watch."""
+        return len(self._watched)
+
+    def __contains__(self, session: Session) -> bool:
+        """Return whether a session watches."""
+        return session in self._watched
+
+    def add(self, session: Session, worker_id: str) -> None:
+        """Show a session a worker's streams, or every worker's, from now on."""
+        if self._watched.get(session) == worker_id:
+            return
+        self._watched[session] = worker_id
+        for worker in self._workers.values():
+            if worker_id in ("", worker.stream.worker_id):
+                self._announce(session, worker.stream)
+
+    def remove(self, session: Session) -> None:
+        """Show a session nothing any more."""
+        self._watched.pop(session, None)
+        self._shown.pop(session, None)
+
+    def show_stream(self, worker: Worker) -> None:
+        """Show the watchers of a stream that it begins, or goes on after its worker was away."""
+        self._hellos.pop(worker.stream, None)
+        for session in self._watching(worker):
+            self._announce(session, worker.stream)
+
+    def show_item(self, worker: Worker, entry: Arrived) -> None:
+        """Show an item to the watchers of its stream; an item that does not fit into a client's window is left out."""
+        if not self._watched:
+            return
+        item = Item(
+            sequence=entry.sequence,
+            payload_kind=entry.kind,
+            payload_bytes=len(entry.payload),
+            payload_crc32=crc32(entry.payload),
+        )
+        for session in self._watching(worker):
+            if not session.send_queue.has_room_in_window:
+                self.skipped_items += 1
+                continue
+            if self._shown.get(session) is not worker.stream:
+                self._announce(session, worker.stream)
+            session.put(Frame(write_frame(ServerFrame(watched_item=item)), [entry.payload]))
+
+    def _watching(self, worker: Worker) -> list[Session]:
+        return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
+
+    def _announce(self, session: Session, stream: Stream) -> None:
+        if stream not in self._hellos:
+            watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
+            self._hellos[stream] = Frame(write_frame(ServerFrame(watched_stream=watched)))
+        self._shown[session] = stream
+        session.put(self._hellos[stream])

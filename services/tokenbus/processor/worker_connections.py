@@ -1,0 +1,353 @@
+"""The processor's side of the stream protocol: which workers may publish, in which order, with how much credit."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import repeat
+
+from tokenbus.bus import Identity, Role
+from tokenbus.logs import logger
+from tokenbus.processor.assembly import Assembler
+from tokenbus.processor.connections import Connections, RefusedError, protocol_error
+from tokenbus.processor.intake import Intake
+from tokenbus.processor.refused_messages import RefusedMessages
+from tokenbus.processor.requests import NO_OWNER, Source
+from tokenbus.processor.stream import Fate, Stream
+from tokenbus.processor.workers import Worker, Workers
+from tokenbus.settings import Settings
+from tokenbus_contracts import ContractError, Limits, Rule
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.stream_pb2 import (
+    Ack,
+    GapReason,
+    Goodbye,
+    GoodbyeReason,
+    Hello,
+    ProcessorFrame,
+    Refusal,
+    RefusalReason,
+    ReplayRequest,
+    StreamLimits,
+    Welcome,
+    WorkerFrame,
+    WorkerRole,
+)
+
+_log = logger("processor")
+_MOST_EPOCHS = 1024
+_SILENCE = 1.5
+"""How many of a heartbeat's intervals without a word are more than chance."""
+_MOST_SEQUENCE = 2**61
+"""Beyond that a worker is not followed: half of the schema's bound, so that a grant beyond it can still be said."""
+
+
+class WorkerConnections(Connections[Worker]):
+    """Takes what workers send: their handshakes, items, gaps, heartbeats and goodbyes; answers with credit and acks."""
+
+    def __init__(self, settings: Settings, workers: Workers, intake: Intake, refused_messages: RefusedMessages) -> None:
+        super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, refused_messages)
+        self._workers = workers
+        self._intake = intake
+        self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
+
+    def _names(self, known: Worker | None) -> dict[str, object]:
+        return {} if known is None else {"stream": known.stream.worker_id, "epoch": known.stream.epoch}
+
+    # What comes in.
+
+    def _take(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
+        if not parts:
+            raise ContractError("message", "one part, and an item's payload", 0, rule=Rule.LENGTH)
+        frame = read_frame(WorkerFrame, parts[0])
+        body = frame.WhichOneof("body")
+        if body == "hello":
+            self._hello(peer, frame.epoch, frame.hello, now)
+        elif known is None:
+            self._ask_for_handshake(peer, now)
+        elif frame.epoch != known.stream.epoch:
+            raise ContractError("epoch", f"{known.stream.epoch}, as in its hello", frame.epoch)
+        elif body is not None:
+            self._excuse_silence(known, now)
+            known.last_heard = now
+            self._frame(known, frame, body, parts, now)
+
+    def _frame(self, worker: Worker, frame: WorkerFrame, body: str, parts: list[bytes], now: float) -> None:
+        expected = 2 if body == "item" else 1
+        if len(parts) != expected:
+            raise ContractError("message", f"{expected} parts", len(parts), rule=Rule.LENGTH)
+        match body:
+            case "item":
+                self._item(worker, frame, parts[1], now)
+            case "gap":
+                if frame.gap.last_sequence < frame.gap.first_sequence:
+                    limit = frame.gap.first_sequence
+                    raise ContractError("gap.last_sequence", limit, frame.gap.last_sequence, rule=Rule.MIN)
+                if frame.gap.last_sequence > _MOST_SEQUENCE:
+                    raise ContractError("gap.last_sequence", _MOST_SEQUENCE, frame.gap.last_sequence, rule=Rule.MAX)
+                ids = frozenset(frame.gap.request_keys)
+                worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, ids)
+                self._proceed(worker, now)
+            case "heartbeat":
+                worker.echo_ns = frame.heartbeat.sent_at_ns
+                worker.takes_no_more |= frame.heartbeat.takes_no_more
+                worker.stream.heard_of(frame.heartbeat.last_sequence)
+                self._proceed(worker, now)
+            case "goodbye":
+                self._goodbye(worker, frame.goodbye, now)
+
+    def _item(self, worker: Worker, frame: WorkerFrame, payload: bytes, now: float) -> None:
+        stream = worker.stream
+        fate = stream.take(frame.item, payload)
+        if fate is Fate.FLOOD:
+            items, size = stream.credit.through_sequence, stream.credit.through_bytes
+            message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
+            raise protocol_error(message)
+        if fate is Fate.REFUSED and stream.refusal is not None:
+            self.refused += 1
+            names, sequence = self._names(worker), frame.item.sequence
+            self._refused_messages.add("item refused", payload, stream.refusal, names, sequence)
+        elif fate in (Fate.DAMAGED, Fate.DIVERGENT):
+            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence)
+        self._proceed(worker, now)
+
+    # The handshake.
+
+    def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
+        identity = self._workers.listener.identity(peer)
+        _check_hello(hello, self._settings.limits, identity)
+        if self.is_draining:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
+        before = self._workers.at(peer)
+        if before is not None and before.stream.worker_id != hello.worker_id:
+            raise protocol_error("hello.worker_id: one worker a connection")
+        known = self._workers.by_id.get(hello.worker_id)
+        if known is not None:
+            known = self._same_or_older_life(known, peer, epoch, hello, now)
+        if known is None:
+            self._check_fence(hello.worker_id, epoch, now)
+            known = self._new_worker(hello, epoch, identity, now)
+        elif hello.next_sequence < known.stream.expected:
+            message = (
+                f"hello.next_sequence: at least {known.stream.expected}, which is expected, got {hello.next_sequence}"
+            )
+            raise protocol_error(message)
+        self._connect(known, peer, now)
+        self._greet(known, hello, now)
+
+    def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
+        """Return the known worker if it is the one that says hello, or None where what is known of it is over.
+
+        So it is where another life may take its place, and where it has been at another processor in the meantime: what
+        it was asked for again and what was acknowledged there is not known here.
+        """
+        name = known.stream.worker_id
+        if epoch == known.stream.epoch:
+            is_same_key = known.identity.name == self._workers.listener.identity(peer).name
+            if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
+                message = f"worker {name}: epoch {epoch} of it is another connection's"
+                raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
+            if hello.processors == known.stream.hello.processors:
+                return known
+            self._lose(known, "it was at another processor")
+            return None
+        self._check_epoch(name, epoch, known.stream.epoch)
+        if self._is_alive(known, now):
+            message = f"worker {name}: epoch {known.stream.epoch} of it is alive"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
+        self._lose(known, "a new life of it said hello")
+        return None
+
+    def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
+        """Refuse an older life for a while after a younger one has gone; never for good, however large its epoch."""
+        latest, until = self._fenced.get(worker_id, (0, now))
+        if now < until:
+            self._check_epoch(worker_id, epoch, latest)
+        self._fenced.pop(worker_id, None)
+
+    def _check_epoch(self, worker_id: str, epoch: int, latest: int) -> None:
+        if epoch < latest:
+            message = f"epoch {epoch} of worker {worker_id}: a younger life was here, at least {latest} may come now"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED, message)
+
+    def _new_worker(self, hello: Hello, epoch: int, identity: Identity, now: float) -> Worker:
+        if len(self._workers.by_id) >= self._settings.processor.max_workers:
+            message = f"workers: at most {self._settings.processor.max_workers}"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
+        stream = Stream(hello, epoch, self._settings.limits, self._settings.processor)
+        stream.counts = self._workers.departed.pop(hello.worker_id, stream.counts)
+        takes_over = hello.role == WorkerRole.WORKER_ROLE_DECODE
+        worker = Worker(
+            name=stream.name,
+            proof=hello.proof,
+            last_heard=now,
+            stream=stream,
+            assembler=Assembler(hello.worker_id, epoch, self._settings.processor),
+            source=Source(
+                self._workers.streams,
+                stream.name,
+                hello.first_sequence > 1,
+                takes_over,
+                counts=stream.counts,
+                key=identity.name,
+            ),
+            identity=identity,
+            met_at=now,
+            acknowledged=hello.first_sequence - 1,
+        )
+        self._workers.add(worker)
+        return worker
+
+    def _greet(self, worker: Worker, hello: Hello, now: float) -> None:
+        """Answer a handshake: where to resume, how much credit there is, and which requests to end."""
+        stream = worker.stream
+        stream.open_connection()
+        if hello.first_sequence > stream.expected:
+            reason = GapReason.GAP_REASON_RETENTION
+            stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
+        welcome = Welcome(resume_from=stream.expected, credit=worker.stream.credit.frame(), **self._welcome())
+        self._workers.send(worker, ProcessorFrame(welcome=welcome))
+        registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
+        worker.source.owners.clear()
+        worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
+        # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
+        # are answered when a client resumes them: a hello may make up as many as it likes.
+        for request_id in hello.request_keys:
+            registry.table.worker_has(request_id)
+        for request_id in filter(registry.table.knows, hello.request_keys):
+            registry.answer(request_id, worker.source)
+        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        worker.hellos += 1
+        self._workers.arrivals += 1
+        _log.info("worker connected", resume_from=stream.expected, **self._names(worker))
+        self._intake.connected(worker)
+        self._proceed(worker, now)
+
+    def _refuse(self, peer: bytes, known: Worker | None, refused: RefusedError) -> None:
+        super()._refuse(peer, known, refused)
+        if known is not None and known.peer == peer:
+            self._workers.disconnect(known)
+
+    def _goodbye(self, worker: Worker, goodbye: Goodbye, now: float) -> None:
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
+            self._workers.disconnect(worker)  # its retention stays good until the heartbeat's time is over
+            return
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and worker.stream.expected > goodbye.last_sequence:
+            self._intake.give_back(worker)
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED:
+            self._intake.registry.void_tickets_of(worker.source.stream)
+        self._lose(worker, goodbye.message or "it stopped")
+        may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
+        self._fence(worker, worker.stream.epoch + (not may_come_back), now)
+
+    def send_away(self, workers: Iterable[Worker], why: str) -> None:
+        """Say goodbye to those of some workers that know another processor; their clients find them there."""
+        for worker in [each for each in workers if each.stream.hello.processors]:
+            self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
+            self._lose(worker, why)
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        """Forget a worker: nothing more comes from it, and its requests end."""
+        self._intake.close(worker, why)
+        self._workers.disconnect(worker)
+        self._workers.remove(worker)
+        registry, name = self._intake.registry, worker.stream.worker_id
+        if worker.stream.hello.processors:
+            ended = registry.release_those_of(worker.source, worker.stream.acks, name, why)
+        else:
+            ended = registry.end_those_of(worker.source.stream, name, why)
+        log = _log.warning if ended else _log.info
+        log("worker gone", reason=why, requests_ended=ended, **self._names(worker))
+
+    # What goes out.
+
+    def _proceed(self, worker: Worker, now: float) -> None:
+        """Hand on what is in order, and tell the worker what that means for it."""
+        self._intake.proceed(worker, now)
+        missing = worker.stream.missing(now)
+        if missing is not None:
+            first, last = missing
+            replay = ReplayRequest(first_sequence=first, last_sequence=last)
+            self._workers.send(worker, ProcessorFrame(replay=replay))
+            self._warn_once((worker.name, "replay"), "items asked for again", worker, first=first, last=last)
+        if worker.stream.wants_handshake:
+            worker.stream.wants_handshake = False
+            self._intake.proceed(worker, now)
+            refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="count credit anew")
+            self._workers.send(worker, ProcessorFrame(refusal=refusal))
+        self._workers.acknowledge(worker)
+        self._grant(worker)
+
+    def proceed_after_ack(self) -> None:
+        """Acknowledge what a client has: workers that wait for that send nothing until they hear of it."""
+        for worker in self._workers.by_id.values():
+            self._workers.acknowledge(worker)
+            self._grant(worker)
+
+    def _grant(self, worker: Worker) -> None:
+        stream = worker.stream
+        if stream.credit.is_due(stream.in_order_through) and not self._intake.is_throttled(worker):
+            stream.grant()
+            self._workers.send(worker, ProcessorFrame(credit=stream.credit.frame()))
+
+    def _check(self, known: Worker, now: float) -> None:
+        if now - known.last_heard > self._timeout:
+            self._workers.cut_off(known)
+            self._lose(known, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
+            self._fence(known, known.stream.epoch, now)
+            return
+        self._excuse_silence(known, now)
+        self._proceed(known, now)
+        self._workers.acknowledge(known, at_once=True)
+        if now >= known.next_heartbeat:
+            self._send_heartbeat(known, now)
+            # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
+            self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
+            self._workers.send(known, ProcessorFrame(credit=known.stream.credit.frame()))
+
+    def _fence(self, worker: Worker, oldest: int, now: float) -> None:
+        """Remember for a while which is the oldest life of a worker that may come now."""
+        self._fenced[worker.stream.worker_id] = oldest, now + self._timeout
+        if len(self._fenced) > _MOST_EPOCHS:
+            self._fenced.popitem(last=False)
+
+    def _excuse_silence(self, worker: Worker, now: float) -> None:
+        """Count no time against a worker's steps in which it could not send: its link stalls, or we give no credit."""
+        if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
+            worker.assembler.renew(now)
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Extend by a stall of this processor what it waits for: peers, steps, and clients of what is held back."""
+        super().extend_deadlines(seconds, now)
+        for worker in self._workers.by_id.values():
+            worker.assembler.renew(now)
+            if worker.held_back is not None:
+                oldest, since = worker.held_back
+                worker.held_back = oldest, min(now, since + seconds)
+
+    def _flush(self, known: Worker) -> None:
+        self._workers.acknowledge(known, at_once=True)
+
+    def _last_sequence(self, known: Worker) -> int:
+        return known.stream.in_order_through
+
+
+def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
+    """Refuse a worker that is not authorized, or that may send wider batches than are taken."""
+    if not identity.may(Role.WORKER, hello.worker_id):
+        message = f"key {identity.name} may not be worker {hello.worker_id}"
+        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
+    for field in StreamLimits.DESCRIPTOR.fields:
+        most, found = getattr(limits, field.name), getattr(hello.limits, field.name)
+        if found > most:
+            error = ContractError(f"hello.limits.{field.name}", most, found, rule=Rule.MAX)
+            raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
+    if hello.next_sequence < hello.first_sequence:
+        error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
+        raise protocol_error(error)
+    if hello.next_sequence > _MOST_SEQUENCE:
+        error = ContractError("hello.next_sequence", _MOST_SEQUENCE, hello.next_sequence, rule=Rule.MAX)
+        raise protocol_error(error)
+    if hello.request_owners and len(hello.request_owners) != len(hello.request_keys):
+        limit = f"{len(hello.request_keys)}, one for each of request_keys"
+        error = ContractError("hello.request_owners", limit, len(hello.request_owners), rule=Rule.LENGTH)
+        raise protocol_error(error)

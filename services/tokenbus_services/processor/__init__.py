@@ -1,6 +1,0 @@
-"""The processor: consumes workers' streams, restores order, and delivers."""
-
-from tokenbus.delivery import Step
-from tokenbus_services.processor.processor import Processor
-
-__all__ = ["Processor", "Step"]

@@ -1,0 +1,181 @@
+"""A router under test, and the slow model that says what it must do: one dict of plain values for each request."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.services.builders import generate_of, row_values, settings, step_of
+from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery.slots import Slots
+from tokenbus.delivery.step import FINISHED
+from tokenbus.processor.request_registry import MOST_EARLY, RequestRegistry
+from tokenbus.processor.requests import NO_OWNER, Request, Source
+from tokenbus.processor.step_parts import Part
+from tokenbus.processor.workers import Workers
+from tokenbus.settings import ProcessorSettings
+from tokenbus.testing import ManualClock, RowShape, batch
+from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
+
+
+def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, has: tuple[int, ...] = ()) -> Source:
+    """Return where steps of a stream come from, whose worker said that it has some requests."""
+    return Source(stream, f"worker-{stream}/7", is_resumed, takes_over, dict.fromkeys(has, NO_OWNER))
+
+
+class _Workers(Workers):
+    """No workers, and what they would be asked to end."""
+
+    def __init__(self, settings: ProcessorSettings, aborted: list[tuple[int, int]]) -> None:
+        super().__init__(settings)
+        self._aborted = aborted
+
+    def abort(self, stream: int, request_id: int) -> None:
+        """Remember what a stream's worker is asked to end."""
+        self._aborted.append((stream, request_id))
+
+
+class Recorder:
+    """A consumer that keeps what it is given, and holds nothing."""
+
+    name = ""
+    keeps_up = looks_elsewhere = False
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self.drafts: list[tuple[Any, ...]] = []
+        self.finished: dict[int, RowStatus] = {}
+        self.failed: dict[int, RequestError] = {}
+
+    def give(self, step: Step, slots: Slots, part: Part) -> None:
+        mine = step.rows.select(part.rows)
+        assert slots.size == step.rows.row_count
+        self.rows += [row_values(row) for row in mine.rows()]
+        if step.draft_rows is not None:
+            of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)
+            self.drafts += [row_values(row) for row in step.draft_rows.select(np.flatnonzero(of_mine)).rows()]
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Its worker does not matter here."""
+
+    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
+        """Prompts do not matter here."""
+
+    def put_error(self, error: RequestError) -> None:
+        """There is nowhere else."""
+
+    def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
+        return set()
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        assert request.id not in self.finished | self.failed
+        self.finished[request.id] = status
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        assert request.id not in self.finished | self.failed
+        self.failed[request.id] = error
+
+
+class Table:
+    """A registry of requests whose rows go to recorders; each request was asked for, and has a stream."""
+
+    def __init__(
+        self, requests: dict[int, int], routes: int = 2, *, max_early: int = MOST_EARLY, **processor: object
+    ) -> None:
+        """Open requests, each at a stream, and spread them over the routes."""
+        overrides = {f"processor.{name}": value for name, value in processor.items()}
+        self.clock = ManualClock()
+        self.aborted: list[tuple[int, int]] = []
+        chosen = settings(overrides).processor
+        workers = _Workers(chosen, self.aborted)
+        self.registry = RequestRegistry(chosen, self.clock, workers, max_early=max_early)
+        self.recorders = {route: Recorder() for route in range(1, routes + 1)}
+        self.registry.router.consumers.update(self.recorders)
+        for place, (key, stream) in enumerate(requests.items()):
+            self.registry.submit(generate_of(key), stream, 1 + place % routes, NO_OWNER)
+
+    def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
+        step = step_of(target, draft)
+        self.registry.router.route(step, source(stream, **more), self.clock.now())
+        return step
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return [row for recorder in self.recorders.values() for row in recorder.rows]
+
+    def drafts(self) -> list[tuple[Any, ...]]:
+        return [row for recorder in self.recorders.values() for row in recorder.drafts]
+
+    def ends(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for recorder in self.recorders.values():
+            found |= {key: status.name for key, status in recorder.finished.items()}
+            found |= dict.fromkeys(recorder.failed, "failed")
+        return found
+
+
+class Arrival(NamedTuple):
+    """A row that came from a stream, with its place in the original batch."""
+
+    stream: int
+    row: RowShape
+    place: int
+    step_rows: int
+
+
+@dataclass
+class Plain:
+    """One request in the model."""
+
+    owner: int | None
+    next: int = 0
+    end: str | None = None
+    early: list[Arrival] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class Model:
+    """What must become of rows, said slowly: one row after the other."""
+
+    def __init__(self, requests: dict[int, int]) -> None:
+        self.requests = {key: Plain(stream) for key, stream in requests.items()}
+
+    def arrive(self, arrival: Arrival) -> None:
+        request, row = self.requests[arrival.row.key], arrival.row
+        end = row.position + row.tokens
+        is_owner = request.owner == arrival.stream
+        if request.end is not None or (row.position < request.next and end <= request.next):
+            if request.end is None and is_owner and row.status is RowStatus.HANDED_OFF:
+                self._let_go(request)
+            return  # late, or no new token
+        if row.position > request.next and is_owner:
+            request.end = "failed"
+            request.early = []
+        elif row.position > request.next or (not is_owner and request.owner is not None):
+            request.early.append(arrival)
+        else:
+            self._deliver(request, arrival)
+
+    def _deliver(self, request: Plain, arrival: Arrival) -> None:
+        row = arrival.row
+        end = row.position + row.tokens
+        left = row._replace(position=request.next, tokens=end - request.next)
+        made = batch([left], indices=[arrival.place], step_rows=arrival.step_rows)
+        request.rows.append(row_values(made.row(0)))
+        request.owner, request.next = arrival.stream, end
+        if row.status in FINISHED:
+            request.end = row.status.name
+            request.early = []
+        elif row.status is RowStatus.HANDED_OFF:
+            self._let_go(request)
+
+    def _let_go(self, request: Plain) -> None:
+        request.owner = None
+        early, request.early = request.early, []
+        for each in sorted(early, key=lambda arrival: arrival.row.position):
+            self.arrive(each)
+
+
+def draft_for(wanted: list[RowShape], step: int) -> LogprobBatch:
+    drafted = [row._replace(status=RowStatus.ACTIVE if row.tokens else RowStatus.IDLE) for row in wanted]
+    return batch(drafted, step=step, kind=BatchKind.DRAFT)

@@ -1,0 +1,334 @@
+"""Assembler: parts and kinds become steps, in the order of their numbers and in original batch order."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.services.builders import EPOCH, WORKER, row_values, settings, values_by_key
+from tokenbus.delivery import Step
+from tokenbus.processor.assembly import Assembler
+from tokenbus.processor.stream import Fate
+from tokenbus.testing import RowShape, batch, row_shapes
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, SpeculativeMethod
+from tokenbus_contracts.generated.enums import SpeculativeMethod as Method
+
+DRAFT = BatchKind.DRAFT
+WAIT = 2.0
+"""How long a step waits for its other parts, in seconds."""
+
+
+def assembler(**processor: object) -> Assembler:
+    usual: dict[str, object] = {"step_timeout_ms": int(WAIT * 1000), "draft_lag_steps": 1, "max_open_steps": 4}
+    chosen = settings({f"processor.{name}": value for name, value in (usual | processor).items()})
+    return Assembler(WORKER, EPOCH, chosen.processor)
+
+
+def numbers(made: Assembler, now: float = 0.0) -> list[int]:
+    return [step.number for step in made.ready(now)]
+
+
+def only(made: Assembler, now: float = 0.0) -> Step:
+    (step,) = made.ready(now)
+    return step
+
+
+def parts_of(
+    wanted: Sequence[RowShape],
+    order: Sequence[int],
+    cuts: Sequence[int],
+    **header: Any,  # noqa: ANN401 - a header
+) -> list[LogprobBatch]:
+    """Return a step's rows, in some order of columns, cut into parts."""
+    bounds = [0, *cuts, len(wanted)]
+    pieces = [list(order[begin:end]) for begin, end in pairwise(bounds)]
+    return [
+        batch(
+            [wanted[place] for place in piece],
+            indices=piece,
+            step_rows=len(wanted),
+            part=(number, len(pieces)),
+            **header,
+        )
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def test_step_of_one_part_is_ready_at_once() -> None:
+    made = assembler()
+    fate, pending_ack = made.add(batch(row_shapes([1, 2]), step=5), now=3.0)
+    step = only(made)
+    assert fate is Fate.TAKEN
+    assert step.pending_ack is pending_ack
+    assert (step.worker_id, step.epoch, step.number, step.first_arrival) == (WORKER, EPOCH, 5, 3.0)
+    assert step.is_whole
+    assert step.draft is None
+    assert (made.last_released, made.open_steps) == (5, 0)
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.randoms(use_true_random=False))
+def test_every_column_comes_into_batch_order_together(order: list[int], cuts: list[int], rng: Any) -> None:  # noqa: ANN401
+    """However rows are permuted, cut into parts and delayed, each row has all of its own values (case 1, 3, 5, 11)."""
+    wanted = [RowShape(key=place + 10, position=place, tokens=place % 4, top_k=place % 3) for place in range(6)]
+    wanted = [row if row.tokens else row._replace(status=2) for row in wanted]  # type: ignore[arg-type]
+    parts = parts_of(wanted, order, sorted(cuts), step=1)
+    rng.shuffle(parts)
+    made = assembler()
+    for part in parts:
+        assert numbers(made) == []
+        assert made.add(part, 0.0)[0] is Fate.TAKEN
+    step = only(made)
+    expected = batch(wanted)
+    assert step.target.request_keys.tolist() == [row.key for row in wanted]
+    assert [row_values(row) for row in step.target.rows()] == [row_values(row) for row in expected.rows()]
+    assert step.target.header.part_count == 1
+
+
+@given(st.permutations(range(5)), st.permutations(range(5)), st.sampled_from([0, 1]))
+def test_drafts_are_paired_with_their_own_rows(target_order: list[int], draft_order: list[int], first: int) -> None:
+    """Target and draft are paired by step and row, in whatever orders their columns and messages are (case 4)."""
+    wanted = [RowShape(key + 10, position=key, tokens=1 + key % 3) for key in range(5)]
+    (target,) = parts_of(wanted, target_order, [], step=1, draft_follows=True)
+    (draft,) = parts_of(wanted, draft_order, [], step=1, kind=DRAFT)
+    made = assembler()
+    both = [target, draft]
+    made.add(both[first], 0.0)
+    assert numbers(made) == []
+    made.add(both[1 - first], 0.0)
+    step = only(made)
+    assert step.draft is not None
+    assert made.unpaired is None
+    for mine, theirs in zip(step.target.rows(), step.draft.rows(), strict=True):
+        assert (mine.key, mine.position, mine.batch_index) == (theirs.key, theirs.position, theirs.batch_index)
+
+
+def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
+    """Of a draft whose first part is there the others are waited for, whatever the target says of it (case 4)."""
+    made = assembler()
+    wanted = [RowShape(1), RowShape(2)]
+    drafts = parts_of(wanted, [0, 1], [1], kind=DRAFT)
+    made.add(drafts[0], 0.0)
+    made.add(batch(wanted), 0.0)
+    assert numbers(made) == []
+    made.add(drafts[1], 0.0)
+    step = only(made)
+    assert step.draft is not None
+    assert step.draft.request_keys.tolist() == [1, 2]
+
+
+def test_draft_of_other_lengths_is_not_cut() -> None:
+    """A row whose draft has more or fewer tokens than were accepted keeps all of both (case 4, 12)."""
+    made = assembler()
+    made.add(batch([RowShape(1, tokens=1), RowShape(2, tokens=4)], draft_follows=True), 0.0)
+    made.add(batch([RowShape(1, tokens=3), RowShape(2, tokens=2)], kind=DRAFT), 0.0)
+    step = only(made)
+    assert step.draft is not None
+    assert step.target.token_counts.tolist() == [1, 4]
+    assert step.draft.token_counts.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "field"),
+    [
+        ([RowShape(1), RowShape(9)], "request_keys"),
+        ([RowShape(2), RowShape(1)], "batch_indices"),
+        ([RowShape(1), RowShape(2, position=1)], "positions"),
+    ],
+    ids=["another request", "another place", "another position"],
+)
+def test_draft_of_other_rows_is_an_error(drafted: list[RowShape], field: str) -> None:
+    """A draft that is about other rows than the target's is left out and named; the target comes out (case 4)."""
+    made = assembler()
+    made.add(batch(row_shapes([1, 2]), draft_follows=True), 0.0)
+    draft = batch(drafted, kind=DRAFT)
+    made.add(draft, 0.0)
+    step = only(made)
+    assert step.draft is None
+    assert step.target.request_keys.tolist() == [1, 2]
+    assert made.unpaired is not None
+    assert made.unpaired[0] is draft
+    assert made.unpaired[1].field.startswith(field)
+
+
+def test_draft_for_a_step_without_rows_is_an_error() -> None:
+    made = assembler()
+    made.add(batch([], draft_follows=True), 0.0)
+    made.add(batch(row_shapes([1]), kind=DRAFT), 0.0)
+    assert only(made).draft is None
+    assert made.unpaired is not None
+
+
+@pytest.mark.parametrize("method", [*Method, 100])
+def test_every_method_takes_one_path(method: int) -> None:
+    """Whatever proposed the drafts, and where nothing did, a step is put together in the same way (case 2, 31)."""
+    if method == SpeculativeMethod.UNSPECIFIED:
+        return
+    wanted, order = [RowShape(key, tokens=2) for key in (5, 6, 7)], [2, 0, 1]
+    for drafts in (False, True):
+        made = assembler()
+        for part in parts_of(wanted, order, [1], method=method, draft_follows=drafts):
+            made.add(part, 0.0)
+        if drafts:
+            assert numbers(made) == []
+            for part in parts_of(wanted, order, [], method=method, kind=DRAFT):
+                made.add(part, 0.0)
+        step = only(made)
+        assert step.target.request_keys.tolist() == [5, 6, 7]
+        assert (step.draft is not None) is drafts
+
+
+def test_sixty_four_parts() -> None:
+    made = assembler()
+    parts = parts_of(row_shapes(range(1, 65)), list(range(64)), list(range(1, 64)))
+    for part in parts[:63]:
+        made.add(part, 0.0)
+    assert numbers(made) == []
+    made.add(parts[63], 0.0)
+    assert only(made).target.row_count == 64
+
+
+def test_steps_come_out_in_order() -> None:
+    made = assembler()
+    first = parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)
+    made.add(first[0], 0.0)
+    made.add(batch(row_shapes([1]), step=2), 0.0)
+    assert numbers(made) == []
+    made.add(first[1], 0.0)
+    assert numbers(made) == [1, 2]
+
+
+def test_missing_part_is_waited_for_until_the_timeout() -> None:
+    made = assembler()
+    made.add(parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)[1], 10.0)
+    for later in (2, 3, 4):  # beyond those for which a draft is waited for
+        made.add(batch(row_shapes([3]), step=later), 10.5)
+    assert numbers(made, 10.0 + WAIT - 0.01) == []
+    step, *whole = made.ready(10.0 + WAIT)
+    assert not step.is_whole
+    assert step.target.request_keys.tolist() == [2]
+    assert [(each.number, each.is_whole) for each in whole] == [(2, True), (3, True), (4, True)]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_missing_draft_is_waited_for_some_steps(lag: int) -> None:
+    """A whole target whose announced draft does not come is let out once so many later steps have begun."""
+    made = assembler(draft_lag_steps=lag)
+    for number in range(1, 2 + lag):
+        made.add(batch(row_shapes([1], position=number), step=number, draft_follows=True), 0.0)
+        assert numbers(made) == []
+    made.add(batch(row_shapes([1], position=9), step=2 + lag, draft_follows=True), 0.0)
+    step = only(made)
+    assert (step.number, step.draft) == (1, None)
+
+
+def test_missing_draft_is_waited_for_until_the_timeout() -> None:
+    made = assembler()
+    made.add(batch(row_shapes([1]), draft_follows=True), 0.0)
+    assert numbers(made, WAIT - 0.01) == []
+    step = only(made, WAIT)
+    assert step.is_whole
+    assert step.draft is None
+
+
+def test_open_steps_are_bounded() -> None:
+    made = assembler(max_open_steps=2)
+    for number in (1, 2, 3):
+        assert numbers(made) == []
+        made.add(parts_of(row_shapes([1, 2], position=number), [0, 1], [1], step=number)[0], 0.0)
+    step = only(made)
+    assert (step.number, step.is_whole, made.open_steps) == (1, False, 2)
+
+
+def test_draft_alone_becomes_a_step_without_rows() -> None:
+    made = assembler()
+    made.add(batch(row_shapes([1]), kind=DRAFT), 0.0)
+    step = only(made, WAIT)
+    assert not step.is_whole
+    assert (step.target.row_count, step.draft) == (0, None)
+
+
+def test_closing_lets_everything_out() -> None:
+    made = assembler()
+    made.add(batch(row_shapes([1]), step=2), 0.0)
+    made.add(parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)[0], 0.0)
+    assert [(step.number, step.is_whole) for step in made.close()] == [(1, False), (2, True)]
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: FBT001 - what differs
+    """A repeated part is a duplicate, one with other contents divergent, from any rank; neither is kept (case 6)."""
+    made = assembler()
+    first = parts_of(row_shapes([1, 2]), [0, 1], [] if is_released else [1], step=1)[0]
+    made.add(first, 0.0)
+    assert numbers(made) == ([1] if is_released else [])
+    same = LogprobBatch.of_views(first.header._replace(tp_rank=1, sequence=9), first.columns)
+    other = LogprobBatch.of_views(first.header, first.columns | {"logprobs": first.logprobs - np.float32(1)})
+    for part, expected in ((same, Fate.DUPLICATE), (other, Fate.DIVERGENT)):
+        fate, pending_ack = made.add(part, 0.0)
+        assert fate is expected
+        assert pending_ack.count == 0
+    assert made.open_steps == (0 if is_released else 1)
+
+
+def test_parts_of_long_ago_are_repetitions() -> None:
+    made = assembler(max_open_steps=1)
+    for number in (1, 2, 3):
+        made.add(batch(row_shapes([1], position=number), step=number), 0.0)
+        numbers(made)
+    other = batch(row_shapes([7]), step=1)
+    assert made.add(other, 0.0)[0] is Fate.DUPLICATE
+    assert made.add(batch(row_shapes([7], position=3), step=3), 0.0)[0] is Fate.DIVERGENT
+    assert made.open_steps == 0
+
+
+def test_late_draft_is_an_error() -> None:
+    made = assembler()
+    made.add(batch(row_shapes([1]), step=1), 0.0)
+    assert numbers(made) == [1]
+    with pytest.raises(ContractError, match="announced, within its time"):
+        made.add(batch(row_shapes([1]), step=1, kind=DRAFT), 0.0)
+
+
+CONTRADICTIONS = {
+    "part_count": (batch(row_shapes([3]), part=(1, 3), step_rows=4), "header.part_count"),
+    "step_rows": (batch(row_shapes([3]), part=(1, 2), step_rows=4), "header.step_rows"),
+    "keys": (batch(row_shapes([1]), part=(1, 2), step_rows=3, indices=[2]), "request_keys"),
+    "indices": (batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[1]), "batch_indices"),
+    "too few rows": (batch([], part=(1, 2), step_rows=3), "header.step_rows"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_part_that_contradicts_the_others_is_refused(name: str) -> None:
+    """A part that disagrees with the step's others is an error, and the step goes on as without it (case 28)."""
+    made = assembler()
+    part, field = CONTRADICTIONS[name]
+    made.add(batch(row_shapes([1, 2]), part=(0, 2), step_rows=3), 0.0)
+    with pytest.raises(ContractError) as refused:
+        made.add(part, 0.0)
+    assert refused.value.field.startswith(field)
+    assert numbers(made) == []
+    made.add(batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[2]), 0.0)
+    assert only(made).target.request_keys.tolist() == [1, 2, 3]
+
+
+def test_refused_part_opens_no_step() -> None:
+    made = assembler()
+    with pytest.raises(ContractError):
+        made.add(batch(row_shapes([1, 2]), part=(0, 2), step_rows=1), 0.0)
+    assert made.open_steps == 0
+
+
+def test_rows_are_independent() -> None:
+    """One row's top-k and scoring do not touch its neighbours', whichever part they came in (case 15)."""
+    wanted = [RowShape(1, tokens=2, top_k=5), RowShape(2, tokens=2, top_k=0), RowShape(3, tokens=1, top_k=1)]
+    made = assembler()
+    for part in parts_of(wanted, [2, 0, 1], [1]):
+        made.add(part, 0.0)
+    found = values_by_key(only(made).target)
+    for place, row in enumerate(wanted):
+        assert found[row.key] == row_values(batch([row], indices=[place], step_rows=3).row(0))

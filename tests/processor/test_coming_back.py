@@ -1,0 +1,336 @@
+"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those that do not."""
+
+import pytest
+
+from tests.processor.serving import places, resume, serving
+from tests.services.bench import Bench
+from tests.services.builders import client_hello, generate_of
+from tokenbus.bus import Outcome
+from tokenbus.testing import RowShape, row_shapes
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason, WorkerRole
+
+FINISHED = RowStatus.FINISHED_LENGTH
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+
+
+def test_client_that_comes_back_gets_what_it_did_not_acknowledge() -> None:
+    """After a broken connection all unconfirmed frames come again, in order, and then what follows (case 17)."""
+    _, worker, client = serving(1)
+    for position in range(3):
+        worker.publish(row_shapes([1], position=position))
+    client.heard()
+    client.ack(1)
+    worker.publish(row_shapes([1], position=3))
+    client.reconnect()
+    worker.publish(row_shapes([1], position=4))
+    assert places(client) == [(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]
+
+
+def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
+    """Resumed requests get the rows that waited for them, one frame a step, and everything after them."""
+    bench = Bench()
+    worker, client = bench.worker(request_keys=[1, 2], first_sequence=5, next_sequence=7), bench.client()
+    worker.sequence = 4
+    for position in (6, 8):
+        worker.publish(row_shapes([1, 2], position=position, tokens=2))
+    bench.put_off()
+    resume(client, 1, 6)
+    resume(client, 2, 7)
+    assert client.outputs() == []
+    bench.run_soon()
+    outputs = client.outputs()
+    assert [sorted(heard.batches[0].request_keys.tolist()) for heard in outputs] == [[1, 2], [1, 2]]
+    assert [heard.batches[0].positions.tolist() for heard in outputs] == [[6, 7], [8, 8]]
+    worker.publish(row_shapes([1, 2], position=10))
+    assert len(places(client)) == 2
+    bench.advance(0.0)
+    assert "ack" not in worker.heard_bodies()
+    client.ack()
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [7]
+
+
+def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
+    bench, worker, client = serving()
+    worker.publish([RowShape(8, 0, 1), RowShape(9, 0, 2, FINISHED)])
+    request = bench.core.registry.table.get(8)
+    assert request is not None
+    bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ENGINE, "broke")
+    client.heard()
+    for key in (8, 9):
+        resume(client, key, 0)
+    heard = client.heard()
+    assert [each.body for each in heard] == ["outputs", "error", "outputs"]
+    assert heard[1].frame.error.request_key == 8
+    assert bench.core.clients.sessions[5].requests == set()
+    client.ack()  # before that, the same request again would be the one that is on its way
+    client.ask(generate_of(9))
+    worker.publish([RowShape(9, 0, 1)])
+    assert places(client) == [(9, 0, 1)]
+
+
+def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
+    _, worker, client = serving(1)
+    worker.heard()
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
+    client.heard()
+    client.ask(generate_of(1))
+    assert "generate" in worker.heard_bodies()
+    worker.publish([RowShape(1, 0, 2, FINISHED)])
+    client.reconnect()
+    client.ask(generate_of(1))
+    assert "generate" not in worker.heard_bodies()
+    assert places(client) == [(1, 0, 3), (1, 0, 2)]
+
+
+def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
+    _, worker, client = serving(1)
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
+    client.heard()
+    client.ack()
+    resume(client, 1, 0)
+    (heard,) = client.heard()
+    error = heard.frame.error
+    assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 3)
+
+
+@pytest.mark.parametrize("is_said_first", [False, True])
+def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -> None:
+    """A new processor keeps no rows of a request that its client had to the end, and the worker need not either."""
+    bench = Bench()
+    worker, client = bench.worker(next_sequence=3), bench.client()
+    worker.sequence = 0  # it sends again what it retained
+    if is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.publish([RowShape(1, 0, 3)])
+    worker.publish([RowShape(1, 3, 1, FINISHED)])
+    if not is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    bench.advance(0.1)
+    assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 2
+    assert bench.core.registry.counts.unclaimed == 0
+    worker.publish([RowShape(1, 0, 1)])  # the key is free again
+    resume(client, 1, 0)
+    assert places(client) == [(1, 0, 1)]
+
+
+def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_here() -> None:
+    bench = Bench()
+    client = bench.client()
+    worker = bench.worker(role=WorkerRole.WORKER_ROLE_DECODE, next_sequence=4)
+    worker.sequence = 0
+    client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.admit(1)
+    worker.publish([RowShape(1, 1, 2)])
+    worker.publish([RowShape(1, 3, 1, FINISHED)])
+    bench.advance(0.1)
+    assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 3
+    assert bench.core.registry.counts.opened == 0
+
+
+@pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 2, 1)])])
+def test_other_client_takes_over_what_was_not_acknowledged(position: int, expected: list[tuple[int, int, int]]) -> None:
+    bench, worker, client = serving(1)
+    for place in range(3):
+        worker.publish(row_shapes([1], position=place))
+    client.heard()
+    client.ack(1)
+    bench.outcomes[client.peer] = Outcome.GONE
+    other = bench.client(6)
+    resume(other, 1, position)
+    assert places(other) == expected
+    worker.publish(row_shapes([1], position=3))
+    assert places(other) == [(1, 3, 1)]
+    client.ack(1)
+    client.reconnect()
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_TAKEN_UP}
+
+
+def test_third_life_of_a_client_gets_each_row_once() -> None:
+    bench, worker, client = serving(1)
+    for place in range(3):
+        worker.publish(row_shapes([1], position=place))
+    bench.outcomes[client.peer] = Outcome.GONE
+    second = bench.client(6)
+    resume(second, 1, 0)
+    worker.publish(row_shapes([1], position=3))
+    bench.outcomes[second.peer] = Outcome.GONE
+    third = bench.client(7)
+    resume(third, 1, 0)
+    assert places(third) == [(1, 0, 1), (1, 1, 1), (1, 2, 1), (1, 3, 1)]
+    worker.publish(row_shapes([1], position=4))
+    assert places(third) == [(1, 4, 1)]
+
+
+def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
+    """Tokens that an earlier session acknowledged are gone: a later one that lacks them gets a gap error (case 21)."""
+    bench, worker, client = serving(1)
+    for place in range(2):
+        worker.publish(row_shapes([1], position=place))
+    client.heard()
+    client.ack(1)
+    bench.outcomes[client.peer] = Outcome.GONE
+    other = bench.client(6)
+    resume(other, 1, 0)
+    (error,) = [heard.frame.error for heard in other.heard() if heard.body == "error"]
+    assert (error.code, error.message) == (
+        ErrorCode.ERROR_CODE_GAP,
+        "tokens 0 to 0 were acknowledged before and are not kept",
+    )
+
+
+def test_full_table_takes_up_nothing_unknown() -> None:
+    bench, _, client = serving(1, processor__max_requests=1)
+    client.heard()
+    resume(client, 9, 4)
+    assert client.errors() == {9: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert len(bench.core.registry.table) == 1
+
+
+def test_client_that_is_silent_is_waited_for() -> None:
+    bench, worker, client = serving(1)
+    worker.publish(row_shapes([1]))
+    bench.pass_time(3.0, worker)
+    assert bench.core.clients.sessions[5].peer is not None
+    bench.pass_time(0.5, worker)
+    assert bench.core.clients.sessions[5].peer is None
+    bench.pass_time(9.4, worker)
+    assert len(bench.core.registry.table) == 1
+    worker.heard()
+    bench.pass_time(1.0, worker, most=0.2)
+    assert bench.core.clients.sessions == {}
+    assert len(bench.core.registry.table) == 0
+    told = worker.heard()
+    assert [frame.abort.request_key for frame in told if frame.HasField("abort")] == [1]
+    assert [frame.ack.through_sequence for frame in told if frame.HasField("ack")][-1] == 1
+    client.beat()
+    assert client.heard()[-1].frame.refusal.reason == HELLO_FIRST
+
+
+def test_client_that_leaves_takes_its_requests_with_it() -> None:
+    bench, worker, client = serving(1)
+    worker.heard()
+    client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert [frame.abort.request_key for frame in worker.heard()] == [1]
+    assert not bench.core.registry.router.consumers
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
+    """More frames waiting than may end the client's requests, also one whose last row was among what was dropped."""
+    bench, worker, client = serving(clients__send_queue_frames=2)
+    client.reconnect(window_frames=2 if is_sent else 1)
+    for key in (1, 2):
+        client.ask(generate_of(key))
+    client.heard()
+    worker.publish([RowShape(1, 0, 1), RowShape(2, 0, 1, FINISHED)])
+    for position in (1, 2):
+        worker.publish(row_shapes([1], position=position))
+    told = client.errors()
+    client.ack()
+    client.reconnect()
+    assert told | client.errors() == {1: SLOW, 2: SLOW}
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")][-1] == 3
+
+
+def test_client_that_acknowledges_no_news_is_ended() -> None:
+    size = 2**21  # no less than one message may have
+    bench = Bench({"clients.send_queue_bytes": size})
+    client = bench.client()
+    key = 0
+    while bench.core.clients.sessions:
+        key += 1
+        client.ask(generate_of(key))
+        held = sum(session.send_queue.bytes for session in bench.core.clients.sessions.values())
+        assert held <= size
+    assert size // 1024 < key <= size // 512
+
+
+def test_heartbeats_go_out_once_an_interval() -> None:
+    bench, _, client = serving()
+    client.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=66)))
+    client.heard()
+    bench.advance(0.99)
+    assert client.heard() == []
+    bench.advance(0.01)
+    (heard,) = client.heard()
+    assert (heard.frame.heartbeat.echo_ns, heard.frame.number) == (66, 0)
+
+
+def test_own_standstill_is_not_the_clients_silence() -> None:
+    bench, _, _ = serving(1)
+    bench.clock.advance(60.0)
+    bench.core.extend_deadlines(60.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    assert bench.core.clients.sessions[5].peer is not None
+
+
+def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
+    bench, worker, client = serving(1)
+    client.heard()
+    bench.outcomes[client.peer] = Outcome.FULL
+    worker.publish(row_shapes([1]))
+    bench.outcomes.clear()
+    bench.core.clients.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "bye")
+    assert [heard.body for heard in client.heard()] == ["outputs", "goodbye"]
+
+
+def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
+    bench, worker, client = serving(1)
+    old = client.peer
+    client.reconnect()
+    worker.publish(row_shapes([1]))
+    assert places(client) == [(1, 0, 1)]
+    frame = write_frame(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
+    bench.core.clients.receive(old, [frame], bench.clock.now())
+    assert read_frame(ServerFrame, bench.sent[old][-1][0]).refusal.reason == HELLO_FIRST
+    assert client_hello().session == client.session
+
+
+def test_welcome_that_finds_no_room_begins_no_connection() -> None:
+    """A client whose welcome is lost, as it reads nothing, is asked for a hello, and then has every frame once."""
+    bench, worker, client = serving(1)
+    worker.publish(row_shapes([1]))
+    assert places(client) == [(1, 0, 1)]
+    client.ack()
+    worker.publish(row_shapes([1], position=1))
+    bench.outcomes[client.peer] = Outcome.FULL
+    client.say_hello()
+    bench.outcomes.clear()
+    client.heard()
+    client.beat()
+    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
+    client.say_hello()
+    welcome, outputs = client.heard()
+    assert (welcome.body, outputs.body, outputs.frame.number) == ("welcome", "outputs", 1)
+    assert outputs.batches[0].positions.tolist() == [1]
+
+
+def test_client_whose_first_welcome_was_lost_is_new() -> None:
+    """A client that comes back after it was given up asks for its requests again, though a welcome of it was lost."""
+    bench = Bench()
+    bench.outcomes[b"client-5"] = Outcome.FULL
+    client = bench.client(5)
+    bench.outcomes.clear()
+    client.say_hello()
+    assert [heard.frame.welcome.resumed for heard in client.heard()] == [False]
+    client.say_hello()
+    assert [heard.frame.welcome.resumed for heard in client.heard()] == [True]
+
+
+def test_client_that_was_given_up_with_a_last_row_on_its_way_hears_that_it_is_lost() -> None:
+    """It has the same session's id, and another queue: without an answer the request would never end there."""
+    bench, worker, client = serving(1)
+    worker.publish([RowShape(1, 0, 3, FINISHED)])
+    bench.pass_time(14.0, worker)
+    assert bench.core.clients.sessions == {}
+    client.heard()
+    client.reconnect()
+    resume(client, 1, 0)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}

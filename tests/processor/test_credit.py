@@ -1,0 +1,85 @@
+"""Stream: credit that cannot leak, and is given when it is worth a message."""
+
+from zlib import crc32
+
+import pytest
+
+from tests.processor.streams import come, payload, stream, take
+from tests.services.builders import EPOCH, hello_of, item_of, settings
+from tokenbus.processor.stream import Fate, Stream
+from tokenbus_contracts.generated.stream_pb2 import GapReason
+
+
+def test_credit_ends_where_it_was_granted() -> None:
+    """The last item that credit allows is taken, and the one after it is a flood (case 20)."""
+    made = stream(credit_items=4)
+    assert take(made, 4, 5) == [Fate.TAKEN, Fate.FLOOD]
+    take(made, 1)
+    come(made)
+    assert made.grant()
+    assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
+
+
+def test_credit_in_bytes_ends_where_it_was_granted() -> None:
+    """What waits for its turn takes no more bytes than credit allows, however few items it is (case 20)."""
+    data = payload(2)
+    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
+    most = 2000 // len(data)
+    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
+    made.open_connection()
+    fates = take(made, *range(2, most + 4))
+    assert fates == [Fate.TAKEN] * most + [Fate.FLOOD] * 2
+    assert take(made, 2) == [Fate.DUPLICATE]
+    made.declare_lost(1, 1, GapReason.GAP_REASON_RETENTION, frozenset())
+    come(made)
+    assert take(made, most + 2) == [Fate.TAKEN]
+
+
+def test_grants_are_made_when_they_are_worth_a_message() -> None:
+    made = stream(credit_items=8)
+    assert (made.credit.through_sequence, made.credit.through_bytes) == (8, settings().processor.credit_bytes)
+    take(made, 1)
+    come(made)
+    assert not made.grant()
+    assert made.credit.through_sequence == 8
+    take(made, 2)
+    come(made)
+    assert made.grant()
+    assert made.credit.through_sequence == 10
+    assert not made.grant()
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
+    made = stream(credit_items=items)
+    assert not made.grant()
+    take(made, 1)
+    come(made)
+    assert made.grant()
+
+
+def test_bytes_that_were_taken_are_granted_again() -> None:
+    """Bytes come back as items come out, whether they were taken or refused: a total cannot leak."""
+    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
+    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
+    made.open_connection()
+    taken, refused = payload(1, size=20), b"not a batch" * 60
+    made.take(item_of(taken, 1), taken)
+    made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
+    come(made)
+    assert made.grant()
+    assert made.credit.through_bytes == 2000 + len(taken) + len(refused)
+
+
+def test_new_connection_counts_anew() -> None:
+    """After a handshake the stream goes on from what is expected; what lay ahead comes again (case 17)."""
+    made = stream(credit_items=8)
+    take(made, 1, 3)
+    come(made)
+    made.missing(0.0)
+    made.open_connection()
+    assert (made.expected, made.known_last, made.credit.through_sequence) == (2, 1, 9)
+    assert made.credit.through_bytes == settings().processor.credit_bytes
+    assert made.missing(0.0) is None
+    assert take(made, 2, 3) == [Fate.TAKEN] * 2
+    assert come(made) == [2, 3]

@@ -1,0 +1,425 @@
+"""Dispatch: which worker a new request goes to, and which requests go to none."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.services.bench import Bench, BenchWorker
+from tests.services.builders import generate_of
+from tokenbus.bus import Outcome
+from tokenbus.processor.requests import NO_OWNER
+from tokenbus.processor.workers import Worker
+from tokenbus.testing import RowShape
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
+
+
+def submit(bench: Bench, generate: Generate) -> RequestError | None:
+    request = bench.core.dispatch.submit(generate, 1, NO_OWNER)
+    return request if isinstance(request, RequestError) else None
+
+
+def keys(worker: BenchWorker) -> list[int]:
+    """Return the requests that a worker was handed since the last time."""
+    return [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")]
+
+
+def code(error: RequestError | None) -> int:
+    assert error is not None
+    return error.code
+
+
+def test_request_goes_to_the_worker_with_the_fewest() -> None:
+    bench = Bench()
+    first, second = bench.worker("a"), bench.worker("b")
+    for key in range(1, 5):
+        assert submit(bench, generate_of(key)) is None
+    assert (keys(first), keys(second)) == ([1, 3], [2, 4])
+    second.publish([RowShape(2, 0, 1, RowStatus.FINISHED_STOP), RowShape(4, 0, 1, RowStatus.FINISHED_STOP)])
+    for key in (5, 6):
+        submit(bench, generate_of(key))
+    assert (keys(first), keys(second)) == ([], [5, 6])
+
+
+def test_workers_with_equally_many_take_turns() -> None:
+    bench = Bench()
+    workers = [bench.worker(name) for name in "abc"]
+    given = []
+    for key in range(1, 7):
+        submit(bench, generate_of(key))
+        (worker,) = (each for each in workers if key in keys(each))
+        given.append(worker.worker_id)
+        worker.publish([RowShape(key, 0, 1, RowStatus.FINISHED_STOP)])
+    assert given == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_requests_of_one_client_go_to_few_workers() -> None:
+    """After some time each worker has mostly one client's requests, and never an eighth more than another."""
+    bench, random = Bench(), Random(1)  # noqa: S311 - it picks test data
+    workers = [bench.worker(name, max_requests=128) for name in "ab"]
+    clients = [bench.client(session, window_frames=4096) for session in (1, 2)]
+    owners: dict[int, int] = {}
+    running: list[list[int]] = [[], []]
+    for key in range(1, 801):
+        if key > 128:  # as many as it begins with run from then on
+            place = random.choices((0, 1), [len(each) for each in running])[0]
+            ended = running[place].pop(random.randrange(len(running[place])))
+            workers[place].publish([RowShape(ended, 0, 1, RowStatus.FINISHED_STOP)])
+        owners[key] = random.randrange(2)
+        clients[owners[key]].ask(generate_of(key))
+        for client in clients:
+            client.heard()
+            client.ack()
+        least = min(map(len, running))
+        for place, worker in enumerate(workers):
+            if keys(worker):
+                assert len(running[place]) <= least + least // 8
+                running[place].append(key)
+    assert sum(map(len, running)) == 128
+    shares = [sum(owners[key] for key in some) / len(some) for some in running]
+    assert max(shares) - min(shares) > 0.6
+
+
+def test_worker_that_leaves_is_given_nothing_more() -> None:
+    """A leaving worker's requests go on and new ones go to other workers; without one they are refused or wait."""
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b", max_requests=2)
+    submit(bench, generate_of(1))
+    leaving.beat(takes_no_more=True)
+    leaving.beat()  # it does not change its mind
+    assert [submit(bench, generate_of(key)) for key in (2, 3)] == [None, None]
+    assert (keys(leaving), keys(staying)) == ([1], [2, 3])
+    error = submit(bench, generate_of(4))
+    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    leaving.publish([RowShape(1, 0, 1)])
+    assert bench.core.registry.table.get(1) is not None
+
+
+def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b")
+    for key in range(1, 5):
+        submit(bench, generate_of(key))
+    leaving.admit(1)
+    for key in (1, 3):
+        leaving.fail(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    assert (keys(leaving), keys(staying)) == ([1, 3], [2, 4, 3])
+    assert bench.core.registry.table.get(1) is None
+    assert bench.core.registry.counts.failed == {"overloaded": 1}
+    submit(bench, generate_of(5))
+    assert keys(staying) == [5], "the one that refuses is sent no more"
+
+
+@pytest.mark.parametrize("has_said_all", [True, False])
+def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -> None:
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b")
+    client = bench.client()
+    for key in range(1, 8):
+        client.ask(generate_of(key))
+    leaving.admit(1)
+    leaving.publish([RowShape(3, 0, 1)])
+    client.say(ClientFrame(abort=Abort(request_key=7)))
+    said = leaving.sequence + (not has_said_all)
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, last_sequence=said)))
+    assert (keys(leaving), keys(staying)) == ([1, 3, 5, 7], [2, 4, 6, *([5] if has_said_all else [])])
+    lost = {1, 3, 7} if has_said_all else {1, 3, 5, 7}
+    assert client.errors() == dict.fromkeys(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
+
+
+def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
+    bench = Bench()
+    workers, client = [bench.worker(name) for name in "abc"], bench.client()
+    client.ask(generate_of(1))
+    for has_it in workers[:2]:
+        assert keys(has_it) == [1]
+        has_it.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert (keys(workers[2]), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
+
+
+def test_request_of_a_prefill_worker_that_says_goodbye_ends() -> None:
+    bench = Bench()
+    bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
+    leaving, staying = [bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL) for name in "ab"]
+    client = bench.client()
+    client.ask(generate_of(1))
+    assert keys(leaving) == [1]
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert (keys(staying), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
+
+
+def test_request_that_the_last_worker_refuses_ends() -> None:
+    """Without another worker the request ends at the next tick, with the error that lets its client try again."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    worker.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    bench.advance(0.1)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_OVERLOADED}
+
+
+def test_worker_takes_exactly_as_many_as_it_says() -> None:
+    """A worker is given as many requests as it takes, and the next one is refused with a time to try again."""
+    bench = Bench()
+    worker = bench.worker(max_requests=2)
+    assert [submit(bench, generate_of(key)) for key in (1, 2)] == [None, None]
+    error = submit(bench, generate_of(3))
+    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    assert error is not None
+    assert error.retry_after_ms > 0
+    assert keys(worker) == [1, 2]
+    assert bench.core.dispatch.refused == {"overloaded": 1}
+
+
+@pytest.mark.parametrize("count", [64, 65, 130])
+def test_many_requests_are_counted_right(count: int) -> None:
+    bench = Bench()
+    bench.worker(max_requests=count)
+    assert [submit(bench, generate_of(key)) for key in range(1, count + 1)] == [None] * count
+    assert code(submit(bench, generate_of(count + 1))) == ErrorCode.ERROR_CODE_OVERLOADED
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"model": "mine", "role": WorkerRole.WORKER_ROLE_DECODE},
+        {"model": "mine", "max_requests": 0},
+        {"model": "other"},
+        {"model": "mine", "tp_rank": 1},
+    ],
+    ids=["decodes only", "takes none", "another model", "another rank"],
+)
+def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]) -> None:
+    """Workers that only decode, take none, serve another model or are another rank are no choice (case 6)."""
+    bench = Bench()
+    bench.worker(**hello)
+    assert code(submit(bench, generate_of(1, model="mine"))) == ErrorCode.ERROR_CODE_NO_WORKER
+    bench.worker("b", model="mine")
+    assert submit(bench, generate_of(1, model="mine")) is None
+    assert submit(bench, generate_of(2, model="")) is None
+
+
+def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    submit(bench, generate_of(1))
+    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
+    worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
+    assert submit(bench, generate_of(1)) is None
+
+
+def test_full_table_refuses() -> None:
+    bench = Bench({"processor.max_requests": 1})
+    bench.worker()
+    assert submit(bench, generate_of(1)) is None
+    assert code(submit(bench, generate_of(2))) == ErrorCode.ERROR_CODE_OVERLOADED
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "is_taken"),
+    [
+        ({"top_logprobs": 20}, True),
+        ({"top_logprobs": 21}, False),
+        ({"sampling": SamplingParameters(top_p=0.0)}, False),
+        ({"sampling": SamplingParameters(top_p=0.001)}, True),
+        ({"sampling": SamplingParameters(repetition_penalty=0.0)}, False),
+        ({"sampling": SamplingParameters(repetition_penalty=0.5)}, True),
+        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=5)}, False),
+        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=4)}, True),
+        ({"sampling": SamplingParameters(min_tokens=4)}, True),
+    ],
+)
+def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, Any], *, is_taken: bool) -> None:
+    """Values that the frames' bounds let pass, but not this deployment, are refused with field, limit and value."""
+    bench = Bench()
+    bench.worker()
+    error = submit(bench, generate_of(1, **request_fields))
+    assert (error is None) is is_taken
+    if error is not None:
+        assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
+
+
+def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
+    bench = Bench()
+    other = bench.worker("a", tokenizer_digest=7)
+    refused = submit(bench, generate_of(1, tokenizer_digest=8))
+    assert refused is not None
+    assert (refused.code, refused.message) == (
+        ErrorCode.ERROR_CODE_NO_WORKER,
+        "tokenizer_digest: that of a worker (a has 0000000000000007), got 0000000000000008",
+    )
+    for key, digest in ((2, 0), (3, 7)):
+        assert submit(bench, generate_of(key, tokenizer_digest=digest)) is None
+    unknown = bench.worker("b")
+    for key in (4, 5):
+        assert submit(bench, generate_of(key, tokenizer_digest=8)) is None
+    assert (keys(other), keys(unknown)) == ([2, 3], [4, 5])
+
+
+def test_adapter_decides_which_worker_a_request_goes_to() -> None:
+    bench = Bench()
+    plain, first = bench.worker("a"), bench.worker("b", lora_adapters=["x", "y"])
+    second = bench.worker("c", model="m", lora_adapters=["y", "z"])
+
+    def ask(key: int, adapter: str, model: str = "") -> RequestError | None:
+        return submit(bench, generate_of(key, model=model, sampling=SamplingParameters(lora_adapter=adapter)))
+
+    for key, adapter in enumerate(["x", "x", "z", ""], 1):
+        assert ask(key, adapter) is None
+    assert ask(5, "y", "m") is None
+    assert (keys(plain), keys(first), keys(second)) == ([4], [1, 2], [3, 5])
+    for adapter, model, line in (
+        ("w", "", "sampling.lora_adapter: one of x, y, z, got 'w'"),
+        ("x", "m", "sampling.lora_adapter: one of y, z, got 'x'"),
+        ("x", "n", "no worker serves model 'n' with a LoRA adapter, got 'x'"),
+    ):
+        error = ask(6, adapter, model)
+        assert error is not None
+        assert (error.code, error.message) == (ErrorCode.ERROR_CODE_NO_WORKER, line)
+
+
+def test_request_that_waits_for_an_adapter_keeps_no_other_one() -> None:
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1, sampling=SamplingParameters(lora_adapter="x")))
+    client.ask(generate_of(2))
+    plain = bench.worker("a")
+    assert (set(keys(plain)), bench.core.dispatch.waiting) == ({2}, 1)
+    assert set(keys(bench.worker("b", lora_adapters=["x"]))) == {1}
+
+
+def test_request_that_could_not_be_told_is_told_later() -> None:
+    bench = Bench()
+    worker = bench.worker()
+    bench.outcomes[worker.peer] = Outcome.FULL
+    assert submit(bench, generate_of(1)) is None
+    bench.outcomes.clear()
+    worker.heard()
+    worker.say_hello()
+    assert keys(worker) == [1]
+
+
+def test_requests_wait_for_workers_after_a_start() -> None:
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_NO_WORKER
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    client.ask(generate_of(2))
+    assert bench.core.dispatch.waiting == 2
+    worker = bench.worker(max_requests=1)
+    assert set(keys(worker)) == {1}
+    bench.pass_time(2.99, worker, client)
+    assert client.errors() == {}
+    bench.pass_time(0.01, worker, client)
+    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert bench.core.dispatch.waiting == 0
+
+
+def test_own_standstill_is_no_time_in_which_a_worker_could_come() -> None:
+    """A processor that stood still after its start lets requests wait as long as one that did not."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    bench.clock.advance(4.0)
+    bench.core.extend_deadlines(3.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    client.ask(generate_of(2))
+    assert client.errors() == {}
+    assert set(keys(bench.worker())) == {1, 2}
+
+
+def test_worker_that_has_a_waiting_request_keeps_it() -> None:
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    has_it = bench.worker("b", next_sequence=1, request_keys=[1])
+    assert keys(has_it) == []
+    has_it.publish([RowShape(1, 0, 2)])
+    assert [heard.batches[0].request_keys.tolist() for heard in client.outputs()] == [[1]]
+
+
+def test_request_that_waited_and_ended_is_not_handed_out() -> None:
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    request = bench.core.registry.table.get(1)
+    assert request is not None
+    bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
+    assert keys(bench.worker()) == []
+
+
+def test_request_waits_behind_none_of_another_kind() -> None:
+    """One that no worker can be sent holds up its like alone: another tokenizer's goes to the worker that comes."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    for key, digest in ((1, 8), (2, 7), (3, 8)):
+        client.ask(generate_of(key, tokenizer_digest=digest))
+    assert set(keys(bench.worker(tokenizer_digest=7))) == {2}
+
+
+def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client, worker, table = bench.client(), bench.worker(max_requests=1), bench.core.registry.table
+    for key in range(1, 52):
+        client.ask(generate_of(key, model="" if key % 2 else "m"))
+    assert (keys(worker), bench.core.dispatch.waiting) == ([1], 50)
+    looks, load_of = list[int](), table.load_of
+
+    def look(stream: int) -> int:
+        looks.append(stream)
+        return load_of(stream)
+
+    monkeypatch.setattr(table, "load_of", look)
+    bench.core.dispatch.hand_out_waiting()
+    assert (len(looks), bench.core.dispatch.waiting) == (1, 50)
+
+
+def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> None:
+    """A client that makes up a tokenizer's digest, a model or an adapter for each request costs no more than one."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client, looks = bench.client(), 0
+    bench.worker(tokenizer_digest=1)
+
+    class Workers(dict[str, Worker]):
+        """Counts how often all are looked at."""
+
+        def values(self) -> Any:  # noqa: ANN401 - a view of a dict
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    def look() -> int:
+        nonlocal looks
+        looks = 0
+        bench.core.dispatch.hand_out_waiting()
+        return looks
+
+    bench.core.workers.by_id = Workers(bench.core.workers.by_id)
+    client.ask(generate_of(1, tokenizer_digest=2))
+    one = look()
+    for key in range(2, 50):
+        made_up = ({"tokenizer_digest": key}, {"model": str(key)}, {"sampling": {"lora_adapter": str(key)}})[key % 3]
+        client.ask(generate_of(key, **made_up))
+    assert bench.core.dispatch.waiting == 49
+    assert look() <= one + 3 * 2
+
+
+def test_new_request_waits_for_a_worker_that_was_lost() -> None:
+    bench = Bench()
+    leaving = bench.worker("a")
+    client = bench.client()
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    client.ask(generate_of(1))
+    assert client.errors() == {}
+    assert set(keys(bench.worker("b"))) == {1}

@@ -1,0 +1,358 @@
+"""RequestRegistry: how requests begin, change hands and end, and how long each of these may take."""
+
+import pytest
+
+from tests.processor.settling import Table, source
+from tests.services.builders import generate_of
+from tokenbus.delivery import Step
+from tokenbus.processor.requests import NO_OWNER, NO_STREAM, UNCLAIMED, UNROUTED, Request, State
+from tokenbus.testing import RowShape, batch
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+
+FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
+ROUTE = 1
+
+
+def known(table: Table, key: int) -> Request:
+    request = table.registry.table.get(key)
+    assert request is not None
+    return request
+
+
+def state(table: Table, key: int) -> State:
+    return State(table.registry.table.state[known(table, key).slot])
+
+
+class Claim:
+    """What a client gets that resumes a request."""
+
+    def __init__(self, table: Table, key: int, position: int = 0) -> None:
+        registry, self._recorder, self._key = table.registry, table.recorders[ROUTE], key
+        request = registry.claim(key, position, ROUTE, drafts=True)
+        self._error = request.error
+        self._waited: list[tuple[int, int]] = []
+        for step, place in registry.unclaimed.take(request):
+            row = step.rows.row(place)
+            self._waited.append((row.position, row.token_ids.size))
+            step.pending_ack.release()
+        registry.settle(request)
+
+    @property
+    def error(self) -> RequestError | None:
+        return self._error or self._recorder.failed.get(self._key)
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """Where each of its rows begins, and how many tokens it has."""
+        return self._waited + [(row[2], len(row[6])) for row in self._recorder.rows if row[0] == self._key]
+
+
+def come(
+    table: Table, key: int, *begins: int, stream: int = 0, resumed: bool = True, has: tuple[int, ...] = ()
+) -> list[Step]:
+    made = [batch([RowShape(key, begin, 3)], step=begin + 1) for begin in begins]
+    return [table.route(each, stream, is_resumed=resumed, has=has) for each in made]
+
+
+# How they begin.
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_elsewhere(*, is_resumed: bool) -> None:
+    """Rows of a request that began before this processor did wait for its client; of others they are dropped."""
+    table = Table({})
+    (step,) = come(table, 9, 6, resumed=is_resumed)
+    assert step.pending_ack.count == 1 + is_resumed
+    if is_resumed:
+        assert state(table, 9) is State.ORPHANED
+        assert len(known(table, 9).early) == 1
+    else:
+        assert table.registry.table.get(9) is None
+        assert table.aborted == [(0, 9)]
+
+
+def test_full_table_takes_no_more() -> None:
+    """With as many requests as may be open, a new one is ended at its worker instead."""
+    table = Table({1: 0}, max_requests=2)
+    come(table, 2, 0)
+    come(table, 3, 0)
+    assert table.registry.table.get(3) is None
+    assert table.aborted == [(0, 3)]
+
+
+# How they change hands.
+
+
+def test_waiting_rows_go_to_who_asks() -> None:
+    """A request whose rows waited is taken over from a position on: nothing lost, and nothing twice (case 22)."""
+    table = Table({})
+    come(table, 9, 6, 9, 12)
+    claim = Claim(table, 9, 9)
+    assert claim.positions == [(9, 3), (12, 3)]
+    come(table, 9, 15)
+    assert claim.positions[-1] == (15, 3)
+    assert table.registry.table.stream[known(table, 9).slot] == 0
+
+
+def test_request_whose_beginning_is_retained_goes_on() -> None:
+    """After a restart a worker sends a request again from token 0: all rows wait in order, however many (case 17)."""
+    table = Table({})
+    come(table, 9, 0, 3, 6)
+    claim = Claim(table, 9, 0)
+    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
+    come(table, 9, 9)
+    assert claim.positions[-1] == (9, 3)
+    assert claim.error is None
+
+
+def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
+    """Rows from token 0 that a client holds already are not handed out twice (case 14)."""
+    table = Table({})
+    come(table, 9, 0, 3)
+    claim = Claim(table, 9, 5)
+    come(table, 9, 6)
+    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
+
+
+def test_claim_before_the_worker_is_there_waits_for_it() -> None:
+    table = Table({})
+    claim = Claim(table, 9, 6)
+    assert state(table, 9) is State.RESUMED
+    table.registry.answer(9, source(0))
+    assert (state(table, 9), table.registry.table.stream[known(table, 9).slot]) == (State.RUNNING, 0)
+    come(table, 9, 3, 6)
+    assert claim.positions == [(6, 3)]
+
+
+def test_claim_of_what_ended_gets_all_and_the_end() -> None:
+    table = Table({})
+    come(table, 9, 0)
+    table.route(batch([RowShape(9, 3, 1, FINISHED)], step=9), 0)
+    claim = Claim(table, 9)
+    assert claim.positions == [(0, 3), (3, 1)]
+    assert table.registry.table.get(9) is None
+    ended = table.registry.table.ended(9)
+    assert ended is not None
+    assert ended.tokens == 4
+
+
+def test_failed_before_anybody_asked() -> None:
+    table = Table({})
+    come(table, 9, 0)
+    table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
+    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
+    claim = Claim(table, 9)
+    assert claim.error is not None
+    assert claim.error.emitted_tokens == 3
+
+
+def test_lost_tokens_are_told_to_who_asks() -> None:
+    """Where what is sent again begins after what a client holds, the request ends and says what is lost (case 21)."""
+    table = Table({})
+    come(table, 9, 6, has=(9,))
+    claim = Claim(table, 9, 4)
+    assert claim.error is not None
+    assert claim.error.message == "tokens 4 to 5 never came from worker-0/7"
+
+
+def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
+    table = Table({1: 0})
+    table.registry.answer(1, source(1))
+    assert table.aborted == [(1, 1)]
+    assert table.registry.table.stream[known(table, 1).slot] == 0
+    table.registry.answer(1, source(0))
+    table.registry.answer(1, source(2, takes_over=True))
+    assert table.aborted == [(1, 1)]
+
+
+def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
+    table = Table({})
+    Claim(table, 9, 6)
+    table.registry.answer(9, source(1, takes_over=True))
+    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
+    table.registry.answer(9, source(0))
+    assert table.registry.table.stream[known(table, 9).slot] == 0
+
+
+def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
+    table = Table({1: 0})
+    table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
+    table.registry.answer(1, source(0))
+    assert table.aborted == [(0, 1)]
+    assert table.registry.table.get(1) is None
+
+
+# How long they may take.
+
+
+@pytest.mark.parametrize(("asked_ms", "seconds"), [(0, 600.0), (2000, 2.0), (700_000, 600.0)])
+def test_deadline(asked_ms: int, seconds: float) -> None:
+    """A request ends at its own deadline or the processor's, whichever is earlier, and not a moment before."""
+    table = Table({})
+    table.registry.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE, NO_OWNER)
+    table.clock.advance(seconds - 0.01)
+    table.registry.expire()
+    assert table.ends() == {}
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_DEADLINE
+    assert table.aborted == [(0, 1)]
+
+
+def test_aborted_request_is_waited_for_and_then_given_up() -> None:
+    """An abort is sent to the worker once; if no final row comes in time, the request ends without it."""
+    table = Table({1: 0}, abort_timeout_ms=5000)
+    table.registry.abort(1)
+    table.clock.advance(1.0)
+    table.registry.abort(1)
+    table.registry.abort(99)
+    assert table.aborted == [(0, 1)]
+    table.clock.advance(3.99)
+    table.registry.expire()
+    assert table.ends() == {}
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_ABORTED
+
+
+@pytest.mark.parametrize(
+    ("comes", "code", "message"),
+    [
+        ([], ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it within 10000 ms after its hand-off"),
+        ([5, 4], ErrorCode.ERROR_CODE_GAP, "tokens 1 to 3 never came"),
+    ],
+    ids=["nothing", "too much"],
+)
+def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], code: int, message: str) -> None:
+    """A hand-off that no worker continues in time, or only with later tokens, ends with its own error (case 27)."""
+    table = Table({1: 0}, handoff_timeout_ms=10_000)
+    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
+    table.registry.table.look_again(known(table, 1), table.clock.now())
+    for position in comes:
+        table.route(batch([RowShape(1, position, 1)], step=position), 1)
+    table.clock.advance(9.99)
+    table.registry.expire()
+    assert table.ends() == {}
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert (table.recorders[ROUTE].failed[1].code, table.recorders[ROUTE].failed[1].message) == (code, message)
+
+
+def test_request_that_no_worker_has_ends() -> None:
+    """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
+    table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
+    claim = Claim(table, 9, 6)
+    table.clock.advance(9.99)
+    table.registry.expire()
+    assert claim.error is None
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert claim.error is not None
+    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
+
+
+def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
+    table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
+    table.registry.answer(9, source(1, takes_over=True))
+    claim = Claim(table, 9, 6)
+    table.clock.advance(10.0)
+    table.registry.expire()
+    assert claim.error is not None
+    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
+
+
+def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
+    """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
+    table = Table({}, unclaimed_timeout_ms=10_000)
+    first, second = come(table, 9, 0), come(table, 8, 6)
+    table.clock.advance(9.99)
+    table.registry.expire()
+    assert len(table.registry.table) == 2
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert len(table.registry.table) == 0
+    assert [step.pending_ack.count for step in (*first, *second)] == [1, 1]
+    assert table.aborted == [(0, 9), (0, 8)]
+    assert table.registry.counts.unclaimed == 2
+
+
+def test_claim_gives_a_request_its_full_time() -> None:
+    table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
+    come(table, 9, 0)
+    table.clock.advance(9.0)
+    claim = Claim(table, 9)
+    table.clock.advance(99.99)
+    table.registry.expire()
+    assert claim.error is None
+    table.clock.advance(0.01)
+    table.registry.expire()
+    assert claim.error is not None
+    assert claim.error.code == ErrorCode.ERROR_CODE_DEADLINE
+
+
+# How they end.
+
+
+def test_lost_worker_ends_its_own_requests_alone() -> None:
+    table = Table({1: 0, 2: 1, 3: 0})
+    assert table.registry.end_those_of(0, "worker-0", "silent") == 2
+    assert table.ends() == {1: "failed", 3: "failed"}
+    error = table.recorders[ROUTE].failed[1]
+    assert (error.code, error.message) == (ErrorCode.ERROR_CODE_WORKER_LOST, "worker worker-0 is lost: silent")
+    assert table.aborted == []
+
+
+def test_ends_are_counted_by_their_name() -> None:
+    """Failed requests are counted by error code; unknown codes are counted together."""
+    table = Table({1: 0, 2: 0, 3: 0, 4: 0})
+    table.route(batch([RowShape(4, 0, 1, FINISHED)]), 0)
+    for key, code in ((1, ErrorCode.ERROR_CODE_GAP), (2, 98), (3, 99)):
+        table.registry.fail(known(table, key), code, "x")  # type: ignore[arg-type]
+    assert table.registry.counts.failed == {"gap": 1, "other": 2}
+    assert (table.registry.counts.opened, table.registry.counts.finished) == (4, 1)
+
+
+def test_early_rows_are_let_go_when_their_request_ends() -> None:
+    table = Table({1: 0, 2: 0})
+    (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
+    table.route(batch([RowShape(1, 0, 1, FINISHED)]), 0)
+    table.registry.fail(known(table, 2), ErrorCode.ERROR_CODE_ENGINE, "x")
+    assert (first.pending_ack.count, second.pending_ack.count) == (1, 1)
+
+
+def test_who_holds_a_stream_back_gives_way() -> None:
+    """Of the requests that hold a stream's oldest step, unclaimed ones are dropped and those with early rows end."""
+    table = Table({1: 0})
+    step = table.route(batch([RowShape(9, 0, 1)]), 0)
+    (early,) = come(table, 1, 3, stream=1)
+    table.registry.evict(step.pending_ack, 0)
+    assert table.registry.table.get(9) is None
+    table.registry.evict(early.pending_ack, 0)
+    assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
+
+
+def test_request_between_two_workers_keeps_its_early_rows() -> None:
+    """Its prefill worker may be on its way from another processor with the rows before: a hand-off has its own time."""
+    table = Table({1: 0})
+    table.route(batch([RowShape(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
+    (early,) = come(table, 1, 3, stream=1)
+    table.registry.evict(early.pending_ack, 0)
+    assert table.recorders[ROUTE].failed == {}
+    assert early.pending_ack.count > 0
+    table.registry.settle(table.registry.claim(1, 3, ROUTE, drafts=True, has_moved=True))
+    assert int(table.registry.table.next_position[known(table, 1).slot]) > 3
+
+
+def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
+    table = Table({})
+    table.registry.default_route = UNROUTED
+    step = table.route(batch([RowShape(9, 6, 1)]), 0)
+    assert step.rows.request_keys.tolist() == [9]
+    request = known(table, 9)
+    assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
+    table.registry.answer(8, source(0))
+    assert table.registry.table.get(8) is None
+    table.registry.default_route = UNCLAIMED
+    table.route(batch([RowShape(9, 7, 1, FINISHED)], step=2), 0)
+    assert table.registry.table.get(9) is None

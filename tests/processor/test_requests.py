@@ -1,0 +1,100 @@
+"""RequestTable: open requests in arrays, and for a while those that ended."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus.processor.requests import NO_STREAM, Deadline, Request, RequestTable, State
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+
+
+def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
+    return RequestTable(requests, ended)
+
+
+def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:
+    return to.open(key, position, owner, State.RUNNING, Deadline(deadline))
+
+
+def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(keys, np.uint64)
+
+
+def test_slot_is_clean_for_the_next_request() -> None:
+    made = table()
+    first = opened(made, 1, position=9)
+    made.route[first.slot], made.wants_draft[first.slot] = 5, False
+    made.look_again(first, 1.0)
+    made.close(first, None)
+    second = opened(made, 2)
+    slot = second.slot
+    assert slot == first.slot
+    assert (made.route[slot], made.wants_draft[slot], made.due[slot]) == (0, True, 100.0)
+    assert (made.next_position[slot], made.get(1)) == (0, None)
+
+
+def test_end_is_remembered_for_a_while() -> None:
+    """As many ended requests as the bound says are known by how and where they ended, the oldest forgotten first."""
+    made = table(ended=2)
+    error = RequestError(code=ErrorCode.ERROR_CODE_GAP, message="lost")
+    for key in (1, 2, 3):
+        made.close(opened(made, key, position=key * 10), error if key == 2 else None)
+    assert made.ended(1) is None
+    second, third = made.ended(2), made.ended(3)
+    assert second is not None
+    assert third is not None
+    assert (second.error, second.tokens) == (error, 20)
+    assert (third.error, third.tokens) == (None, 30)
+    opened(made, 3)
+    assert made.ended(3) is None
+
+
+def test_requests_are_looked_at_when_they_are_due() -> None:
+    made = table()
+    first, second = opened(made, 1, deadline=10.0), opened(made, 2, deadline=20.0)
+    assert made.due_requests(9.999) == []
+    assert made.due_requests(10.0) == [first]
+    made.look_again(second, 5.0)
+    made.look_again(first, 15.0)
+    assert made.due_requests(5.0) == [second]
+    made.close(second, None)
+    assert made.due_requests(50.0) == [first]
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 129])
+def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
+    """However large the table has grown, only open requests belong to a stream, or are due."""
+    made = table()
+    for key in range(1, count + 1):
+        opened(made, key, owner=0, deadline=1.0)
+    assert np.count_nonzero(made.stream == 0) == count
+    assert len(made.due_requests(1.0)) == count
+    assert np.count_nonzero(made.state) == count
+    assert np.count_nonzero(made.stream == NO_STREAM) == made.stream.size - count
+
+
+def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
+    made = table(ended=2)
+    for key in (1, 2, 3):
+        made.ended_at_client(key, owner=7)
+    assert [made.has_ended_at_client(key) for key in (1, 2, 3)] == [False, True, True]
+
+
+@given(st.lists(st.integers(1, 12), max_size=60))
+def test_table_agrees_with_a_dict(keys: list[int]) -> None:
+    """Whatever is opened and closed, in whatever order, each open key leads to its own request and values."""
+    made, plain = table(), dict[int, int]()
+    for place, key in enumerate(keys):
+        request = made.get(key)
+        if request is None:
+            opened(made, key, owner=key, position=place)
+            plain[key] = place
+        else:
+            made.close(request, None)
+            del plain[key]
+        slots = made.slots_of(keys_of(*range(1, 13)))
+        assert {each for each in range(1, 13) if slots[each - 1] >= 0} == plain.keys()
+        for each, position in plain.items():
+            slot = slots[each - 1]
+            assert (made.at(slot).id, made.next_position[slot], made.stream[slot]) == (each, position, each)

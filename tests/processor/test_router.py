@@ -1,0 +1,210 @@
+"""Router: each row is settled against what its request has had, and goes to its consumer exactly once."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
+from tests.services.builders import ids, row_values, step_of
+from tokenbus.processor.requests import NO_STREAM, UNROUTED, State
+from tokenbus.processor.stream import StreamCounts
+from tokenbus.testing import RowShape, batch, row_shapes
+from tokenbus_contracts import RowStatus, Scoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}
+ACTIVE, FINISHED, HANDED_OFF = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
+PREEMPTED, PREFILLING = RowStatus.PREEMPTED, RowStatus.PREFILLING
+
+_row = st.tuples(
+    st.sampled_from([*REQUESTS]),
+    st.sampled_from([0, 0, 0, 0, -1, -2, 1, 3]),
+    st.integers(0, 3),
+    st.sampled_from([ACTIVE] * 8 + [HANDED_OFF, HANDED_OFF, FINISHED, RowStatus.ABORTED]),
+    st.integers(0, 2),
+)
+_step = st.tuples(st.integers(0, 2), st.lists(_row, max_size=5, unique_by=lambda row: row[0]), st.booleans())
+
+
+def tokens_of(recorder: Recorder, key: int) -> list[int]:
+    """Return all tokens of a request that a consumer was given, one row after the other."""
+    return [token for row in recorder.rows if row[0] == key for token in row[6]]
+
+
+@pytest.mark.long
+@settings(max_examples=150)
+@given(st.lists(_step, max_size=25))
+def test_rows_are_settled_as_a_slow_model_says(
+    steps: list[tuple[int, list[tuple[int, int, int, RowStatus, int]], bool]],
+) -> None:
+    """Repeated, early, late, overlapping and foreign rows of several streams, with hand-offs: exactly once, in order.
+
+    Each row that is handed out has every one of its own values (case 1, 14), late ones (case 22) and those of hand-offs
+    (case 27) too. What was drafted stays with the row that it is about (case 4). At the end no consumer holds a step.
+    """
+    table, model = Table(REQUESTS), Model(REQUESTS)
+    made = []
+    for number, (stream, drawn, has_draft) in enumerate(steps, 1):
+        wanted = []
+        for key, offset, count, status, top_k in drawn:
+            tokens = 0 if status is RowStatus.ABORTED else count
+            usual = RowStatus.IDLE if status is ACTIVE and not tokens else status
+            position = max(0, model.requests[key].next + offset)
+            wanted.append(RowShape(key, position, tokens, usual, Scoring.FULL, top_k))
+        draft = draft_for(wanted, number) if has_draft else None
+        made.append(table.route(batch(wanted, step=number), stream, draft))
+        for index, row in enumerate(wanted):
+            model.arrive(Arrival(stream, row, index, len(wanted)))
+    handed_out = table.rows()
+    for key, plain in model.requests.items():
+        assert [row for row in handed_out if row[0] == key] == plain.rows
+        tokens_found = [token for row in plain.rows for token in row[6]]
+        assert tokens_found == ids(key, 0, plain.next)
+    assert table.ends() == {key: plain.end for key, plain in model.requests.items() if plain.end}
+    places = {(row[0], row[2]) for row in handed_out}
+    assert {(row[0], row[2]) for row in table.drafts()} <= places
+    for request in table.registry.table.open_requests():
+        table.registry.fail(request, ErrorCode.ERROR_CODE_INTERNAL, "the test is over")
+    assert [step.pending_ack.count for step in made] == [1] * len(made)
+
+
+def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
+    table = Table(dict.fromkeys(range(1, 7), 0))
+    wanted = row_shapes([3, 1, 6, 4, 5, 2], tokens=2)
+    step = table.route(batch(wanted), 0, draft_for(wanted, 1))
+    for route, mine in ((1, {1, 3, 5}), (2, {2, 4, 6})):
+        assert {row[0] for row in table.recorders[route].rows} == mine
+        assert {row[0] for row in table.recorders[route].drafts} == mine
+    assert sorted(table.rows()) == sorted(row_values(row) for row in step.rows.rows())
+    assert (table.registry.router.counts.delivered, table.registry.router.counts.tokens) == (6, 12)
+
+
+def test_rows_of_nobody_go_nowhere() -> None:
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.registry.table.route[table.registry.table.slots_of(batch(row_shapes([1])).request_keys)] = UNROUTED
+    step = table.route(batch(row_shapes([1, 2])), 0)
+    assert [row[0] for row in table.rows()] == [2]
+    assert step.rows.request_keys.tolist() == [1, 2]
+
+
+def test_step_keeps_only_what_is_new() -> None:
+    """Rows that a request has had, or that are not for it, are taken out of the step for every consumer (case 17)."""
+    table = Table({1: 0, 2: 0, 3: 1})
+    table.route(batch([RowShape(1, 0, 2)]), 0)
+    step = table.route(
+        batch([RowShape(1, 0, 2), RowShape(2, 0, 1), RowShape(3, 0, 1)]), 0, draft_for(row_shapes([1, 2, 3]), 1)
+    )
+    assert step.target.request_keys.tolist() == [2]
+    assert step.draft is not None
+    assert step.draft.request_keys.tolist() == [2]
+    counts = table.registry.router.counts
+    assert (counts.repeated, counts.early, counts.foreign) == (1, 1, 0)
+
+
+def test_partly_known_row_loses_its_known_tokens_with_all_that_belongs_to_them() -> None:
+    """A row that overlaps is cut where the request stands: ids, logprobs, ranks and alternatives together (case 13)."""
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.route(batch([RowShape(1, 0, 3)]), 0)
+    step = table.route(batch([RowShape(1, 1, 4, top_k=2), RowShape(2, 0, 1)]), 0, draft_for(row_shapes([1, 2]), 2))
+    cut, other = step.rows.rows()
+    expected = batch([RowShape(1, 3, 2, top_k=2), RowShape(2, 0, 1)])
+    assert (row_values(cut), row_values(other)) == (row_values(expected.row(0)), row_values(expected.row(1)))
+    assert step.draft is None
+
+
+def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None:
+    """A row that skips tokens ends its request with an error that names them; its neighbours go on (case 14, 21)."""
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.route(batch([RowShape(1, 0, 2), RowShape(2, 0, 2)]), 0)
+    table.route(batch([RowShape(1, 3, 1), RowShape(2, 2, 1)], step=2), 0)
+    error = table.recorders[1].failed[1]
+    assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_GAP, 2)
+    assert error.message == "tokens 2 to 2 never came from worker-0/7"
+    assert table.aborted == [(0, 1)]
+    assert tokens_of(table.recorders[1], 2) == ids(2, 0, 3)
+
+
+def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
+    table, counts = Table({1: 0}, routes=1), StreamCounts()
+    late = replace(source(1, takes_over=True), counts=counts)
+    for place in (4, 2):
+        step = step_of(batch([RowShape(1, place, 2)], step=place))
+        table.registry.router.route(step, late, table.clock.now())
+        assert (step.rows.row_count, counts.tokens) == (0, 0)
+    table.route(batch([RowShape(1, 0, 2, HANDED_OFF)]), 0)
+    assert counts.tokens == 4
+
+
+def test_early_rows_are_bounded() -> None:
+    """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
+    table = Table({1: 0}, max_early=2)
+    held = [table.route(batch([RowShape(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
+    assert [step.pending_ack.count for step in held] == [1, 2, 2]
+    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
+    request = table.registry.table.get(1)
+    assert request is not None
+    assert len(request.early) == 2
+    assert table.registry.table.stream[request.slot] == NO_STREAM
+    table.clock.advance(10.0)
+    table.registry.expire()
+    assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"
+
+
+def test_single_early_row_may_be_replaced() -> None:
+    """Where one row may wait, a later one takes its place, whatever positions the two have."""
+    table = Table({1: 0}, max_early=1)
+    table.route(batch([RowShape(1, 0, 5)]), 0)
+    for place in (9, 5, 7):
+        table.route(batch([RowShape(1, place, 1)], step=place), 1)
+    request = table.registry.table.get(1)
+    assert request is not None
+    assert [int(early.step.rows.positions[0]) for early in request.early] == [7]
+
+
+def test_rows_that_are_past_do_not_wait_on() -> None:
+    table = Table({1: 0})
+    past = table.route(batch([RowShape(1, 1, 1)]), 1)
+    table.route(batch([RowShape(1, 0, 5)]), 0)
+    table.route(batch([RowShape(1, 6, 1)], step=2), 1)
+    assert past.pending_ack.count == 1
+
+
+def test_unknown_request_is_ended_at_its_worker() -> None:
+    table = Table({1: 0})
+    step = table.route(batch([RowShape(99, 3, 1), RowShape(1, 0, 1)]), 0)
+    assert step.rows.request_keys.tolist() == [1]
+    assert table.aborted == [(0, 99)]
+    assert table.registry.router.counts.unknown == 1
+    assert table.registry.table.get(99) is None
+
+
+def test_request_that_begins_here_waits_for_who_will_ask() -> None:
+    table = Table({})
+    for number, row in enumerate([RowShape(99, 0, 2), RowShape(99, 2, 1, FINISHED)], 1):
+        table.route(batch([row], step=number), 0)
+    request = table.registry.table.get(99)
+    assert request is not None
+    assert table.registry.table.state[request.slot] == State.ENDED
+    assert len(request.waiting) == table.registry.unclaimed.count == 2
+
+
+def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
+    """However many requests are open, a row of an unknown request is dropped, at whatever position (case 3)."""
+    table = Table(dict.fromkeys(range(1, 65), 0), routes=1)
+    table.route(batch(row_shapes(range(1, 65), tokens=3)), 0)
+    step = table.route(batch([RowShape(999, 3, 1)], step=2), 0)
+    assert step.rows.row_count == 0
+    assert table.aborted == [(0, 999)]
+
+
+def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
+    """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
+    table = Table({1: 0}, routes=1)
+    for number, row in enumerate(
+        [RowShape(1, 0, 0, PREFILLING), RowShape(1, 0, 1), RowShape(1, 1, 0, PREEMPTED), RowShape(1, 1, 2)], 1
+    ):
+        table.route(batch([row], step=number), 0)
+    assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)

@@ -1,0 +1,217 @@
+"""Stream: items put in order, and holes found and healed or named."""
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.processor.streams import come, order, payload, stream, take
+from tests.services.builders import EVENT, encoded, item_of
+from tokenbus.processor.stream import Arrived, Fate, Lost
+from tokenbus.testing import RowShape, row_shapes
+from tokenbus_contracts import ContractError, LogprobBatch
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import GapReason
+
+GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
+NO_REQUESTS: frozenset[int] = frozenset()
+
+
+def test_contents_and_payload_come_together() -> None:
+    made = stream()
+    event = RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
+    data = write_frame(event)
+    take(made, 1)
+    made.take(item_of(data, 2, EVENT), data)
+    made.take(item_of(b"new", 3, 99), b"new")
+    first, second, third = order(made)
+    assert isinstance(first, Arrived)
+    assert isinstance(first.contents, LogprobBatch)
+    assert first.payload == payload(1)
+    assert isinstance(second, Arrived)
+    assert second.contents == event
+    assert isinstance(third, Arrived)
+    assert (third.contents, third.payload) == (None, b"new")
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_every_item_comes_out_once_and_in_order(arrivals: list[int]) -> None:
+    """However often and in whatever order items come, each comes out once, after those before it (case 17)."""
+    made = stream()
+    found: list[int | tuple[int, int]] = []
+    for sequence in arrivals:
+        take(made, sequence)
+        found += come(made)
+    whole = 0
+    while whole + 1 in arrivals:
+        whole += 1
+    assert found == list(range(1, whole + 1))
+    assert made.counts.duplicates == len(arrivals) - len(set(arrivals))
+
+
+def test_duplicate_with_other_bytes_is_divergent() -> None:
+    made = stream(credit_items=2)
+    take(made, 1, 2)
+    other = payload(1, size=2)
+    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is Fate.DIVERGENT
+    come(made)
+    made.grant()
+    take(made, 3)
+    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is Fate.DUPLICATE
+    assert made.counts.divergences == 1
+
+
+def test_damaged_item_is_asked_for_again() -> None:
+    made = stream()
+    data = payload(1)
+    assert made.take(item_of(data, 1, checksum=crc32(data) ^ 1), data) is Fate.DAMAGED
+    assert come(made) == []
+    assert made.missing(0.0) == (1, 1)
+    assert take(made, 1) == [Fate.TAKEN]
+    assert come(made) == [1]
+    assert made.counts.damaged == 1
+
+
+def test_checksum_of_zero_is_a_checksum() -> None:
+    made = stream()
+    assert made.take(item_of(payload(1), 1, checksum=0), payload(1)) is Fate.DAMAGED
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
+    made, data = stream(), payload(1)
+    item = item_of(data, 1)
+    item.payload_bytes += size
+    with pytest.raises(ContractError, match=f"{len(data)}, as it has"):
+        made.take(item, data)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"worker_id": "other"}, {"epoch": 8}, {"sequence": 2}, {"selection": True}],
+    ids=["worker", "epoch", "sequence", "selection"],
+)
+def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> None:
+    made = stream()
+    data = encoded(row_shapes([5]), **{"sequence": 1} | header)
+    assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
+    (lost,) = order(made)
+    assert isinstance(lost, Lost)
+    assert (lost.reason, lost.request_ids, lost.size) == (REFUSED, frozenset({5}), len(data))
+
+
+def test_event_of_another_number_is_refused() -> None:
+    made = stream()
+    data = write_frame(
+        RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
+    )
+    assert made.take(item_of(data, 1, EVENT, checksum=crc32(data)), data) is Fate.REFUSED
+    assert "1, as its item, got 2" in str(made.refusal)
+
+
+def test_refused_item_with_a_checksum_is_lost_at_once() -> None:
+    """The same bytes would come again: what breaks the contract is not asked for a second time (case 18, 28)."""
+    made = stream()
+    data = payload(1)[:-1]
+    assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
+    assert made.missing(0.0) is None or come(made)
+    assert made.counts.refused == 1
+
+
+def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
+    made = stream()
+    data = payload(1)[:-1]
+    assert made.take(item_of(data, 1), data) is Fate.REFUSED
+    assert come(made) == []
+    assert made.missing(0.0) == (1, 1)
+    assert made.take(item_of(data, 1), data) is Fate.REFUSED
+    assert come(made) == [(1, 1)]
+
+
+def test_hole_is_asked_for_in_time() -> None:
+    """A hole is asked for at once, exactly, and again only when the time for an answer is over (case 17)."""
+    made = stream(replay_timeout_ms=1000)
+    take(made, 1, 4, 6)
+    come(made)
+    assert made.missing(10.0) == (2, 3)
+    assert made.missing(10.999) is None
+    assert made.missing(11.0) == (2, 3)
+    take(made, 2)
+    come(made)
+    assert made.missing(11.0) == (3, 3)
+    take(made, 3)
+    come(made)
+    assert made.missing(11.0) == (5, 5)
+    assert made.counts.replays == 4
+
+
+def test_attempts_are_counted_for_each_hole() -> None:
+    made = stream(replay_attempts=1, replay_timeout_ms=1000)
+    take(made, 2)
+    assert made.missing(0.0) == (1, 1)
+    take(made, 1, 4)
+    come(made)
+    assert made.missing(0.0) == (3, 3)
+
+
+def test_gap_is_taken_in_its_place() -> None:
+    """What the worker cannot have again comes out as lost, with its requests, between what is there (case 18)."""
+    made = stream()
+    take(made, 1, 4)
+    made.declare_lost(2, 3, GONE, frozenset({9}))
+    first, gap, last = order(made)
+    assert isinstance(gap, Lost)
+    assert gap.request_ids == {9}
+    assert (first.sequence, last.sequence) == (1, 4)
+
+
+def test_gap_of_what_came_is_none() -> None:
+    made = stream()
+    take(made, 1, 2)
+    come(made)
+    made.declare_lost(1, 2, GONE, NO_REQUESTS)
+    assert come(made) == []
+    take(made, 4, 5)
+    made.declare_lost(4, 5, GONE, NO_REQUESTS)
+    made.declare_lost(2, 3, GONE, NO_REQUESTS)
+    assert come(made) == [(3, 3), 4, 5]
+
+
+def test_gap_over_waiting_items_swallows_them() -> None:
+    made = stream()
+    take(made, 3)
+    made.declare_lost(1, 4, GONE, NO_REQUESTS)
+    take(made, 5)
+    left = made.credit_left[1]
+    assert come(made) == [(1, 4), 5]
+    assert made.credit_left[1] == left - len(payload(3)) - len(payload(5))
+
+
+def test_gap_over_a_refused_item_counts_its_bytes() -> None:
+    made = stream()
+    data = payload(2)[:-1]
+    assert made.take(item_of(data, 2, checksum=crc32(data)), data) is Fate.REFUSED
+    left = made.credit_left[1]
+    made.declare_lost(2, 3, GONE, NO_REQUESTS)
+    take(made, 1)
+    assert come(made) == [1, (2, 3)]
+    assert made.credit_left[1] == left - len(payload(1)) - len(data)
+
+
+def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> None:
+    """A refused batch that can be read names the requests that lost rows; a part of a step, or rubbish, names none."""
+    whole: dict[str, Any] = {"epoch": 8}
+    for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
+        made = stream()
+        data = encoded([RowShape(5), RowShape(6)], 1, **header)
+        made.take(item_of(data, 1, checksum=crc32(data)), data)
+        (lost,) = order(made)
+        assert isinstance(lost, Lost)
+        assert lost.request_ids == keys
+    made = stream()
+    made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
+    made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
+    assert [entry.request_ids for entry in order(made) if isinstance(entry, Lost)] == [NO_REQUESTS] * 2

@@ -1,0 +1,94 @@
+"""A request's states: only the table's methods change one, and each only from the states that it may follow."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.processor.settling import source
+from tests.services.builders import generate_of
+from tokenbus.processor.requests import (
+    NO_STREAM,
+    UNCLAIMED,
+    Deadline,
+    Request,
+    RequestTable,
+    State,
+    TransitionError,
+)
+
+ID, DEADLINE = 7, Deadline(1.0)
+CLOSED, QUEUED, RUNNING, HANDED_OFF, ORPHANED, RESUMED, ENDED = State
+
+Change = Callable[[RequestTable, Request], object]
+OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
+    "queue": (lambda table: table.submit(generate_of(ID), NO_STREAM, 1, 5, DEADLINE), QUEUED),
+    "dispatch": (lambda table: table.submit(generate_of(ID), 0, 1, 5, DEADLINE), RUNNING),
+    "appear": (
+        lambda table: table.appear(ID, 0, source(0), DEADLINE, UNCLAIMED, is_midway=False),
+        RUNNING,
+    ),
+    "appear midway": (
+        lambda table: table.appear(ID, 9, source(0), DEADLINE, UNCLAIMED, is_midway=True),
+        ORPHANED,
+    ),
+}
+CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
+    "dispatch": (lambda table, request: table.dispatch(request, 1), {QUEUED: RUNNING}),
+    "give back": (lambda table, request: table.give_back(request), {RUNNING: QUEUED}),
+    "begin": (lambda table, request: table.begin(request, 1), {ORPHANED: RUNNING}),
+    "resume": (lambda table, request: table.resume(request, 3, 0.0), {ORPHANED: RESUMED}),
+    "vouch": (
+        lambda table, request: table.vouch(request, 1),
+        {QUEUED: RUNNING, HANDED_OFF: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING},
+    ),
+    "disown": (lambda table, request: table.disown(request, 2.0), {RESUMED: ORPHANED}),
+    "lose": (
+        lambda table, request: table.lose(request, 0.0),
+        {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED},
+    ),
+    "hand off": (lambda table, request: table.hand_off(request, 0.0), {RUNNING: HANDED_OFF}),
+    "go on": (
+        lambda table, request: table.go_on(request, 2),
+        {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING},
+    ),
+    "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
+    "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
+}
+
+
+@given(st.sampled_from([*OPENING]), st.lists(st.sampled_from([*CHANGES]), max_size=30))
+def test_random_walks_stay_in_the_table(opening: str, changes: list[str]) -> None:
+    table = RequestTable(4, 4)
+    open_one, state = OPENING[opening]
+    request = open_one(table)
+    for name in changes:
+        change, allowed = CHANGES[name]
+        stream = table.stream_of(request)
+        if state in allowed:
+            change(table, request)
+            is_running = name == "resume" and stream != NO_STREAM
+            state = RUNNING if is_running else allowed[state]
+        else:
+            with pytest.raises(TransitionError):
+                change(table, request)
+            assert table.stream_of(request) == stream
+        assert table.state_of(request) is state
+        assert (table.get(ID) is request) == (state is not CLOSED)
+        if state is CLOSED:
+            break
+        assert (table.stream_of(request) == NO_STREAM) or state in (RUNNING, ORPHANED)
+        assert (table.stream_of(request) != NO_STREAM) or state is not RUNNING
+
+
+def test_request_that_is_closed_cannot_change() -> None:
+    table = RequestTable(4, 4)
+    open_one, _ = OPENING["dispatch"]
+    request = open_one(table)
+    table.close(request, None)
+    again = open_one(table)
+    assert again.slot == request.slot
+    with pytest.raises(TransitionError, match="request 0000000000000007: handed_off does not follow closed"):
+        table.hand_off(request, 0.0)
+    assert table.state_of(again) is RUNNING

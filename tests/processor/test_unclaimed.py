@@ -1,0 +1,70 @@
+"""Rows that wait for the clients of their requests, each for its own."""
+
+import numpy as np
+
+from tests.services.builders import step_of
+from tokenbus.delivery import PendingAck
+from tokenbus.processor.requests import Deadline, Request, RequestTable, State
+from tokenbus.processor.step_parts import StepParts
+from tokenbus.processor.unclaimed import UnclaimedRows
+from tokenbus.testing import RowShape, batch, row_shapes
+from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
+
+
+class Fixture:
+    """Rows of some requests, each open at the table."""
+
+    def __init__(self, *keys: int) -> None:
+        self.table = RequestTable(100, 100)
+        self.rows = UnclaimedRows(self.table)
+        self.requests = {key: self.open(key) for key in keys}
+
+    def open(self, key: int) -> Request:
+        return self.table.open(key, 0, 0, State.RUNNING, Deadline(1.0))
+
+    def put(self, *wanted: RowShape, places: list[int] | None = None) -> PendingAck:
+        """Put a step's rows, or some, and return their pending ack."""
+        step = step_of(batch(wanted))
+        is_mine = np.isin(np.arange(len(wanted)), range(len(wanted)) if places is None else places)
+        *_, mine = StepParts(step.rows, is_mine.astype(np.int32))
+        self.rows.put(step, self.table.slots_of(step.rows.request_keys), mine)
+        return step.pending_ack
+
+
+def test_each_row_waits_for_its_own_request() -> None:
+    """Rows wait with their requests, whatever the order of the columns, and each holds its step (case 3)."""
+    made = Fixture(1, 2, 3)
+    assert made.put(*row_shapes([3, 1, 2])).count == 4
+    assert made.rows.count == 3
+    for key, request in made.requests.items():
+        ((step, place),) = request.waiting
+        assert step.rows.row(place).key == key
+
+
+def test_some_of_a_steps_rows() -> None:
+    made = Fixture(1, 2, 3)
+    assert made.put(*row_shapes([3, 1, 2]), places=[2, 0]).count == 3
+    assert [len(made.requests[key].waiting) for key in (1, 2, 3)] == [0, 1, 1]
+    ((step, place),) = made.requests[2].waiting
+    assert step.rows.row(place).key == 2
+
+
+def test_slot_that_is_used_again_is_another_requests() -> None:
+    """A new request in an old one's slot gets its own rows, and the old one none of them (case 3)."""
+    made = Fixture(1)
+    made.table.close(made.requests[1], None)
+    new = made.open(2)
+    made.put(RowShape(2))
+    assert (len(new.waiting), len(made.requests[1].waiting)) == (1, 0)
+
+
+def test_what_is_dropped_is_let_go() -> None:
+    """Dropped rows and scores hold nothing back; those that were taken are the taker's to release."""
+    made = Fixture(1, 2)
+    pending_ack, scored = made.put(*row_shapes([1, 2])), PendingAck()
+    scored.keep()
+    made.requests[1].scores.append((PromptScoresChunk(), scored))
+    made.rows.drop(made.requests[1])
+    assert (pending_ack.count, scored.count, made.rows.count) == (2, 1, 1)
+    assert len(made.rows.take(made.requests[2])) == 1
+    assert (pending_ack.count, made.rows.count, made.requests[2].waiting) == (2, 0, [])

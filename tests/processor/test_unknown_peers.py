@@ -1,0 +1,50 @@
+"""Unknown peers: each is asked for its handshake once an interval, few are remembered, and large frames cost little."""
+
+from tests.services.bench import Bench
+from tests.services.builders import client_hello, generate_of
+from tokenbus.processor.connections import UnknownPeers
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
+
+LARGE = 5000
+
+
+def test_unknown_peers_are_bounded() -> None:
+    """However many peers say nonsense, only so many are remembered, those that spoke last."""
+    unknown = UnknownPeers(1.0)
+    for number in range(1025):
+        unknown.is_due(b"%d" % number, 0.0)
+    assert len(unknown) == 1024
+    assert not unknown.is_due(b"1", 0.5)
+    assert unknown.is_due(b"0", 0.5)
+
+
+def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> None:
+    bench = Bench()
+    generate: Generate = generate_of(1, tokens=TokenPrompt(token_ids=[1] * LARGE))
+    for data in (ClientFrame(generate=generate).SerializeToString(), b"\x12" + b"\xff" * LARGE):
+        bench.core.clients.receive(b"unknown", [data], bench.clock.now())
+        bench.advance(10)
+    answers = [read_frame(ServerFrame, parts[0]).WhichOneof("body") for parts in bench.sent[b"unknown"]]
+    assert answers == ["refusal", "refusal"]
+    assert bench.core.clients.refused == 0
+    assert bench.peers.cut == []
+
+
+def test_refused_large_hellos_cost_little() -> None:
+    bench = Bench()
+
+    def say(peer: bytes, size: int) -> int:
+        """Say a hello whose name is too long; return how many were refused."""
+        hello = ClientFrame(hello=client_hello(7, name="n" * size)).SerializeToString()
+        bench.core.clients.receive(peer, [hello], bench.clock.now())
+        return bench.core.clients.refused
+
+    assert say(b"a", 1_000_000) == 1
+    assert say(b"b", LARGE) == 1
+    assert bench.peers.cut == [b"a", b"b"]
+    assert say(b"c", 1000) == 2
+    assert bench.client().heard()[0].body == "welcome"
+    bench.clock.advance(1)
+    assert say(b"d", LARGE) == 3
