@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.integration.deployment import Deployment
+from tokenbus.client import Client
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings
-from tokenbus_services.client import Client
 
 PROMPT = "In the evening the old man said"
 PATIENCE = 600.0

@@ -18,6 +18,7 @@ from tests.pages import blocks, module_of
 from tests.support.processes import start
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Step
 from tokenbus.delivery.step import Token
 from tokenbus.processor import Processor
@@ -25,7 +26,6 @@ from tokenbus.settings import Settings
 from tokenbus.worker.run import serve_engine
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_services.client import Client, Generation
 
 (BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block.text]
 EXAMPLE: Any = module_of(BLOCK, "words")

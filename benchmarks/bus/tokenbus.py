@@ -9,12 +9,12 @@ from benchmarks.bus.pair import Order, Received, Sent, Watch, send_all, step_at,
 from benchmarks.codec.ours import batch_of, share_of
 from benchmarks.workload import Share
 from tests.support.settings import settings_of as of_values
+from tokenbus.client import Client, Generation, RequestEnd, StepRows
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import Publisher
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 
 _RETENTION_ITEMS = 512
 """Fewer than the default, so that a turn's end does not wait for the thousands that a worker may keep."""

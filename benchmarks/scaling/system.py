@@ -10,8 +10,8 @@ from typing import NamedTuple
 from benchmarks.errors import WrongDeliveryError
 from benchmarks.processes import PATIENCE, Child, deployed, processor_seconds, until_workers
 from tests.support.settings import settings_of
+from tokenbus.client import Client, RequestEnd, StepRows, Stream
 from tokenbus.settings import Settings
-from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
 
 ROWS = 256
 """How many requests each worker has: a step's rows."""

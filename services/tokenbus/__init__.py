@@ -16,6 +16,20 @@ from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
     from tokenbus.bus import AddressError
+    from tokenbus.client import (
+        Client,
+        ControlError,
+        Generation,
+        Operator,
+        RequestEnd,
+        RequestParameters,
+        StepRows,
+        Stream,
+        StructuredOutput,
+        Token,
+        connect,
+    )
+    from tokenbus.client.weight_spans import WeightSpan
     from tokenbus.delivery import RequestFailedError, Step
     from tokenbus.delivery.step import TokenExtras
     from tokenbus.processor import Processor
@@ -57,20 +71,6 @@ if TYPE_CHECKING:
     )
     from tokenbus_contracts.generated.request_pb2 import Generate
     from tokenbus_gpu_ops import token_logprobs
-    from tokenbus_services.client import (
-        Client,
-        ControlError,
-        Generation,
-        Operator,
-        RequestEnd,
-        RequestParameters,
-        StepRows,
-        Stream,
-        StructuredOutput,
-        Token,
-        connect,
-    )
-    from tokenbus_services.client.weight_spans import WeightSpan
 
 __all__ = [
     "AddressError",
@@ -135,11 +135,11 @@ _HOMES = {
     "tokenbus_contracts.generated.request_pb2": "Generate",
     "tokenbus_gpu_ops": "token_logprobs",
     "tokenbus.bus": "AddressError",
-    "tokenbus_services.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
+    "tokenbus.client": "Client ControlError Generation Operator RequestEnd RequestParameters StepRows Stream "
     "StructuredOutput Token connect",
     "tokenbus.delivery": "RequestFailedError Step",
     "tokenbus.delivery.step": "TokenExtras",
-    "tokenbus_services.client.weight_spans": "WeightSpan",
+    "tokenbus.client.weight_spans": "WeightSpan",
     "tokenbus.recordings.durable_log.reader": "read_log",
     "tokenbus.recordings.durable_log.stream": "LogError",
     "tokenbus.recordings.items": "RecordingError StreamItem read_recording",

@@ -14,14 +14,14 @@ from tokenbus.bus import AddressError, Listener, Outcome
 from tokenbus.bus.link import Link, SessionState
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.bus.processor_list import ProcessorList
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession
 from tokenbus.settings import BusSettings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
 
 ADDRESS = "memory://link"
 

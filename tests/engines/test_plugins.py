@@ -9,11 +9,11 @@ import pytest
 from tests.services.cli.helpers import COMMAND, Service, addresses, generate
 from tests.support.processes import run
 from tests.support.waiting import MOST
+from tokenbus.client import Client
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
 from tokenbus.settings import Settings, SettingsError
 from tokenbus.worker import EngineKind
 from tokenbus_services.cli import main
-from tokenbus_services.client import Client
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 PLUGIN = '''

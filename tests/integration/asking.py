@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from tests.integration.audit import Audit
 from tests.support.waiting import soon, until
+from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError
 from tokenbus.processor import Processor
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client, Generation
 
 
 def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int = 2) -> Generate:

@@ -23,11 +23,11 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program, tell
 from tests.support import orphans
+from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client
 
 _CLIENTS = 2
 _LIFE_TOKENS = 3000

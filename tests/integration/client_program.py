@@ -11,11 +11,11 @@ import sys
 
 from tests.integration.asking import wanted
 from tests.integration.programs import tell
+from tokenbus.client import Client, Generation, StepRows
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import code_name
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
-from tokenbus_services.client import Client, Generation, StepRows
 
 
 async def _take(tokens: Generation) -> None:

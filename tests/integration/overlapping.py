@@ -26,9 +26,9 @@ from tests.support import orphans
 from tests.support.nats import NatsServer
 from tests.support.ports import free_ports
 from tokenbus.bus import Role
+from tokenbus.client import Client
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings
-from tokenbus_services.client import Client
 
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")
 _CLIENTS = 4

@@ -8,9 +8,9 @@ from tests.integration.deployment import COMMAND, Deployment, Overrides
 from tests.integration.programs import Program
 from tests.support.waiting import until
 from tokenbus.bus.link import SessionState
+from tokenbus.client import Client
+from tokenbus.client.session import ClientSession
 from tokenbus.settings import Settings
-from tokenbus_services.client import Client
-from tokenbus_services.client.session import ClientSession
 
 SHORT: Overrides = {
     "bus__heartbeat_ms": 500,

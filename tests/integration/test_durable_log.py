@@ -12,8 +12,8 @@ from tests.recordings.durable_log.using import read
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import until
+from tokenbus.client import Client
 from tokenbus.recordings.items import StreamItem
-from tokenbus_services.client import Client
 
 
 @pytest.fixture

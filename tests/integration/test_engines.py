@@ -7,10 +7,10 @@ import pytest
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.integration.deployment import Deployment
 from tests.integration.test_roles import client_of
+from tokenbus.client import Client, RequestFailedError
 from tokenbus.delivery import Token
 from tokenbus.processor import Processor
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_services.client import Client, RequestFailedError
 
 PROMPT = "In the evening the old man said"
 Taken = tuple[int, float | None, int | None, tuple[int, ...]]

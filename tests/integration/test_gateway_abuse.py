@@ -14,8 +14,8 @@ from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.inprocess import TCP
 from tests.integration.serving import asking, error_of, is_true, plainly
 from tests.support.waiting import soon, until
+from tokenbus.client import Client
 from tokenbus.processor import Processor
-from tokenbus_services.client import Client
 from tokenbus_services.gateway import server
 from tokenbus_services.gateway.server import Serving
 

@@ -10,11 +10,11 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.integration.inprocess import trio
 from tests.support.waiting import until
+from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus_contracts import Row, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 KEYS = tuple(range(101, 133))
 

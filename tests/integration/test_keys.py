@@ -10,8 +10,8 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import processing
 from tests.support.waiting import until
 from tokenbus.bus import Role
+from tokenbus.client import Client
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 TIMEOUT: Overrides = {"bus__heartbeat_timeout_ms": 2000}
 HANDOFFS = {"worker__handoff_address": "tcp://127.0.0.1:0"}

@@ -7,8 +7,8 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
 from tests.integration.test_stopped import LONG, SHORT, last_positions
 from tests.support.waiting import until
+from tokenbus.client import Client
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 
 async def test_killed_workers_requests_end_with_an_error_that_counts(deployment: Deployment) -> None:

@@ -8,9 +8,9 @@ from functools import partial
 from tests.integration.asking import all_exact, ask, begun
 from tests.integration.deployment import Deployment
 from tests.support.waiting import until
+from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
-from tokenbus_services.client import Client
 
 LONG = 600_000  # tokens that no test waits for
 

@@ -16,7 +16,7 @@ from tests.integration.test_durable_log import check_order, tokens_of
 from tests.recordings.durable_log.using import read
 from tests.support.nats import NatsServer
 from tests.support.waiting import until
-from tokenbus_services.client import Client
+from tokenbus.client import Client
 
 
 @pytest.fixture

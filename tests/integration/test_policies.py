@@ -8,10 +8,10 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.support.waiting import soon, until
+from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
-from tokenbus_services.client import Client
 
 STEPS = 40
 MANY = tuple(range(1, 9))

@@ -8,9 +8,9 @@ from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.support.waiting import until
+from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 DECODERS = ("decode-0", "decode-1")
 

@@ -12,8 +12,8 @@ from tests.integration.serving import plainly
 from tests.integration.several import Several
 from tests.support.waiting import until
 from tokenbus.bus.link import SessionState
+from tokenbus.client import Client
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 LONG = 600_000  # tokens that no test waits for
 SLOW = ("--steps-per-second", "10")  # so that a busy machine keeps up

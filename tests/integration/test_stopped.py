@@ -6,8 +6,8 @@ from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.support.waiting import until
 from tokenbus.bus.link import SessionState
+from tokenbus.client import Client
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import Client
 
 SHORT: Overrides = {"bus__heartbeat_timeout_ms": 1500}
 LONG = 600_000  # tokens that no test waits for

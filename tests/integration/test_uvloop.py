@@ -12,8 +12,8 @@ from tests.integration.inprocess import trio
 from tests.services.cli.local import FEW, Command, environment
 from tests.services.cli.test_up import pids
 from tests.support.waiting import MOST, soon
+from tokenbus.client import RequestEnd, StepRows
 from tokenbus_engines.synthetic import true_tokens
-from tokenbus_services.client import RequestEnd, StepRows
 
 _LOOPS = """
 import asyncio, os, uvloop

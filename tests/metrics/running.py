@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client
 from tokenbus.metrics.families import Family
 from tokenbus.metrics.processor import PROCESSOR
 from tokenbus.metrics.publisher import PUBLISHER
@@ -25,7 +26,6 @@ from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client import Client
 from tokenbus_services.gateway.metrics import GATEWAY
 
 _OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]

@@ -6,11 +6,11 @@ import pytest
 
 from tests.processor.live import running
 from tests.support.waiting import soon, turns
+from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Step, Token
 from tokenbus.processor import Processor
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
-from tokenbus_services.client.tokens import RequestTokens
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 

@@ -10,6 +10,10 @@ import numpy as np
 
 from tests.services.network import Network, Wire
 from tokenbus.bus.link import ReconnectingSession
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession
+from tokenbus.client.steps import RequestEnd, StepRows
+from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.delivery.step import TokenLists
 from tokenbus.settings import Settings
@@ -24,10 +28,6 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingPa
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.client.tokens import RequestTokens
 
 _NOWHERE = HandoffPoint()
 

@@ -11,11 +11,11 @@ import pytest
 import tokenbus.testing
 from tests.support.campaigns import many
 from tests.support.disturbance import disturb
+from tokenbus.client import ControlError, Operator
+from tokenbus.client.tokens import Generation
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
-from tokenbus_services.client import ControlError, Operator
-from tokenbus_services.client.tokens import Generation
 
 pytestmark = pytest.mark.timeout(120)
 

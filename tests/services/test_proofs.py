@@ -4,8 +4,8 @@ from io import BytesIO
 
 import pytest
 
+from tests.client.peer import Peer as ClientPeer
 from tests.services.builders import EPOCH, hello_of
-from tests.services.client.peer import Peer as ClientPeer
 from tests.worker.peer import Peer as WorkerPeer
 from tokenbus.logs.values import safe
 from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items

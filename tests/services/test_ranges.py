@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from tests.client.peer import opened as client_opened
 from tests.services.builders import generate_of
-from tests.services.client.peer import opened as client_opened
 from tests.worker.peer import opened as worker_opened
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientWelcome, ServerFrame

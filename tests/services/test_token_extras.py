@@ -10,13 +10,13 @@ import pytest
 import tokenbus.testing
 from tests.support.campaigns import many
 from tests.support.disturbance import disturb
+from tokenbus.client import Client
+from tokenbus.client.parameters import request_of
+from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.delivery.step import extras_by_token
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_engines.synthetic import SyntheticEngine, true_extras
-from tokenbus_services.client import Client
-from tokenbus_services.client.parameters import request_of
-from tokenbus_services.client.tokens import Generation
 
 WISHES: list[dict[str, Any]] = [
     {},

@@ -14,9 +14,9 @@ from tests.integration.test_keys import keys_of, listening
 from tests.support.ports import free_ports
 from tests.support.waiting import soon
 from tests.system.curve_peer import CurvePeer
+from tokenbus.client import Client
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, StreamLimits, WorkerFrame, WorkerRole
-from tokenbus_services.client import Client
 
 _MIB = 1 << 20
 _MORE_MIB = 256

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import numpy as np
 
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client, Generation, RequestFailedError, Token
 from tokenbus.processor import Processor, Step
 from tokenbus.settings import BusSettings, Settings
 from tokenbus.worker import Publisher, PublishError, RetentionFullError
 from tokenbus_contracts import BatchHeader, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client, Generation, RequestFailedError, Token
 
 
 def _settings() -> Settings:

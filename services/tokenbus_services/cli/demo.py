@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tokenbus.client import Client
 from tokenbus.logs import configure
 from tokenbus.plugins import load_tokenizer
 from tokenbus.printable import printable
@@ -36,7 +37,6 @@ from tokenbus_services.cli.demo_checks import (
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.supervisor import News, Supervisor
 from tokenbus_services.cli.system import Plan, plan_for, runtime_folder
-from tokenbus_services.client import Client
 from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.plugins import load_tokenizer
 from tokenbus.settings import Settings
@@ -19,7 +20,6 @@ from tokenbus.worker import StepAssembler, engine_kind
 from tokenbus_contracts import BatchKind, Limits, Row
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.client import Client
 from tokenbus_services.terminal import Progress
 
 PROMPTS = (

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenbus.client import Client
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
@@ -22,7 +23,6 @@ from tokenbus_services.cli.engines import declare_engine, load_engine_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.supervisor import START_SECONDS, Child, News, Supervisor
 from tokenbus_services.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
-from tokenbus_services.client import Client
 from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from tokenbus.bus import Transport
+from tokenbus.client import Client
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings
-from tokenbus_services.client import Client
 
 _MOST_WAITING = 2048
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
+from tokenbus.client.tokens import stop_of
 from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
-from tokenbus_services.client.tokens import stop_of
 from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.errors import ApiError

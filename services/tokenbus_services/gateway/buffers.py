@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tokenbus.client import RequestEnd, StepRows
 from tokenbus_contracts import LogprobBatch
-from tokenbus_services.client import RequestEnd, StepRows
 
 if TYPE_CHECKING:
     from tokenbus_services.gateway.answer import Answer

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.gateway import generate_body, messages_body, responses_body
 from tokenbus_services.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenbus.client import ControlError, Operator
+from tokenbus.client.operator import MODES, States
 from tokenbus.settings.errors import shown
 from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
-from tokenbus_services.client import ControlError, Operator
-from tokenbus_services.client.operator import MODES, States
 from tokenbus_services.gateway.access import visitor_of
 from tokenbus_services.gateway.answer import JSON
 from tokenbus_services.gateway.errors import ApiError

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
+from tokenbus.client.weight_spans import WeightSpans
 from tokenbus.delivery.step import FINISHED
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.metrics.families import Histogram
 from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.client import Client, RequestEnd, RequestFailedError, StepRows
-from tokenbus_services.client.weight_spans import WeightSpans
 from tokenbus_services.gateway.answer import Answer, Listener
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, selected

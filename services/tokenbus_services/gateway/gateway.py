@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenbus.client import Client
 from tokenbus.logs import DeduplicatedLog
 from tokenbus.metrics.families import Histogram
 from tokenbus.metrics.health import Health, LoopWatch, stalled
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
-from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader

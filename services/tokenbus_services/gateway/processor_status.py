@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tokenbus.client import Client
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.client import Client
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL
 
 _FRESH_SECONDS = 0.5

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tokenbus.client.weight_spans import WeightSpan, WeightSpans
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
-from tokenbus_services.client.weight_spans import WeightSpan, WeightSpans
 from tokenbus_services.gateway.native import Begins, Columns, Fragments
 from tokenbus_services.gateway.vocabulary import Vocabulary
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
+from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.settings import GatewaySettings
 from tokenbus_contracts import PromptScores, RowStatus
-from tokenbus_services.client.weight_spans import WeightSpan
 from tokenbus_services.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest

@@ -19,6 +19,7 @@ from tests.engines.fastdeploy.saving_program import start, wait_until_done
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
+from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays, StepAssembler
@@ -42,7 +43,6 @@ from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
-from tokenbus_services.client import Client
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
+from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
@@ -16,7 +17,6 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
-from tokenbus_services.client import Client, Generation
 
 pytestmark = NEEDS_PADDLE
 

@@ -19,12 +19,12 @@ from tests.engines.vllm.test_columns import lists
 from tests.pages import blocks, module_of
 from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
+from tokenbus.client import Client, Generation
 from tokenbus.delivery import Step, Token
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.published import Published, cut, settings_for
 from tokenbus_engines.vllm.request_keys import ARGUMENT
-from tokenbus_services.client import Client, Generation
 
 TOP_K = 3
 VOCABULARY = 64

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.services.cli.local import Command, children_of, environment, is_running
+from tokenbus.client import Client
 from tokenbus.settings import Settings
 from tokenbus_contracts import Limits, Row
 from tokenbus_services.cli import demo_checks as checks_module
@@ -24,7 +25,6 @@ from tokenbus_services.cli.demo_checks import (
     requests,
 )
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.client import Client
 
 RATES = {name: [90.0, 100.0 - number, 110.0] for number, name in enumerate(MODES)}
 

@@ -12,13 +12,13 @@ from tests.services.cli.helpers import Service, addresses, generate, memory_sett
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client, RequestFailedError
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus.worker.run import Pace, run_engine, serve_engine
 from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_services.cli import main
-from tokenbus_services.client import Client, RequestFailedError
 
 QUIET = ["--metrics-address", ""]
 

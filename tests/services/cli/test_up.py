@@ -22,10 +22,10 @@ from tests.services.cli.helpers import COMMAND, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
 from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
+from tokenbus.client import Client
 from tokenbus.settings import Settings
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli import main
-from tokenbus_services.client import Client
 
 
 def pids(up: dict[str, Any]) -> dict[str, int]:

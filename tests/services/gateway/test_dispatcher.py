@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from tests.client.test_client import Processor, meeting
 from tests.services.builders import generate_of, settings
-from tests.services.client.test_client import Processor, meeting
 from tests.support.waiting import turns
 from tokenbus.testing import RowShape
 from tokenbus_contracts import PromptScores, RowStatus

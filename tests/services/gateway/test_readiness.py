@@ -8,10 +8,10 @@ from tests.processor.live import QUICK
 from tests.services.builders import settings
 from tests.support.waiting import soon
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.client import Client
 from tokenbus_services.gateway.processor_status import StatusCache, bus_panel, takes_requests
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
 from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
+from tokenbus.client import Client, RequestEnd
 from tokenbus_engines.vllm import VllmEngine
-from tokenbus_services.client import Client, RequestEnd
 
 MOST = 400.0
 CASES = [

@@ -21,13 +21,13 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
+from tokenbus.client import Client
 from tokenbus.delivery import Step
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm import scheduler
 from tokenbus_engines.vllm.published import own_class
 from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
-from tokenbus_services.client import Client
 
 OURS = "tokenbus_engines.vllm.scheduler"
 TOP_K = 5

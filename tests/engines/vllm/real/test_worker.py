@@ -15,7 +15,7 @@ from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
-from tokenbus_services.client import Client, RequestFailedError
+from tokenbus.client import Client, RequestFailedError
 
 ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 200}
 

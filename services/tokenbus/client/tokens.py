@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from tokenbus.client.waiter import Waiter, WakeUps
+from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.delivery.errors import RequestFailedError
 from tokenbus.delivery.step import Step, Token
 from tokenbus_contracts import LogprobBatch, PromptScores, Row, RowStatus, Scoring
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import RequestError
-from tokenbus_services.client.waiter import Waiter, WakeUps
-from tokenbus_services.client.weight_spans import WeightSpan
 
 
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:

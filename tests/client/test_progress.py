@@ -6,10 +6,10 @@ from weakref import ref
 import numpy as np
 import pytest
 
+from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus.delivery.step import Step
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus
-from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 
 HERE, ELSEWHERE = 1, 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.client.peer import opened
 from tests.services.builders import generate_of
-from tests.services.client.peer import opened
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.delivery import RequestFailedError
 from tokenbus_contracts import LogprobBatch, PromptScores, RowStatus
-from tokenbus_services.client.weight_spans import WeightSpan
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from tests.services.builders import client_hello, generate_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client
+from tokenbus.client.connections import ProcessorConnections
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
-from tokenbus_services.client import Client
-from tokenbus_services.client.connections import ProcessorConnections
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
 
 HERE, THERE = "memory://here", "memory://there"
 PATIENCE = 10.0

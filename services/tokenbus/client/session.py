@@ -9,6 +9,8 @@ from math import inf
 from typing import Any
 
 from tokenbus.bus.link import PROOF_BYTES, RECONNECT_SHARE, ReconnectingSession, SessionState
+from tokenbus.client.commands import Commands
+from tokenbus.client.requests import OpenRequests
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -26,8 +28,6 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
-from tokenbus_services.client.commands import Commands
-from tokenbus_services.client.requests import OpenRequests
 
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""

@@ -8,11 +8,11 @@ from functools import partial
 from tokenbus.bus import Transport
 from tokenbus.bus.link import Link
 from tokenbus.bus.processor_list import ProcessorList
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession
 from tokenbus.clock import Clock
 from tokenbus.logs import logger
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
 
 _log = logger("client")
 _SUMS = (

@@ -9,6 +9,7 @@ from tests.services.builders import generate_of, hello_of, ids, item_of, setting
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError, Listener
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.client import Client, Generation, RequestEnd, StepRows
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import RowStatus, encode
@@ -23,7 +24,6 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
-from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 
 ADDRESS = "memory://clients"
 FINISHED = RowStatus.FINISHED_LENGTH

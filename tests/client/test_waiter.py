@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from tests.support.waiting import soon, turns
-from tokenbus_services.client.waiter import Waiter, WakeUps
+from tokenbus.client.waiter import Waiter, WakeUps
 
 
 def eager_loop() -> asyncio.AbstractEventLoop:

@@ -5,14 +5,14 @@ from typing import Any
 
 from tests.services.builders import client_hello, settings
 from tokenbus.bus.link import SessionState
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession
+from tokenbus.client.tokens import RequestTokens
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, Outputs, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession
-from tokenbus_services.client.tokens import RequestTokens
 
 INTERVAL, TIMEOUT = 1.0, 3.0
 FIRST = 1000.0

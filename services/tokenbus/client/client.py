@@ -11,6 +11,13 @@ from weakref import ref
 
 from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import PROOF_BYTES, SessionState
+from tokenbus.client.commands import Commands
+from tokenbus.client.connections import ProcessorConnections, merged
+from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
+from tokenbus.client.requests import OpenRequests
+from tokenbus.client.session import ClientSession, TakeItem
+from tokenbus.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
+from tokenbus.client.tokens import Generation, RequestTokens
 from tokenbus.clock import Clock
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
@@ -22,13 +29,6 @@ from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.client.commands import Commands
-from tokenbus_services.client.connections import ProcessorConnections, merged
-from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
-from tokenbus_services.client.requests import OpenRequests
-from tokenbus_services.client.session import ClientSession, TakeItem
-from tokenbus_services.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
-from tokenbus_services.client.tokens import Generation, RequestTokens
 
 
 def connect(

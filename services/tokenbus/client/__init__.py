@@ -1,11 +1,11 @@
 """The client: sends requests to a processor and takes their tokens."""
 
+from tokenbus.client.client import Client, connect
+from tokenbus.client.operator import ControlError, Operator
+from tokenbus.client.parameters import RequestParameters, StructuredOutput
+from tokenbus.client.steps import RequestEnd, StepRows, Stream
+from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError, Token
-from tokenbus_services.client.client import Client, connect
-from tokenbus_services.client.operator import ControlError, Operator
-from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
-from tokenbus_services.client.steps import RequestEnd, StepRows, Stream
-from tokenbus_services.client.tokens import Generation
 
 __all__ = [
     "Client",

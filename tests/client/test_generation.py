@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.client.peer import HELLO_FIRST, opened
+from tests.client.test_client import FINISHED, Processor, meeting, taken
 from tests.services.builders import generate_of, hello_of, ids, item_of
-from tests.services.client.peer import HELLO_FIRST, opened
-from tests.services.client.test_client import FINISHED, Processor, meeting, taken
 from tests.support.waiting import soon, turns
+from tokenbus.client import Client, Generation, RequestEnd, RequestParameters, StepRows
+from tokenbus.client import StructuredOutput as FormArgument
+from tokenbus.client.parameters import request_of
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import ContractError, RowStatus
@@ -26,9 +29,6 @@ from tokenbus_contracts.generated.request_pb2 import (
     TokenPrompt,
 )
 from tokenbus_contracts.generated.stream_pb2 import Refusal
-from tokenbus_services.client import Client, Generation, RequestEnd, RequestParameters, StepRows
-from tokenbus_services.client import StructuredOutput as FormArgument
-from tokenbus_services.client.parameters import request_of
 
 ABORTED = RowStatus.ABORTED
 

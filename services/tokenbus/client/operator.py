@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from tokenbus.client.client import Client
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, WorkerStatus
@@ -26,7 +27,6 @@ from tokenbus_contracts.generated.control_pb2 import (
     UnloadAdapter,
     WakeEngine,
 )
-from tokenbus_services.client.client import Client
 
 States = dict[str, EngineState]
 """How each worker's engine is, by the workers' ids."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
 from tests.services.builders import generate_of
-from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
 from tokenbus.bus.link import SessionState
 from tokenbus.testing import RowShape
 from tokenbus_contracts.frames import read_frame

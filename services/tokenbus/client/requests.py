@@ -11,6 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.bus.link import SessionState
+from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus.client.received_scores import ReceivedScores
+from tokenbus.client.search import AwayWorkers, EndedRequests, Search, connected, grace
+from tokenbus.client.steps import RequestEnd, StepRows
+from tokenbus.client.tokens import RequestTokens, stop_of
+from tokenbus.client.waiter import WakeUps
+from tokenbus.client.weight_spans import WeightSpans
 from tokenbus.delivery import PendingAck, RequestFailedError, Step
 from tokenbus.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus.delivery.slots import Slots
@@ -26,16 +33,9 @@ from tokenbus_contracts.generated.request_pb2 import (
     PromptScoresChunk,
     RequestError,
 )
-from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
-from tokenbus_services.client.received_scores import ReceivedScores
-from tokenbus_services.client.search import AwayWorkers, EndedRequests, Search, connected, grace
-from tokenbus_services.client.steps import RequestEnd, StepRows
-from tokenbus_services.client.tokens import RequestTokens, stop_of
-from tokenbus_services.client.waiter import WakeUps
-from tokenbus_services.client.weight_spans import WeightSpans
 
 if TYPE_CHECKING:
-    from tokenbus_services.client.session import ClientSession
+    from tokenbus.client.session import ClientSession
 
 _MOST_IGNORED = 1024
 _WHOLE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})

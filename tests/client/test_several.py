@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
 from tests.services.builders import WORKER, generate_of
-from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
+from tokenbus.client.requests import OpenRequests
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Outputs, Room
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
-from tokenbus_services.client.requests import OpenRequests
 
 GRACE = 2 * TIMEOUT + 2 * INTERVAL
 SHORT_GRACE = INTERVAL + 2 * INTERVAL

@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_contracts.schema import bounds_in
 
 if TYPE_CHECKING:
-    from tokenbus_services.client.session import ClientSession
+    from tokenbus.client.session import ClientSession
 
 _OVERDUE = 2
 """A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""

@@ -2,14 +2,14 @@
 
 import pytest
 
+from tests.client.peer import HELLO_FIRST, Peer, opened, positions
 from tests.services.builders import generate_of, hello_of, ids, item_of
-from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
+from tokenbus.client import RequestEnd, StepRows
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, RowStatus, encode
 from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
-from tokenbus_services.client import RequestEnd, StepRows
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
