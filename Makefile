@@ -21,7 +21,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_services/gateway/native/render.c \
+NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus/gateway/native/render.c \
 	services/tokenbus_engines/fastdeploy/native/ops.c
 
 # These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, what they import, and the tests

@@ -18,9 +18,9 @@ import pytest
 from tests.pages import PAGES, ROOT, blocks
 from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
+from tokenbus.gateway.api_keys import read_keys
 from tokenbus.settings import Settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
-from tokenbus_services.gateway.api_keys import read_keys
 
 NOT_RUN = {
     "it installs, over a network; tests/system/test_installed.py installs the wheel": (

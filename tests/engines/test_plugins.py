@@ -10,11 +10,11 @@ from tests.services.cli.helpers import COMMAND, Service, addresses, generate
 from tests.support.processes import run
 from tests.support.waiting import MOST
 from tokenbus.client import Client
+from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
 from tokenbus.settings import Settings, SettingsError
 from tokenbus.worker import EngineKind
 from tokenbus_services.cli import main
-from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 PLUGIN = '''
 """An engine of another distribution: each request gets the number of its row in every step, up to a limit."""

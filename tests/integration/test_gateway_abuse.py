@@ -15,9 +15,9 @@ from tests.integration.inprocess import TCP
 from tests.integration.serving import asking, error_of, is_true, plainly
 from tests.support.waiting import soon, until
 from tokenbus.client import Client
+from tokenbus.gateway import server
+from tokenbus.gateway.server import Serving
 from tokenbus.processor import Processor
-from tokenbus_services.gateway import server
-from tokenbus_services.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
 

@@ -20,10 +20,10 @@ from tests.integration.bytewise import LONG, alone, asked, connected, sent, serv
 from tests.integration.deployment import Deployment
 from tests.integration.serving import answers, error_of, is_true, plainly
 from tests.support.waiting import MOST, soon, until
+from tokenbus.gateway.api_keys import made, read_keys, write_keys
+from tokenbus.gateway.server import Serving, serve_gateway
 from tokenbus.settings import SettingsError
 from tokenbus_services.cli import main
-from tokenbus_services.gateway.api_keys import made, read_keys, write_keys
-from tokenbus_services.gateway.server import Serving, serve_gateway
 
 pytestmark = pytest.mark.xdist_group("gateway")
 BODY: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 3}
@@ -182,7 +182,7 @@ async def test_http_server_that_failed_is_seen(deployment: Deployment, monkeypat
     def failing(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("tokenbus_services.gateway.acceptor.Acceptor.start", failing)
+    monkeypatch.setattr("tokenbus.gateway.acceptor.Acceptor.start", failing)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it comes where the gateway ends
         async with alone(deployment) as served:
             await until(lambda: served.gateway.health().problems)

@@ -15,7 +15,7 @@ from tests.integration.deployment import Deployment
 from tests.integration.serving import Served, asking, is_true, plainly, served
 from tests.support.campaigns import many
 from tests.support.waiting import soon, until
-from tokenbus_services.gateway.server import Serving
+from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
 UNREAD = many(500, 160)

@@ -11,7 +11,7 @@ from anthropic import AsyncAnthropic
 
 from tests.integration.serving import Served, asking, plainly, served
 from tests.support.waiting import MOST
-from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus.gateway.vocabulary import vocabulary_of
 
 pytestmark = pytest.mark.xdist_group("gateway")
 MODEL = "tokenbus"

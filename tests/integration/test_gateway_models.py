@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from tests.integration.serving import Served, answers, asking, error_of, is_true, plainly, served
 from tests.support.model_folder import END, TEMPLATE, byte_level, write_model
 from tests.support.waiting import until
-from tokenbus_services.model_files import ModelTokenizer
+from tokenbus.model_files import ModelTokenizer
 
 pytestmark = pytest.mark.xdist_group("gateway")
 CHAT: list[Any] = [{"role": "user", "content": "hello 🦊"}]

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.model_folder import with_byte_fallback, write_model
 from tests.support.waiting import soon, until
-from tokenbus_services.gateway.api_keys import made, write_keys
-from tokenbus_services.gateway.fairness import MOST_WAITING
+from tokenbus.gateway.api_keys import made, write_keys
+from tokenbus.gateway.fairness import MOST_WAITING
 
 pytestmark = pytest.mark.xdist_group("gateway")
 _HOUR_MS = 3_600_000

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from tests.metrics.running import FAMILIES
 from tests.pages import ROOT
-from tokenbus_services.gateway.metrics import VLLM
+from tokenbus.gateway.metrics import VLLM
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 BY_NAME = {family.name: family for family in (*FAMILIES, *VLLM)}

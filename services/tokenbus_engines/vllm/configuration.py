@@ -131,7 +131,7 @@ def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # 
     A gateway reads the folder's tokenizer.json, which transformers may load as another tokenizer: then this says so.
     """
     try:
-        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
+        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 
         of_files = ModelTokenizer(folder)
     except (ImportError, ValueError):

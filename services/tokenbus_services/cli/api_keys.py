@@ -6,10 +6,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from tokenbus.gateway.api_keys import ApiKey, KeysError, alone, made, read_keys, write_keys
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.gateway.api_keys import ApiKey, KeysError, alone, made, read_keys, write_keys
 
 _DESCRIPTION = """\
 Make, list and revoke API keys in the file gateway.keys_file. A gateway with that setting serves only

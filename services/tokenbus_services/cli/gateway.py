@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
-        from tokenbus_services.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
+        from tokenbus.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
     except ModuleNotFoundError as error:
         raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
     return serve_gateway(settings)

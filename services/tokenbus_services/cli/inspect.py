@@ -120,7 +120,7 @@ def _tokenizer(name: str) -> Tokenizer:
     if "/" not in name:
         return load_tokenizer(name)
     try:
-        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
+        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
     except ImportError as error:
         raise ValueError(f"a model's own tokenizer needs the extra models: {error}") from None
     return ModelTokenizer(Path(name))

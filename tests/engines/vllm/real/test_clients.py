@@ -21,7 +21,7 @@ from tests.engines.vllm.real.servers import (
 )
 from tests.engines.vllm.tiny_model import END
 from tests.integration.serving import error_of
-from tokenbus_services.gateway.metrics import VLLM
+from tokenbus.gateway.metrics import VLLM
 
 
 def completions(client: openai.OpenAI) -> Any:  # noqa: ANN401 - OpenAI's

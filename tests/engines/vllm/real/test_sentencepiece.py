@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenbus_services.model_files import ModelFilesError, ModelTokenizer
+from tokenbus.model_files import ModelFilesError, ModelTokenizer
 
 TEXTS = ["hello world, the quick brown fox jumps over the lazy dog", "你好 🙂 é ü 12345  two spaces"] * 20
 

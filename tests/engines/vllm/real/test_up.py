@@ -15,7 +15,7 @@ from tests.engines.vllm.tiny_model import CONTEXT, make_adapter
 from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
 from tests.pages import ROOT
-from tokenbus_services.model_files import ModelTokenizer
+from tokenbus.model_files import ModelTokenizer
 
 MOST = 400.0
 

@@ -1,0 +1,111 @@
+"""Acceptor: takes connections from the listening socket, and bounds those whose TLS handshake is not over."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from tokenbus.gateway.gateway import Gateway
+from tokenbus.logs import logger
+
+_log = logger("gateway")
+_AT_ONCE = 16
+"""Connections that are taken before those taken begin: one that is refused gives its file back then."""
+_RETRY_SECONDS = 0.1
+BACKLOG = 4096
+
+
+class Acceptor:
+    """Accepts connections, and bounds those whose TLS handshake is not over."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        connections: Collection[object],
+        gateway: Gateway,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listening = listening
+        self._make = make
+        self._connections = connections
+        self._settings = gateway.settings.gateway
+        self._counts = gateway.counts
+        self._context = None if gateway.certificate is None else gateway.certificate.context
+        self._is_accepting = False
+        self._repeated_log = gateway.repeated_log
+        self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
+        """Connections that no protocol has yet, the oldest first; each with its socket until its handshake begins."""
+
+    def __len__(self) -> int:
+        return len(self._connections) + len(self._beginning)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._listening.listen(BACKLOG)
+        self._is_accepting = True
+        self._loop.add_reader(self._listening, self._accept)
+
+    def stop_listening(self) -> None:
+        """Accept the connections that wait, and close the listening socket: the kernel refuses the next ones."""
+        if self._is_accepting:
+            self._accept(BACKLOG)
+            self._is_accepting = False
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+
+    def stop(self) -> None:
+        """Accept nothing more, and close the connections whose handshake is not over."""
+        self.stop_listening()
+        for task in tuple(self._beginning):
+            self._cut_off(task)
+
+    def begin(self, connection: socket.socket) -> None:
+        """Serve a connection; with TLS and without room, close the oldest whose handshake is not over, or this one.
+
+        A handshake that its client goes on with is over soon; one that stalls makes room. Without TLS the protocol
+        refuses a connection above the limit, with an error.
+        """
+        while self._context is not None and len(self) > self._settings.most_connections:
+            self._counts.refused_connections += 1
+            if not self._beginning:
+                connection.close()
+                return
+            self._cut_off(next(iter(self._beginning)))
+        task = asyncio.create_task(self._begin(connection))
+        self._beginning[task] = connection
+        task.add_done_callback(lambda ended: self._beginning.pop(ended, None))
+
+    def _accept(self, most: int = _AT_ONCE) -> None:
+        for _ in range(most):
+            try:
+                connection, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # too many open files, or no memory
+                self._repeated_log.begin("accept", _log.error, "connections cannot be accepted", reason=str(error))
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_RETRY_SECONDS, self._go_on)
+                return
+            self.begin(connection)
+
+    def _go_on(self) -> None:
+        if self._is_accepting:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _cut_off(self, task: "asyncio.Task[None]") -> None:
+        """End a handshake; one that has not begun gives its file back at once, so that another can be accepted."""
+        connection = self._beginning.pop(task)
+        task.cancel()
+        if connection is not None:
+            connection.close()
+
+    async def _begin(self, connection: socket.socket) -> None:
+        if (task := asyncio.current_task()) in self._beginning:
+            self._beginning[task] = None
+        connection.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        seconds = self._settings.request_timeout_ms / 1000 if self._context else None
+        with suppress(OSError):  # the client left, or TLS failed: nothing that a log needs
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=seconds
+            )

@@ -1,0 +1,210 @@
+"""Access: middleware that admits requests by their Host, their Origin, their API key and its limits."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenbus.gateway.api_keys import Caller
+from tokenbus.gateway.connection import host_of
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.gateway import Gateway
+from tokenbus.gateway.response import error_response
+from tokenbus.logs import logger
+from tokenbus.settings.sections import listed
+
+_log = logger("gateway")
+_EXTENSION = "tokenbus.visitor"
+_TOKEN_ROUTES = frozenset({
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
+    *("/inference/v1/generate", "/inspect"),
+})  # fmt: skip
+_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
+_OPEN_FOLDER = "/page/"
+_INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
+"""Paths that need a key or a peer on this machine, even where the gateway has no keys."""
+_ANY = "*"
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""Headers of proxies: then the peer is not the client."""
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
+_PREFLIGHT_SECONDS = 600
+_EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
+    f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The client of a request."""
+
+    caller: Caller
+    is_known: bool
+    """Whether it has a key or is a peer on this machine; others see no details."""
+
+
+def visitor_of(scope: Scope) -> Visitor:
+    """Return the client of an admitted request."""
+    visitor: Visitor = scope["extensions"][_EXTENSION]
+    return visitor
+
+
+class Access:
+    """Middleware before the application; refuses a request before its body is read."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        settings = gateway.settings.gateway
+        self._app = app
+        self._callers = gateway.callers
+        self._counts = gateway.counts
+        self._hosts = _LOOPBACK_NAMES | set(listed(settings.hosts)) | {host_of(settings.address)}
+        self._origins = frozenset(listed(settings.origins))
+        self._repeated_log = gateway.repeated_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Admit a request, or answer with the error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        added: dict[str, str] = {}
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and added:
+                MutableHeaders(raw=message["headers"]).update(added)
+            await send(message)
+
+        answer: Response | None
+        try:
+            answer = self._admit(scope, headers, added)
+        except ApiError as error:
+            answer = error_response(error, scope["path"])
+        if answer is not None:
+            await answer(scope, receive, sending)
+        else:
+            await self._app(scope, receive, sending)
+
+    def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
+        """Check a request; return the answer to a preflight, None for the application's. Raises an ApiError."""
+        host = headers.get("host", "")
+        is_own = self._is_own(scope, host)
+        if not (is_own or self._callers.are_asked):
+            names = "localhost, the gateway's address or one of gateway.hosts (*: any)"
+            message = f"host: {names} where it has no gateway.keys_file, got {host[:100]!r}"
+            raise self._refused(scope, "host", ApiError(421, message, code="misdirected_request"))
+        origin = headers.get("origin")
+        of_keys = self._callers.origins
+        is_foreign = origin is not None and not (is_own and _is_same(origin, host, scope["scheme"]))
+        if self._origins or of_keys:
+            added["vary"] = "Origin"
+        if is_foreign and origin is not None:
+            self._check_origin(scope, origin, self._origins | of_keys)
+            added["access-control-allow-origin"] = origin
+            added["access-control-expose-headers"] = _EXPOSED
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                return _preflight(headers)
+        visitor = self._visitor(scope, headers, is_near=is_own and _is_near(scope, headers))
+        if is_foreign and origin is not None:
+            key = visitor.caller.key
+            self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
+        scope.setdefault("extensions", {})[_EXTENSION] = visitor
+        if scope["path"] in _TOKEN_ROUTES and scope["method"] == "POST":
+            self._charge(scope, visitor.caller, added)
+        return None
+
+    def _is_own(self, scope: Scope, host: str) -> bool:
+        """Return whether a Host is one of the gateway's own; a page that was led here by another one is foreign."""
+        local = str((scope.get("server") or ("",))[0])
+        return not host or _ANY in self._hosts or host_of(host) in self._hosts | {local, f"[{local}]"}
+
+    def _check_origin(self, scope: Scope, origin: str, allowed: frozenset[str]) -> None:
+        if origin not in allowed:
+            pages = "this gateway's own page, at localhost, its address or one of gateway.hosts"
+            message = f"origin: {pages}, or one of gateway.origins, got {origin[:100]!r}"
+            raise self._refused(scope, "origin", ApiError(403, message, code="origin_not_allowed"))
+
+    def _visitor(self, scope: Scope, headers: Headers, *, is_near: bool) -> Visitor:
+        """Return the client; raises an ApiError for a missing or unknown key."""
+        path, callers = scope["path"], self._callers
+        is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
+        if not callers.are_asked:
+            if path in _INSIDE and not is_near:
+                message = f"{path}: for clients on the gateway's own machine, as it has no gateway.keys_file"
+                raise self._refused(scope, "no_key", ApiError(403, message, code="not_local"))
+            return Visitor(callers.anonymous, is_near)
+        given = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+        caller = callers.find(_bearer(given)) if given else None
+        if caller is not None:
+            return Visitor(caller, is_known=True)
+        if is_open or (path in _INSIDE and is_near and not given):
+            return Visitor(callers.anonymous, is_near)
+        if given:
+            message = "authorization: Bearer, or x-api-key, with an API key that this gateway knows, got another"
+            raise self._refused(scope, "unknown_key", ApiError(401, message, code="invalid_api_key"))
+        message = "authorization: Bearer, or x-api-key, with an API key, got none"
+        raise self._refused(scope, "no_key", ApiError(401, message, code="missing_api_key"))
+
+    def _charge(self, scope: Scope, caller: Caller, added: dict[str, str]) -> None:
+        try:
+            caller.check_room(1)
+            caller.admit()
+        except ApiError as error:
+            self.limited(scope, error, caller)
+            raise
+        finally:
+            added.update(caller.limits())
+
+    def limited(self, scope: Scope, error: ApiError, caller: Caller) -> None:
+        """Count and log an error, if it is a rate or concurrency limit."""
+        why = _WHYS.get(error.code or "")
+        if why is not None:
+            self._refused(scope, why, error, caller.name)
+
+    def _refused(self, scope: Scope, why: str, error: ApiError, key: str = "") -> ApiError:
+        self._counts.refusals[why] += 1
+        peer = str((scope.get("client") or ("",))[0])
+        values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}
+        self._repeated_log.begin((why, key or peer), _log.warning, "request refused", reason=error.message, **values)
+        return error
+
+
+_WHYS = {"rate_limit_exceeded": "rate", "concurrency_limit_exceeded": "concurrency"}
+
+
+def _preflight(headers: Headers) -> Response:
+    requested = headers.get("access-control-request-headers", "")
+    allowed = {
+        "access-control-allow-methods": "GET, POST",
+        "access-control-max-age": str(_PREFLIGHT_SECONDS),
+        # Any header may be sent: requests are checked when they come.
+        **({"access-control-allow-headers": requested} if requested and _HEADER_NAMES.fullmatch(requested) else {}),
+    }
+    return Response(status_code=204, headers=allowed)
+
+
+def _is_same(origin: str, host: str, scheme: str) -> bool:
+    """Return whether an origin is the server itself; a proxy may have terminated TLS."""
+    schemes = ("https",) if scheme == "https" else ("http", "https")
+    return bool(host) and origin.lower() in [f"{each}://{host.lower()}" for each in schemes]
+
+
+def _is_near(scope: Scope, headers: Headers) -> bool:
+    """Return whether a request comes from this machine, and not through a proxy."""
+    if any(name in headers for name in _FORWARDING):
+        return False
+    try:
+        address = ipaddress.ip_address((scope.get("client") or ("",))[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _bearer(given: list[str]) -> str:
+    """Return the bearer token, empty if there is not exactly one."""
+    scheme, _, key = given[0].partition(" ")
+    return key.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""

@@ -1,0 +1,432 @@
+"""Answers over HTTP: their choices, what streamed and whole ones share, and a whole one as one JSON object."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import NamedTuple, Protocol
+
+from tokenbus.client.tokens import stop_of
+from tokenbus.gateway.buffers import Buffers, Outbox
+from tokenbus.gateway.completion_request import CompletionRequest, Ending
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.logprob_writers import Part, Piece, size_of
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.stop_strings import RunningText
+from tokenbus.gateway.tool_calls import AutoCallWriter, CallWriter
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus.settings import GatewaySettings
+from tokenbus_contracts import PromptScores, RowStatus
+from tokenbus_contracts.batch import STOP_TOKEN
+
+JSON = "application/json"
+_STOPPED = int(RowStatus.FINISHED_STOP)
+_REASONS = {
+    int(RowStatus.FINISHED_STOP): "stop",
+    int(RowStatus.FINISHED_LENGTH): "length",
+    int(RowStatus.ABORTED): "abort",
+}
+_BROKEN = {
+    int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
+}
+_ENDS = _REASONS.keys() | _BROKEN.keys()
+ROW_BYTES = 150
+"""What Python's objects for a row's text and pieces take: more than the contents of short ones."""
+
+
+class Outcome(NamedTuple):
+    """What a request came to."""
+
+    model: str
+    reason: str
+    """`stop`, `length`, `abort` or `error`."""
+    prompt_tokens: int
+    tokens: int
+    first_at: float | None
+    """When its first tokens came, on the monotonic clock, where the answer waits for the last; None: when it began."""
+
+
+class Listener(Protocol):
+    """Takes one request's rows."""
+
+    stream: EventStream | None
+    """How far it has come, where its events may be written without it; None: it takes all rows."""
+
+    @property
+    def tokens(self) -> int:
+        """How many of its tokens have come."""
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Take a row of a step; return whether more are wanted."""
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Take the scores of its prompt, before its first row."""
+
+    def end(self, error: ApiError) -> None:
+        """Take the error that ends it."""
+
+
+class Format(Protocol):
+    """Writes one answer as an API has it."""
+
+    _calls: CallWriter | AutoCallWriter | None = None
+    kept: int = 0
+    """How many bytes the last events of a stream will have of what was sent already."""
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+        return 0 if self._calls is None else self._calls.held
+
+    def stream(self, index: int) -> EventStream:
+        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+
+    def parts(self, progress: EventStream) -> Sequence[Part]:  # noqa: ARG002
+        """Return new writers of the members beside a choice's text."""
+        return ()
+
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
+        """Write the scores of a choice's prompt, where the answer has them, a part at each turn; yield its bytes."""
+        return ()
+
+    def beginnings(self) -> bytes:
+        """Return a stream's events before all rows."""
+
+    def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
+        """Return a row's events, if it has any."""
+
+    def last(self, tokens: int) -> bytes:  # noqa: ARG002
+        """Return the end of a stream, where its last row's events are none."""
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the end of a stream that breaks."""
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
+        """Return a choice of a whole answer."""
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return a whole answer; `choices` are from `choice`."""
+
+
+def reason_of(view: RenderedStep, place: int) -> str | None:
+    """Return the finish reason of a request's last row, None for any other row."""
+    return _REASONS.get(view.statuses[place])
+
+
+def broken(view: RenderedStep, place: int, tokens: int) -> ApiError | None:
+    """Return the error that a row ends its request with, if it does."""
+    found = _BROKEN.get(view.statuses[place])
+    if found is None:
+        return None
+    status, message, code = found
+    error = ApiError(status, f"{message} (after {tokens} tokens)", code=code)
+    error.tokens = tokens
+    return error
+
+
+class Answer:
+    """What one response sends: an outbox, how it failed, and what it holds for a slow client.
+
+    A subclass appends to the outbox as rows come, and names who takes the rows in `listeners`.
+    """
+
+    content_type: str
+    is_streamed = False
+    """Whether it is sent as its rows come."""
+    has_begun = False
+    """Whether the status 200 is certain: later errors are events of the stream."""
+    listeners: Sequence[Listener]
+
+    def __init__(self, most: int, buffers: Buffers) -> None:
+        self.outbox = Outbox(most, self._overflow, buffers)
+        self.error: ApiError | None = None
+        """Why it ended early, if it did."""
+        self._most = most
+        self._close: Callable[[], None] = lambda: None
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield what each of its requests came to; the inspector's is none of a model's usual ones."""
+        yield from ()
+
+    async def ready(self) -> None:
+        """Wait for its first bytes, or for its end."""
+        await self.outbox.ready()
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
+        self._close = close
+
+    def evict(self, size: int) -> None:
+        """End because all answers together hold too much, and this one the most: so many bytes."""
+        message = "too much waits for all clients together (gateway.buffer_bytes)"
+        code = "slow_client" if self.is_streamed else "overloaded"
+        self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
+
+    def put_events(self, data: bytes, produced_at_ns: int) -> None:
+        """Send a row's events that were written without its listener."""
+        self.outbox.put(data, produced_at_ns)
+
+    def end(self, error: ApiError) -> None:
+        """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""
+        if self.outbox.is_closed:
+            return
+        self.error = error
+        if self.has_begun:
+            self.outbox.put(self._error_event(error))
+        self.outbox.close()
+        self._close()
+
+    def _error_event(self, _error: ApiError) -> bytes:
+        """Return what a stream that has begun sends of its error; other answers have a status."""
+        return b""
+
+    def _overflow(self) -> None:
+        limit = f"at most {self._most} bytes wait for a client, which read too slowly"
+        self._end_slow(ApiError(503, limit, code="slow_client"))
+
+    def _end_slow(self, error: ApiError) -> None:
+        is_closed = self.outbox.is_closed
+        self.outbox.drop()
+        if is_closed:  # its last events are lost: only closing the connection tells the client
+            self.outbox.is_broken = True
+        self.end(error)
+
+
+class ChoicesAnswer(Answer, ABC):
+    """An answer with choices, in the form of an API."""
+
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
+        super().__init__(settings.stream_buffer_bytes, buffers)
+        self._format = form
+        self._request = request
+        self._choices = [Choice(index, request, form, self) for index in range(request.choices)]
+        self._open = len(self._choices)
+        self.listeners = self._choices
+        self._answer_bytes = settings.answer_bytes
+
+    @abstractmethod
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+        """Have a form write a prompt's scores, a part at each turn, each of so many bytes."""
+
+    @abstractmethod
+    def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
+        """Add a prompt's text and pieces, which are made when they are read."""
+
+    @abstractmethod
+    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
+        """Add a row's text and pieces."""
+
+    def end(self, error: ApiError) -> None:
+        """End with an error, which names the field that the client sent."""
+        super().end(error.renamed(self._request.fields))
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield what each choice came to."""
+        request, unfinished = self._request, "abort" if self.error is None else "error"
+        for choice in self._choices:
+            prompt = len(request.prompts[choice.index // request.n])
+            yield Outcome(request.model, choice.reason or unfinished, prompt, choice.tokens, choice.first_at)
+
+    @property
+    def _tokens(self) -> int:
+        return sum(each.tokens for each in self._choices)
+
+
+class Choice:
+    """One choice of an answer."""
+
+    def __init__(self, index: int, request: CompletionRequest, form: Format, answer: "ChoicesAnswer") -> None:
+        stopping = request.stopping
+        self.index = index
+        self.stream = form.stream(index)
+        self.parts = parts = form.parts(self.stream)
+        self.reason: str | None = None
+        self.ending: Ending | None = None
+        self.first_at: float | None = None
+        """When its first row came, of an answer that is not streamed."""
+        self._stops = stopping.texts
+        self._shows_special = stopping.shows_special
+        self._stop: int | str | None = None
+        """The stop that ended it, as its worker says."""
+        self._text = RunningText(stopping)
+        self._answer = answer
+        self._form = form
+        self._request = request
+        self._echo = request.echoes[index // request.n] if request.echoes else None
+        """The prompt's text, until the choice has begun with it."""
+        self._scores: PromptScores | None = None
+        # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
+        self._is_silent = all(part.is_empty for part in parts)
+
+    @property
+    def tokens(self) -> int:
+        """How many of its tokens have come."""
+        return self.stream.tokens
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Take the scores of its prompt."""
+        self._scores = scores
+        if self._request.wants_prompt_logprobs:
+            self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary), scores)
+
+    def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
+        self._echo = None
+        prompt = self._request.prompts[self.index // self._request.n]
+        rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts))
+        first = next(rows, (None,) * len(self.parts))
+        self._answer.begin_with(self, text, map(list, chain([first], rows)))
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Add a row; return whether more are wanted."""
+        if self._echo is not None:
+            self._begin_with_prompt(self._echo, view.vocabulary)
+        count = view.counts[place]
+        stop = view.stops.get(place, 0) if view.stops else 0
+        text = ""
+        if count and (self._stops or stop or self._shows_special):
+            text, count = self._add_until_stop(view, place, stop)
+        elif count:
+            text = self._text.add(view.data(place))
+        self.stream.tokens += count
+        # Bytes of a character that wait belong to the next row's text.
+        self.stream.hold(self._text.is_split)
+        if view.statuses[place] in _ENDS:
+            error = broken(view, place, self.tokens)
+            if error is not None:
+                self._answer.end(error)
+                return False
+            self.reason = reason_of(view, place)
+        if self._text.is_stopped:
+            self.reason = "stop"
+        if self.reason is not None:
+            text += self._text.end()
+            by = self._stop if self._text.stop is None else self._text.stop
+            self.ending = Ending(self.reason, by, view.weight_spans(place))
+        if self.reason is not None or text or (count and not self._is_silent):
+            taken = [part.take(view, place, count) for part in self.parts]
+            self._answer.emit(self, text, taken, view.produced_at_ns)
+        return self.reason is None
+
+    def end(self, error: ApiError) -> None:
+        """End with an error."""
+        error.tokens = self.tokens
+        self._answer.end(error)
+
+    def _add_until_stop(self, view: RenderedStep, place: int, stop: int) -> tuple[str, int]:
+        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are.
+
+        `stop` is the one that the worker names. A stop text is looked for here too: only the text says where it begins.
+        """
+        ids = view.row_ids(place)
+        pieces = view.vocabulary.special_pieces if self._shows_special else view.vocabulary.pieces
+        # Where no stop of the request's own ended it, its last token is the model's own end token.
+        is_end = self._shows_special and not stop and view.statuses[place] == _STOPPED
+        hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
+        text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))
+        if (stop or hides_last) and not self._text.is_stopped:
+            self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
+        return text, count
+
+
+class WholeAnswer(ChoicesAnswer):
+    """One JSON object, when all choices have ended."""
+
+    content_type = JSON
+
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
+        super().__init__(request, form, settings, buffers)
+        self._texts: list[list[str]] = [[] for _ in self._choices]
+        self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
+        self._of_prompts: list[list[list[Piece]]] = [[] for _ in self._choices]
+        """Those of a prompt that a choice begins with."""
+        self._writing: list[Iterable[int]] = []
+        """What is written of prompts once all choices have ended: it may take long, so other tasks run between."""
+        self._have_ended = asyncio.Event()
+        self._size = 0
+
+    async def ready(self) -> None:
+        """Wait for all choices, and write what is left of their prompts."""
+        await self._have_ended.wait()
+        for size in chain.from_iterable(self._writing):
+            if self._hold(size):
+                await asyncio.sleep(0)
+            if self.outbox.is_closed:  # it has failed
+                return
+        if not self.outbox.is_closed:
+            self._finish()
+
+    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+        """Leave a prompt's scores for the end; their arrays are counted until then."""
+        self._writing.append(parts)
+        self._hold(3 * scores.token_ids.nbytes + 2 * scores.alternative_logprobs.nbytes)
+
+    def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
+        """Collect a prompt's text; its pieces are left for the end."""
+        self._texts[choice.index].append(text)
+        if self._hold(len(text)):
+            self._writing.append(self._collected(choice.index, rows))
+
+    def _collected(self, index: int, rows: Iterable[list[Piece]]) -> Iterator[int]:
+        for pieces in rows:
+            self._of_prompts[index].append(pieces)
+            yield sum(map(size_of, pieces))
+
+    def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
+        """Collect a row's text and pieces."""
+        if self.outbox.is_closed:
+            return
+        if choice.first_at is None:
+            choice.first_at = time.monotonic()
+        self._texts[choice.index].append(text)
+        self._pieces[choice.index].append(pieces)
+        has_room = self._hold(ROW_BYTES + len(text) + sum(map(size_of, pieces)))
+        if has_room and choice.reason is not None:
+            self._open -= 1
+            if not self._open and not self._writing:
+                self._finish()
+            elif not self._open:
+                self._have_ended.set()
+
+    def _hold(self, size: int) -> bool:
+        """Count what is collected, and return whether it goes on: it may be too much, or for all answers together."""
+        self._size += size
+        self.outbox.hold(size)
+        if self._size > self._answer_bytes:
+            limit = f"an answer of at most {self._answer_bytes} bytes"
+            message = f"{limit}; a streamed one may be larger"
+            self.end(ApiError(400, message, param="stream", code="answer_too_large"))
+        return not self.outbox.is_closed
+
+    def end(self, error: ApiError) -> None:
+        """End with an error instead of an answer."""
+        if not self.outbox.is_closed:
+            self._drop()
+            super().end(error)
+            self._have_ended.set()
+
+    def _overflow(self) -> None:
+        """Do nothing: `answer_bytes` bounds what is collected, which the outbox counts."""
+
+    def _finish(self) -> None:
+        choices = [
+            self._format.choice(
+                choice.index, "".join(texts), [
+                    part.name + part.joined(list(taken))
+                    for part, taken in zip(choice.parts, zip(*of_prompt, *rows, strict=True), strict=True)
+                ], choice.ending,
+            )
+            for choice, texts, of_prompt, rows in zip(
+                self._choices, self._texts, self._of_prompts, self._pieces, strict=True
+            )
+        ]  # fmt: skip
+        self._drop()
+        self.outbox.put(self._format.whole(choices, self._tokens))
+        self.outbox.close()
+        self._have_ended.set()
+
+    def _drop(self) -> None:
+        self._texts, self._pieces, self._of_prompts, self._writing = [], [], [], []
+        self.outbox.drop()

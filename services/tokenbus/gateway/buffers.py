@@ -1,0 +1,300 @@
+"""What waits in the gateway, bounded in bytes: a client's outbox, the sum of all, and steps not handed out yet."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tokenbus.client import RequestEnd, StepRows
+from tokenbus_contracts import LogprobBatch
+
+if TYPE_CHECKING:
+    from tokenbus.gateway.answer import Answer
+    from tokenbus.gateway.connection import ChunkWriter
+
+Write = Callable[..., bool]
+"""Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
+_CHUNK_BYTES = 65_536
+_ALL = 2**31
+_FREED_SHARE = 8
+"""An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
+_ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 22, 12, 8
+"""What a row, a token and an alternative take in a batch."""
+_NOTHING: Mapping["Answer", int] = MappingProxyType({})
+
+
+class Buffers:
+    """The bytes that all answers hold together; above the bound the answers that hold the most are evicted."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.size = 0
+        self.peak = 0
+        self.evicted = 0
+        self._holders: dict[Answer, None] = {}
+        self._is_evicting = False
+
+    def join(self, holder: "Answer") -> None:
+        """Add an answer to those that may be evicted."""
+        self._holders[holder] = None
+
+    def leave(self, holder: "Answer") -> None:
+        """Remove an answer, which has freed what it held, or is about to."""
+        self._holders.pop(holder, None)
+
+    def grow(self, count: int) -> None:
+        """Add to the size (or subtract, if negative), and evict answers above the bound."""
+        self.size += count
+        self.peak = max(self.peak, self.size)
+        if self.size > self.most:
+            sizes = {each: each.outbox.size for each in self._holders}
+            self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
+
+    def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
+        """Evict the largest answers until `wanted` bytes are freed.
+
+        An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
+        """
+        sizes = {each: each.outbox.size + each.outbox.unsent() + beside.get(each, 0) for each in self._holders}
+        self._evict(sizes, wanted, 1, _ALL)
+
+    def evict_unread(self, least: int) -> None:
+        """Evict the answer of which its client leaves the most unread while more is written, from `least` bytes on."""
+        self._evict({each: each.outbox.unread for each in self._holders}, least, least, 1)
+
+    def _evict(self, sizes: dict["Answer", int], wanted: int, at_least: int, most: int) -> None:
+        if self._is_evicting:  # an answer that ends frees bytes, which comes here again
+            return
+        self._is_evicting = True
+        # Of those with the same size the newest first: what went well before they came goes on.
+        newest_first = list(reversed(sizes.items()))
+        try:
+            for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
+                if wanted <= 0 or size < at_least:
+                    break
+                wanted -= size
+                self.evicted += 1
+                # Its socket may stay full: the next time another one is to end, and this one counts once.
+                self.leave(holder)
+                holder.evict(size)
+        finally:
+            self._is_evicting = False
+
+
+class Sending(NamedTuple):
+    """What is to be sent at once."""
+
+    data: bytes
+    produced_at_ns: list[int]
+    """When each row in it was published."""
+    is_last: bool
+
+
+class Outbox:
+    """What waits for one client's socket: filled as rows come, emptied by one task as the client reads.
+
+    Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a task
+    for each row costs as much as writing it.
+    """
+
+    def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
+        self._most = most
+        self._on_full = on_full
+        self._buffers = buffers
+        self._chunks: deque[tuple[bytes, int]] = deque()
+        self._gathered: list[tuple[bytes, int]] | None = None
+        """Chunks that go to the socket together; None: each goes alone."""
+        self._is_full = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_closed = False
+        """Whether nothing more is added."""
+        self.write: Write | None = None
+        self.direct: ChunkWriter | None = None
+        """The connection, where chunks are written as they are."""
+        self.unsent: Callable[[], int] = lambda: 0
+        """Returns how many bytes the socket holds that its client has not read."""
+        self.is_sent = False
+        """Whether the last chunk was given to the socket."""
+        self.is_broken = False
+        """Whether something was dropped without which the rest is useless."""
+        self.size = 0
+        """How many bytes wait."""
+        self.peak = 0
+
+    @property
+    def unread(self) -> int:
+        """How many bytes its client could have read, while more is to come; an answer that is not whole has none."""
+        if self.is_closed:
+            return 0
+        return self.unsent() + (self.size if self._chunks else 0)
+
+    def put(self, chunk: bytes, produced_at_ns: int = 0) -> None:
+        """Add a row's chunk; ignored after `close`."""
+        if self.is_closed:
+            return
+        # While the task sends what waited before, it has no waiter: what comes then must wait behind.
+        may_pass = self.write is not None and self._waiter is not None and not self._chunks
+        if may_pass and self._gathered is not None:
+            self._gathered.append((chunk, produced_at_ns))
+            return
+        if may_pass and self.write is not None and self.write(chunk, produced_at_ns):
+            return
+        self._queue(chunk, produced_at_ns)
+
+    def descriptor(self) -> int:
+        """Return the file descriptor that the next chunk may be written to without coming here; below zero: none."""
+        is_idle = self._waiter is not None and not self._chunks and not self.is_closed
+        return self.direct.descriptor() if self.direct is not None and is_idle else -1
+
+    def gather(self) -> None:
+        """Write what is put from now on at once, when `flush` is called, which no await may precede."""
+        self._gathered = []
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        gathered, self._gathered = self._gathered, None
+        if not gathered:
+            return
+        data = b"".join([chunk for chunk, _ in gathered])
+        if self.write is None or not self.write(data, *(at for _, at in gathered)):
+            for chunk, produced_at_ns in gathered:
+                self._queue(chunk, produced_at_ns)
+
+    def _queue(self, chunk: bytes, produced_at_ns: int) -> None:
+        for begin in range(0, len(chunk), _CHUNK_BYTES):  # a whole answer is freed as it is sent
+            piece = chunk if len(chunk) <= _CHUNK_BYTES else chunk[begin : begin + _CHUNK_BYTES]
+            self._chunks.append((piece, produced_at_ns))
+        self._wake()
+        self.hold(len(chunk))
+
+    def hold(self, count: int) -> None:
+        """Add to the size (or subtract, if negative): bytes that wait here, or in an answer that is not whole yet."""
+        self.size += count
+        self.peak = max(self.peak, self.size)
+        self._buffers.grow(count)
+        if self.size > self._most and not self._is_full:
+            self._is_full = True
+            self._on_full()
+
+    def keep(self, count: int) -> None:
+        """Count what the answer keeps to send it again at its end; neither makes the outbox full."""
+        self._most += 2 * count
+        self.hold(count)
+
+    def drop(self) -> None:
+        """Throw away what waits."""
+        self._chunks.clear()
+        if self._gathered is not None:
+            self._gathered.clear()
+        self.hold(-self.size)
+
+    def close(self) -> None:
+        """Add nothing more; what waits is still sent."""
+        self.is_closed = True
+        self._wake()
+
+    async def ready(self) -> None:
+        """Wait for a chunk, or for the end."""
+        while not self._chunks and not self.is_closed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self, most: int = _CHUNK_BYTES) -> Sending:
+        """Remove and return about `most` bytes; what stays can still be dropped."""
+        taken: list[bytes] = []
+        times: list[int] = []
+        size = 0
+        while self._chunks and size < most:
+            chunk, produced_at_ns = self._chunks.popleft()
+            taken.append(chunk)
+            size += len(chunk)
+            if produced_at_ns:
+                times.append(produced_at_ns)
+        self.hold(-size)
+        return Sending(b"".join(taken), times, self.is_closed and not self._chunks)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class _Entry(NamedTuple):
+    output: StepRows | RequestEnd
+    size: int
+
+
+class Backlog:
+    """Steps and ends that came from the bus and were not handed out yet; first in, first out."""
+
+    def __init__(self) -> None:
+        self._entries: deque[_Entry] = deque()
+        self.size = 0
+        """How many bytes wait."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def begins_with_error(self) -> bool:
+        """Whether what has waited the longest is a request's error."""
+        output = self._entries[0].output
+        return isinstance(output, RequestEnd) and output.error is not None
+
+    def append(self, output: StepRows | RequestEnd) -> None:
+        """Add a step's rows, or a request's end."""
+        batches = () if isinstance(output, RequestEnd) else output
+        size = sum(map(_size, filter(None, batches)))
+        self._entries.append(_Entry(output, size))
+        self.size += size
+
+    def popleft(self) -> StepRows | RequestEnd:
+        """Return what has waited the longest."""
+        output, size = self._entries.popleft()
+        self.size -= size
+        return output
+
+    def weights(self) -> Counter[int]:
+        """Return how many bytes wait for each request."""
+        weights: Counter[int] = Counter()
+        steps = (output for output, _ in self._entries if isinstance(output, StepRows))
+        for batch in (batch for step in steps for batch in step if batch is not None):
+            weights.update(dict(zip(batch.request_keys.tolist(), _sizes(batch).tolist(), strict=True)))
+        return weights
+
+    def keep(self, wanted: Container[int]) -> None:
+        """Free the rows of requests that are not wanted any more."""
+        entries, self._entries = self._entries, deque()
+        self.size = 0
+        for output, _ in entries:
+            if isinstance(output, RequestEnd):
+                self.append(output)
+                continue
+            target, draft = output
+            kept = selected(target, wanted)
+            if kept is not None:
+                self.append(StepRows(kept, None if draft is None else selected(draft, wanted)))
+
+
+def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:
+    """Return a batch of the rows of the wanted request ids, or None if there is none."""
+    places = [place for place, key in enumerate(batch.request_keys.tolist()) if key in wanted]
+    if len(places) == batch.row_count:
+        return batch
+    return batch.select(places) if places else None
+
+
+def _size(batch: LogprobBatch) -> int:
+    return (
+        _ROW_BYTES * batch.row_count
+        + _TOKEN_BYTES * batch.token_ids.size
+        + _ALTERNATIVE_BYTES * batch.alternative_token_ids.size
+    )
+
+
+def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    tokens = batch.token_counts.astype(np.int64)
+    return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))

@@ -1,0 +1,407 @@
+"""CompletionRequest: what a client asks for, checked, whichever route it came by."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from tokenbus.client.weight_spans import WeightSpan
+from tokenbus.gateway import generate_body, messages_body, responses_body
+from tokenbus.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
+from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
+from tokenbus.gateway.output_form import (
+    AutoCalls,
+    ForcedCall,
+    auto_calls,
+    forced_call,
+    structured_output,
+    tools_of,
+)
+from tokenbus.gateway.prompts import Cut, PromptEncoder
+from tokenbus.gateway.request_body import RequestTypes, check_texts
+from tokenbus.gateway.stop_strings import Stopping
+from tokenbus.gateway.tool_parsers import PARSERS
+from tokenbus.gateway.validation import invalid, json_text
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus.settings import Settings
+from tokenbus_contracts.generated.client_pb2 import WorkerStatus
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+
+T = TypeVar("T")
+B = TypeVar("B", Chat, Completion)
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+DEFAULT_MODEL = "tokenbus"
+"""The name of the one model where the settings name none."""
+_SEEDS = 2**64
+_MAX_ENGINE_BYTES = 65_536
+_SAME_NAMES = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
+)
+_SAMPLING = {name: name for name in _SAME_NAMES} | {
+    "ignore_eos": "ignore_end_token",
+    "include_stop_str_in_output": "include_stop_string",
+}
+"""By a body's field the sampling parameter that has the same values."""
+_TOKEN_SCORING = {
+    "return_other_logprobs": "other_logprobs",
+    "return_entropies": "entropies",
+    "return_logprobs_of": "token_ids",
+    "return_mask": "mask_bound",
+}
+"""By a body's field that of the contract's TokenScoring."""
+
+
+class Ending(NamedTuple):
+    """How a choice ended."""
+
+    reason: str
+    """`stop`, `length` or `abort`."""
+    stop: str | int | None
+    """Which of the request's own stop texts or stop tokens ended it."""
+    weight_spans: tuple[WeightSpan, ...] = ()
+    """Which versions of the weights computed its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """What each choice is generated with, and the form of the answer."""
+
+    model: str
+    prompts: Sequence[Sequence[int]]
+    parent: str = ""
+    """The model that the named one is a LoRA adapter of; empty: it is none."""
+    n: int = 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The sampling parameters that are set, by the contract's names."""
+    top_logprobs: int | None = None
+    """How many alternatives; None: no logprobs at all."""
+    wants_drafts: bool = False
+    wants_ids: bool = False
+    wants_columns: bool = False
+    is_streamed: bool = False
+    wants_usage: bool = False
+    wants_running_usage: bool = False
+    """Whether each chunk has the usage up to it."""
+    names_ids: bool = False
+    echoes: Sequence[str] = ()
+    """The prompts' texts, where choices begin with them."""
+    prompt_scoring: Mapping[str, Any] | None = None
+    """What the prompts' tokens are scored with, by the contract's names."""
+    token_scoring: Mapping[str, Any] = field(default_factory=dict)
+    """What is wanted of each token beside its logprob and alternatives, by the contract's names."""
+    wants_prompt_logprobs: bool = False
+    """Whether a choice has them, beside what an echo has."""
+    name: str = ""
+    """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
+    is_chat: bool = False
+    wants_text: bool = True
+    """Whether the answer has its text, too, in an API that is about token ids."""
+    forced: ForcedCall | None = None
+    """What a chat has to call."""
+    auto: AutoCalls | None = None
+    """How calls are found in a chat's text; None: the text stays as it is."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """By the name that an error has for a field the body's, where they differ."""
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+    """Members of the body that the answer has again."""
+
+    @property
+    def choices(self) -> int:
+        """How many choices the answer has."""
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompts have together."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def stopping(self) -> Stopping:
+        """What ends the text of each choice."""
+        given = self.sampling
+        stops, least = tuple(given.get("stop", ())), given.get("min_tokens", 0)
+        return Stopping(stops, least, "include_stop_string" in given, "include_special_tokens" in given)
+
+    def generate(self, index: int) -> Generate:
+        """Return the request on the bus for a choice."""
+        sampling = dict(self.sampling)
+        if "seed" in sampling:
+            sampling["seed"] = (sampling["seed"] + index % self.n) % _SEEDS
+        model = self.parent or self.model
+        return Generate(
+            model="" if model == DEFAULT_MODEL else model,
+            tokens=TokenPrompt(token_ids=self.prompts[index // self.n]),
+            sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
+            top_logprobs=self.top_logprobs,
+            include_draft_logprobs=self.wants_drafts,
+            prompt_scoring=self.prompt_scoring,
+            token_scoring=self.token_scoring or None,
+        )
+
+
+class Reader:
+    """Turns JSON bodies into CompletionRequests; every method raises an ApiError that names the field."""
+
+    def __init__(self, settings: Settings, vocabulary: Vocabulary) -> None:
+        self._settings = settings.gateway
+        self._vocabulary = vocabulary
+        self.encoder = PromptEncoder(settings.gateway, vocabulary)
+        self.types = RequestTypes(settings)
+        self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
+        """The models that the settings name; empty: those of the workers."""
+        self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
+        """The models that requests may name, and how many tokens a request of each may have; 0: not known."""
+        self.knows_models = bool(self.fixed_models)
+        """Whether the settings, or a worker, have said which they are."""
+        self.parents: dict[str, str] = {}
+        """Of those that are LoRA adapters, the models that they belong to."""
+
+    def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
+        """Take what workers serve: the models, where the settings name none, and each model's adapters and context."""
+        found: dict[str, int] = {}
+        parents: dict[str, str] = {}
+        for worker in workers:
+            name = worker.model or DEFAULT_MODEL
+            known = [most for most in (found.get(name, 0), worker.max_model_tokens) if most]
+            found[name] = min(known, default=0)
+            parents |= dict.fromkeys(worker.lora_adapters, name)
+        self.knows_models |= bool(found)
+        names = self.fixed_models or tuple(sorted(found)) or (DEFAULT_MODEL,)
+        self.parents = {name: parents[name] for name in sorted(parents) if parents[name] in names and name not in names}
+        self.models = {name: found.get(self.parents.get(name, name), 0) for name in (*names, *self.parents)}
+
+    def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/completions."""
+        return self._completion(self.types.read(self.types.completion, value))
+
+    def _completion(self, body: Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+        common = self._common(body)
+        common["fields"] = {**names, **{name: names.get(other, other) for name, other in common["fields"].items()}}
+        if body.include_draft_logprobs and body.logprobs is None:
+            raise invalid("include_draft_logprobs", "only with logprobs, got true without")
+        if body.best_of is not None and body.best_of > body.n:
+            raise invalid("best_of", f"at most n, {body.n}, as choices are not selected, got {body.best_of}")
+        special, cut = bool(body.add_special_tokens), self._cut(body, common["model"])
+        prompts = self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=special, cut=cut)
+        if body.echo:
+            given = zip(body.prompt, prompts, strict=True)
+            common["echoes"] = [
+                each if isinstance(each, str) else self.encoder.text(ids, "prompt") for each, ids in given
+            ]
+            if body.logprobs is not None and common["prompt_scoring"] is None:
+                common["prompt_scoring"] = {"top_logprobs": body.logprobs}
+        if common["sampling"].get("max_tokens") == 0:
+            del common["sampling"]["max_tokens"]
+            if not (body.echo or common["prompt_scoring"]):
+                raise invalid("max_tokens", "at least 1 without echo and prompt_logprobs, got 0")
+            common["prompt_scoring"] = {**(common["prompt_scoring"] or {}), "without_generation": True}
+        return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=body.logprobs, **common))
+
+    def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/chat/completions."""
+        return self._chat(self.types.read(self.types.chat, value))
+
+    def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/messages."""
+        chat = messages_body.chat_of(self.types.read(self.types.messages, value))
+        return self._translated(chat, messages_body.FIELDS, self._chat)
+
+    def token_count(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /v1/messages/count_tokens."""
+        chat = messages_body.chat_of(self.types.read(self.types.token_count, value))
+        return self._translated(chat, messages_body.FIELDS, self._counted)
+
+    def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/responses."""
+        body = self.types.read(self.types.responses, responses_body.typed(value))
+        request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
+        return replace(request, echoed=responses_body.echoed(body))
+
+    def generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /inference/v1/generate."""
+        body = self.types.read(self.types.generate, value)
+        if body.output_mode == "text" and body.sampling_params.detokenize is False:
+            raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
+        completion = generate_body.completion_of(body)
+        request = self._translated(completion, generate_body.FIELDS, self._completion)
+        echoed = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
+        return replace(request, wants_text=body.output_mode == "text", echoed=echoed)
+
+    def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
+        """Read the chat or the completion that another body is; errors name that body's fields."""
+        try:
+            check_texts(body)
+            return read(body, names)
+        except ApiError as error:
+            raise error.renamed(names) from None
+
+    def _counted(self, chat: Chat, _names: Mapping[str, str]) -> bytes:
+        self._check_model(chat.model)
+        return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, tools_of(chat)))})
+
+    def _chat(self, body: Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+        common = self._common(body)
+        top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
+        if top is not None and not body.logprobs:
+            raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
+        if body.include_draft_logprobs and not body.logprobs:
+            raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
+        if body.echo:
+            raise invalid("echo", "only false for chats, got true")
+        if newer is not None:
+            if older is not None and newer != older:
+                raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
+            common["sampling"]["max_tokens"] = newer
+        tools = tools_of(body)
+        forced = forced_call(body, tools)
+        if forced is not None:
+            common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
+            common["fields"]["response_format"] = "tool_choice"
+        auto = auto_calls(body, self._settings.tool_call_parser)
+        if auto is not None and PARSERS[auto.parser].shows_special:
+            common["sampling"]["include_special_tokens"] = True
+        cut = self._cut(body, common["model"])
+        prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
+        logprobs = (top or 0) if body.logprobs else None
+        common["fields"] = {"prompt": "messages", **names, **common["fields"]}
+        request = CompletionRequest(
+            prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
+        )
+        return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
+
+    def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /inspect."""
+        body = self.types.read(self.types.inspection, value)
+        return CompletionRequest(
+            model=self.fixed_models[0] if self.fixed_models else DEFAULT_MODEL,
+            prompts=[self.encoder.prompt(body.prompt, "prompt")],
+            sampling=_sampling(body),
+            top_logprobs=body.top_logprobs,
+            token_scoring={"entropies": True} if body.return_entropies else {},
+            wants_drafts=bool(body.drafts),
+            is_streamed=True,
+        )
+
+    def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
+        body = self.types.read(self.types.tokenization, value)
+        self._check_model(body.model)
+        if body.messages is not None and body.prompt is None:
+            ids = self.encoder.chat(body, tools_of(body))
+        elif body.prompt is not None and body.messages is None:
+            ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
+        else:
+            raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
+        texts = [self._vocabulary.token_name(token_id) for token_id in ids] if body.return_token_strs else None
+        most = self.models.get(body.model or next(iter(self.models)), 0) or None
+        return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
+
+    def detokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /detokenize: the text of token ids."""
+        body = self.types.read(self.types.detokenization, value)
+        self._check_model(body.model)
+        return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.models and (self.fixed_models or name != DEFAULT_MODEL):
+            message = f"model: one of {', '.join(self.models)}, got {name!r}"
+            raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
+
+    def _common(self, body: Generation) -> dict[str, Any]:
+        model = next(iter(self.models)) if body.model is None else body.model
+        self._check_model(model)
+        options = body.stream_options or StreamOptions()
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options", "only where stream is true, got it without")
+        if options.include_obfuscation:
+            raise invalid("stream_options.include_obfuscation", "only false, got true")
+        return {
+            "model": model,
+            "parent": self.parents.get(model, ""),
+            "n": body.n,
+            "sampling": _sampling(body),
+            "fields": {} if body.structured_outputs is None else {"response_format": "structured_outputs"},
+            "wants_drafts": body.include_draft_logprobs,
+            "wants_ids": body.return_token_ids,
+            "wants_columns": body.return_columns,
+            "is_streamed": body.stream,
+            "wants_usage": bool(options.include_usage),
+            "wants_running_usage": bool(options.include_usage and options.continuous_usage_stats),
+            "names_ids": body.return_tokens_as_token_ids,
+            "name": body.request_id or "",
+            "prompt_scoring": _prompt_scoring(body),
+            "token_scoring": _token_scoring(body),
+            "wants_prompt_logprobs": body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None,
+        }
+
+    def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
+        most, count = self._settings.max_choices, request.choices
+        if count > most:
+            raise invalid("n", f"at most {most} choices, got {count}: {len(request.prompts)} prompts times n")
+        context, tokens = self.models.get(request.model, 0), request.sampling.get("max_tokens", 0)
+        if context and tokens > context:
+            raise invalid(tokens_field, f"at most {context}, the model's context, got {tokens}")
+        longest = max(map(len, request.prompts))
+        if context and longest >= context:
+            raise too_long("messages" if request.is_chat else "prompt", context, longest)
+        return request
+
+    def _cut(self, body: Generation, model: str) -> Cut | None:
+        most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
+        if most is None:
+            return None
+        if most == 0:
+            raise invalid("truncate_prompt_tokens", "-1 or at least 1, got 0")
+        if context and most > context:
+            raise invalid("truncate_prompt_tokens", f"at most {context}, the model's context, got {most}")
+        if most == -1:  # one place is for the answer
+            most = context - 1 if context else self._settings.max_prompt_tokens
+        return Cut(most, body.truncation_side)
+
+
+def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
+    k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
+    if k is None and ids is None:
+        return None
+    if body.stream:  # as in vLLM: no chunk has a place for them
+        raise invalid(
+            "prompt_logprobs" if k is not None else "prompt_logprob_token_ids", "only without stream, got it with"
+        )
+    if ids is None:
+        return {"top_logprobs": k}
+    if k:
+        raise invalid("prompt_logprobs", f"0 or absent beside prompt_logprob_token_ids, got {k}")
+    return {"token_ids": ids}
+
+
+def _token_scoring(body: Generation) -> dict[str, Any]:
+    asked = {name: getattr(body, member) for member, name in _TOKEN_SCORING.items() if getattr(body, member)}
+    logprobs = getattr(body, "logprobs", None)
+    for member, name in _TOKEN_SCORING.items():
+        if name in asked and (logprobs is None or logprobs is False):
+            raise invalid(member, "only with logprobs, got it without")
+    return asked
+
+
+def _sampling(body: Sampling) -> dict[str, Any]:
+    given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
+    found = {name: value for name, value in given if value is not None and value is not False}
+    if body.stop:
+        found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    if not isinstance(body, Generation):
+        return found
+    if body.top_k == -1:  # all, as 0 is
+        del found["top_k"]
+    if body.skip_special_tokens is False:
+        found["include_special_tokens"] = True
+    if body.logit_bias:
+        found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
+    if body.vllm_xargs:
+        found["engine_arguments"] = json_text("vllm_xargs", body.vllm_xargs, _MAX_ENGINE_BYTES)
+    form = structured_output(body)
+    if form is not None:
+        found["structured_output"] = form
+    return found

@@ -1,0 +1,367 @@
+"""Connection: uvicorn's HTTP/1.1 protocol, with the limits that it lacks: header bytes, timeouts, backpressure."""
+
+import asyncio
+import contextlib
+import fcntl
+import re
+import termios
+from array import array
+from collections.abc import Mapping
+from time import time_ns
+from typing import Any
+
+import httptools
+import orjson
+from starlette.types import ASGIApp, Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.gateway import Counts
+from tokenbus.settings import GatewaySettings
+
+_EXTENSION = "tokenbus.connection"
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+_MAX_HEADERS = 100
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]*)?")
+_MAX_UNSENT_BYTES = 16_384
+_MAX_PIPELINED = 16
+"""Pipelined requests that may wait on one connection."""
+_NS = 1_000_000_000
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._header_bytes = 0
+        """Bytes received that are no body: headers, and what is between and after chunks."""
+        self._is_in_headers = True
+        self._timer: asyncio.TimerHandle | None = None
+        self.stream: EventStream | None = None
+        """The stream whose events may be sent to the socket without this connection; it ends before the socket does."""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is answered now, or was last."""
+
+    settings: GatewaySettings
+    counts: Counts
+
+    # For responses and the server.
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is in flight."""
+        return self._answered is not None and not self._answered.response_complete
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly: writing is paused."""
+        return bool(self.flow.write_paused)
+
+    def unsent(self) -> int:
+        """Return how many bytes wait here and in the kernel because the client has not read them."""
+        if self.transport.is_closing():
+            return 0
+        waiting = array("i", [0])
+        # Without the ioctl only what waits here is counted.
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
+        return self.transport.get_write_buffer_size() + waiting[0]
+
+    def writer(self, scope: Scope) -> "ChunkWriter | None":
+        """Return what writes chunks of an answer that has begun, without waiting; None if nothing may.
+
+        ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
+        """
+        # Pipelined requests are answered in order, through ASGI.
+        if self.cycle.scope is not scope or not self.cycle.chunked_encoding:
+            return None
+        return ChunkWriter(self)
+
+    async def has_room(self, seconds: float) -> bool:
+        """Wait until the client has read enough or is gone; return False if it reads nothing for `seconds`."""
+        while self.is_full:
+            before = self.transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.flow.drain()
+            except TimeoutError:
+                if self.transport.get_write_buffer_size() >= before:
+                    return False
+        return True
+
+    def cut_off(self) -> None:
+        """Close at once; what is not sent yet is lost."""
+        if self._answered is not None:
+            # As once the loop says so, which is after the answer may have returned: an error, if its client were there.
+            self._answered.disconnected = True
+        self.transport.abort()
+
+    # Called by uvicorn and httptools.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, unless there are too many."""
+        super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
+        # What waits here is no longer in the outbox, where it could be dropped.
+        self.transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
+        if len(self.connections) > self.settings.most_connections:
+            self.counts.refused_connections += 1
+            self._refuse(503, f"connections: at most {self.settings.most_connections}")
+            return
+        self._start_timer(self.settings.idle_timeout_ms)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer, and tell the request in flight."""
+        if self.stream is not None:  # the socket is closed next, and another one gets its number
+            self.stream.socket = -1
+        self._stop_timer()
+        super().connection_lost(exc)
+        # Of pipelined requests uvicorn notifies the last only; the one in flight must know.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuse headers that are too long."""
+        if self.transport.is_closing():
+            return
+        # The timeout of a request begins with its first byte; a pipelined one has time.
+        if self._is_in_headers and not self.is_answering and (self._timer is None or not self._header_bytes):
+            self._start_timer(self.settings.request_timeout_ms)
+        self._header_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        # A body may have come with the headers: only bytes that are still counted are too many.
+        if self._header_bytes > self.settings.max_header_bytes:
+            self._too_long()
+
+    def on_url(self, url: bytes) -> None:
+        """Add a piece of the URL."""
+        super().on_url(url)
+        if len(self.url) > self.settings.max_header_bytes:
+            self._too_long()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; trailers are ignored."""
+        if not self._is_in_headers:
+            return
+        super().on_header(name, value)
+        size = sum(len(key) + len(content) + 4 for key, content in self.headers)
+        if len(self.headers) > _MAX_HEADERS or size > self.settings.max_header_bytes:
+            self._too_long()
+
+    def on_message_begin(self) -> None:
+        """Begin a request, and put this connection into its scope."""
+        super().on_message_begin()
+        self._is_in_headers = True
+        self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is no dictionary
+
+    def on_headers_complete(self) -> None:
+        """Go on with the body, which has a timeout of its own."""
+        if self.transport.is_closing():
+            return
+        if not self._has_host():
+            return
+        self._is_in_headers = False
+        self._header_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+        if len(self.pipeline) > _MAX_PIPELINED:
+            self._refuse(400, f"pipelined requests: at most {_MAX_PIPELINED}")
+        elif self.pipeline:  # a paused reader does not notice that the client leaves
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """Add a piece of the body."""
+        self._header_bytes = 0
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if self.transport.is_closing():
+            return
+        self._is_in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
+        if not self.is_answering:  # answered before all of it had come: the connection is idle from now on
+            self._start_timer(self.settings.idle_timeout_ms)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next pipelined request; the rest of this one's body has a timeout."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._cut_off_unread()
+        elif not self.is_answering and not self._is_in_headers:
+            self._start_timer(self.settings.request_timeout_ms)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        self._close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # the same, as uvicorn spells it
+
+    def _should_upgrade(self) -> bool:
+        """Return whether a request asks for another protocol, and must be parsed again without that header."""
+        return self._get_upgrade() is not None
+
+    # Parsing, timeouts and refusals.
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, "malformed HTTP request")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse a request again, with its body, that asks for another protocol (Java's client: HTTP/2)."""
+        if not self._should_upgrade():  # then it was CONNECT
+            self._refuse(400, "CONNECT is not supported")
+            return
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._parse(b"".join([line, *headers, b"\r\n", rest]))
+
+    def _has_host(self) -> bool:
+        """Return whether a request names exactly one host, else refuse it: a proxy might take it for another."""
+        hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
+        url, is_old = self.url.decode("latin-1"), self.parser.get_http_version() == "1.0"
+        if "://" in url.partition("?")[0]:
+            hosts += [url.partition("://")[2].partition("/")[0]] if len(hosts) == 1 else []
+            if len(set(hosts)) != 1:
+                self._refuse(400, "host: the same in the header Host and in the request line")
+                return False
+        elif len(hosts) != 1 and not (is_old and not hosts):
+            self._refuse(400, f"host: one header Host, got {len(hosts)}")
+            return False
+        if hosts and host_of(hosts[0]) is None:
+            self._refuse(400, "host: a name or an address, and perhaps a port")
+            return False
+        return True
+
+    def _too_long(self) -> None:
+        most = self.settings.max_header_bytes
+        self._refuse(431, f"request line and headers: at most {most} bytes and {_MAX_HEADERS} headers")
+
+    def _start_timer(self, milliseconds: int) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(milliseconds / 1000, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_in_headers and self._header_bytes:
+            self.counts.late_requests += 1
+            self._refuse(408, f"request line and headers: within {self.settings.request_timeout_ms} ms")
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._cut_off_unread()
+
+    def _cut_off_unread(self, before: int = 0) -> None:
+        """Cut off a closed connection whose client does not read the rest in time."""
+        self._stop_timer()
+        left = self.transport.get_write_buffer_size()
+        if before and left >= before:
+            self.counts.cut_clients += 1
+            self.transport.abort()
+        elif left:
+            seconds = self.settings.write_timeout_ms / 1000
+            self._timer = self.loop.call_later(seconds, self._cut_off_unread, left)
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        answered = self._answered
+        is_behind = self._is_in_headers or self.cycle is not answered
+        if answered is not None and not answered.response_complete and (is_behind or answered.response_started):
+            # Another request's answer is due or under way: an error now would be read as a part of it.
+            self._close()
+            return
+        self._stop_timer()
+        self.counts.requests["other", str(status)] += 1
+        code = _REASONS[status].lower().replace(" ", "_")
+        body = orjson.dumps(ApiError(status, message, code=code).body)
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self._close()
+
+
+class ChunkWriter:
+    """Writes chunks of one answer to its connection at once; it is a `Write`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cycle, self._flow, self._transport = connection.cycle, connection.flow, connection.transport
+        self._observe = connection.counts.to_socket.observe
+        is_plain = connection.transport.get_extra_info("sslcontext") is None
+        self._socket = connection.transport.get_extra_info("socket") if is_plain else None
+
+    def __call__(self, chunk: bytes, *produced_at_ns: int) -> bool:
+        """Write a chunk; return False if the client reads too slowly or is gone."""
+        if not self._is_open():
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        now = time_ns()
+        for each in produced_at_ns:
+            if each:
+                self._observe((now - each) / _NS)
+        return True
+
+    def descriptor(self) -> int:
+        """Return the socket's file descriptor, while nothing waits here before what is written to it; else -1."""
+        if self._socket is None or not self._is_open() or self._transport.get_write_buffer_size():
+            return -1
+        return self._socket.fileno()  # type: ignore[no-any-return]
+
+    def send_rest(self, rest: bytes) -> None:
+        """Send what the socket had no room for."""
+        self._transport.write(rest)
+
+    def _is_open(self) -> bool:
+        return not (self._flow.write_paused or self._cycle.disconnected or self._transport.is_closing())
+
+
+def host_of(authority: str) -> str | None:
+    """Return the host that a Host header or an address names, in lower case and without its port; None: not a host."""
+    matched = _AUTHORITY.fullmatch(authority)
+    return matched[1].lower().rstrip(".") if matched else None
+
+
+def bounded(settings: GatewaySettings, counts: Counts) -> type[Connection]:
+    """Return a subclass of Connection with these settings and counters."""
+    return type("BoundedConnection", (Connection,), {"settings": settings, "counts": counts})
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """Return the connection of a request, None under another server."""
+    extensions: Mapping[str, Any] = scope.get("extensions") or {}
+    return extensions.get(_EXTENSION)

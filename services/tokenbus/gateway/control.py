@@ -1,0 +1,318 @@
+"""ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokenbus.client import ControlError, Operator
+from tokenbus.client.operator import MODES, States
+from tokenbus.gateway.access import visitor_of
+from tokenbus.gateway.answer import JSON
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.gateway import Gateway
+from tokenbus.gateway.request_body import read_body
+from tokenbus.gateway.validation import invalid, parse_json
+from tokenbus.settings.errors import shown
+from tokenbus_contracts.generated.control_pb2 import EngineState
+from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
+
+_NO_STORE = {"cache-control": "no-store"}
+_MOST_VERSION = 2**64 - 1
+_SECONDS = 1800.0
+"""How long an engine may take for one command: as long as trainers wait."""
+_REQUEST_ID = re.compile(r"(?:[a-z]+[-_])?(?!0{16})([0-9a-f]{16})")
+_Arguments = Mapping[str, Any]
+_Do = Callable[[Operator, _Arguments], Awaitable[object]]
+
+
+class ControlRoutes:
+    """Does what a request to one of the control routes asks of all workers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._one_at_a_time = asyncio.Lock()
+        """Else who tries again would take the pause of the update before for somebody's own."""
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        posts: dict[str, _Do] = {
+            "/pause": _pause,
+            "/resume": _resume,
+            "/abort_requests": self._abort_requests,
+            "/sleep": _sleep,
+            "/wake_up": _wake_up,
+            "/reset_prefix_cache": _reset_prefix_cache,
+            "/init_weight_transfer_engine": _stage("init", "init_info", "Weight transfer initialized"),
+            "/start_weight_update": _stage("start", "", "Weight update started"),
+            "/update_weights": _update_weights,
+            "/finish_weight_update": _stage("finish", "", "Weight update finished"),
+            "/shutdown_weight_transfer_engine": _stage("shutdown", "", "Weight transfer shut down"),
+            "/update_weight_version": _update_weight_version,
+            "/load_lora_adapter": _load_adapter,
+            "/v1/load_lora_adapter": _load_adapter,
+            "/unload_lora_adapter": _unload_adapter,
+            "/v1/unload_lora_adapter": _unload_adapter,
+        }
+        gets: dict[str, _Do] = {
+            "/is_paused": _told(lambda states: {"is_paused": all(each.is_paused for each in states.values())}),
+            "/is_sleeping": _told(lambda states: {"is_sleeping": any(each.is_sleeping for each in states.values())}),
+            "/get_world_size": _told(lambda states: {"world_size": _processes(states)}),
+            "/weight_info": _told(_weights),
+            "/server_info": _server_info,
+        }
+        return [
+            *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
+            *(Route(path, self._handler(do, has_body=False)) for path, do in gets.items()),
+        ]
+
+    def _handler(self, do: _Do, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            self._check_may(request)
+            arguments: dict[str, Any] = dict(request.query_params)
+            if tags := request.query_params.getlist("tags"):
+                arguments["tags"] = tags
+            if has_body:
+                arguments |= await self._body(request)
+            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS)
+            try:
+                # What is begun is ended, whether or not its client waits for that.
+                answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
+            except ControlError as error:
+                raise _failed(error) from None
+            except ValueError as error:
+                raise ApiError(400, str(error), code="invalid_value") from None
+            except TimeoutError:
+                raise ApiError(503, "no processor answers", code="no_processor", retry_after_ms=1000) from None
+            return Response(orjson.dumps(answer), headers=_NO_STORE, media_type=JSON)
+
+        return handle
+
+    async def _done(self, do: _Do, operator: Operator, arguments: _Arguments) -> object:
+        if do not in (_update_weights, _abort_all):
+            return await do(operator, arguments)
+        async with self._one_at_a_time:
+            return await do(operator, arguments)
+
+    async def _abort_requests(self, operator: Operator, arguments: _Arguments) -> object:
+        """End some requests, which may be another gateway's, or all."""
+        if "request_ids" not in arguments:
+            return await self._done(_abort_all, operator, {})
+        client = self._gateway.client
+        if not client.is_connected:
+            raise TimeoutError
+        for request_id in _request_ids(arguments["request_ids"]):
+            client.abort(request_id)
+        return {"status": "aborted"}
+
+    def _check_may(self, request: Request) -> None:
+        settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
+        path = request.url.path
+        if key is not None and not key.operator:
+            wanted = "an API key that may control engines, as `tokenbus api-keys add --operator` makes it"
+            message = f"{path}: {wanted}, got another"
+            raise ApiError(403, message, code="not_an_operator")
+        if key is None and not settings.control:
+            message = f"{path}: not offered, as gateway.control is false and there is no API key that may"
+            raise ApiError(403, message, code="not_an_operator")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        if not (request.headers.get("content-length", "0").strip("0") or "transfer-encoding" in request.headers):
+            return {}
+        gateway = self._gateway
+        async with gateway.bodies.hold(visitor_of(request.scope).caller.name) as held:
+            data = await read_body(request, gateway.settings.gateway, held)
+            value = parse_json(data)
+        if not isinstance(value, dict):
+            raise invalid("body", f"expected object, got {shown(value)}")
+        return {name: each for name, each in value.items() if each is not None}
+
+
+def _failed(error: ControlError) -> ApiError:
+    return ApiError(409 if error.states else 503, str(error), code="not_done_by_all")
+
+
+def _text(arguments: _Arguments, name: str) -> str:
+    value = arguments.get(name)
+    if value is None:
+        raise invalid(name, "a text, got none")
+    if not isinstance(value, str) or not value:
+        raise invalid(name, f"a text, got {shown(value)}")
+    return value
+
+
+def _flag(arguments: _Arguments, name: str) -> bool:
+    value = arguments.get(name, False)
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in {"true", "false", "1", "0"}:
+        raise invalid(name, f"true or false, got {shown(value)}")
+    return str(value).lower() in {"true", "1"}
+
+
+def _mode(arguments: _Arguments) -> str:
+    mode = arguments.get("mode", "abort")
+    if not isinstance(mode, str) or mode not in MODES:
+        raise invalid("mode", f"one of {', '.join(MODES)}, got {shown(mode)}")
+    return str(mode)
+
+
+def _version(arguments: _Arguments, name: str) -> int:
+    """Return a version, which may be written as a text, as vLLM's are; 0: none is given."""
+    value = arguments.get(name, 0)
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value[:32])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_VERSION:
+        raise invalid(name, f"a whole number up to {_MOST_VERSION}, also as a text, got {shown(arguments[name])}")
+    return value
+
+
+def _told(read: Callable[[States], object]) -> _Do:
+    async def do(operator: Operator, _: _Arguments) -> object:
+        return read(await operator.describe())
+
+    return do
+
+
+def _processes(states: States) -> int:
+    return sum(max(1, state.world_size) for state in states.values())
+
+
+async def _pause(operator: Operator, arguments: _Arguments) -> object:
+    await operator.pause(_mode(arguments))
+    return {"status": "paused"}
+
+
+async def _resume(operator: Operator, _: _Arguments) -> object:
+    await operator.resume()
+    return {"status": "resumed"}
+
+
+def _request_ids(names: object) -> list[int]:
+    """Return the requests that answers' ids, or their headers x-request-id, name."""
+    if not isinstance(names, list):
+        raise invalid("request_ids", f"a list of texts, got {shown(names)}")
+    found = [_REQUEST_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
+    if None in found:
+        wrong = names[found.index(None)]
+        raise invalid("request_ids", f"each as the header x-request-id of an answer has it, got {shown(wrong)}")
+    return [int(each[1], 16) for each in found if each]
+
+
+async def _abort_all(operator: Operator, _: _Arguments) -> object:
+    before = await operator.describe()
+    await operator.pause("abort")
+    if not any(state.is_paused for state in before.values()):
+        await operator.resume()
+    return {"status": "aborted"}
+
+
+async def _sleep(operator: Operator, arguments: _Arguments) -> object:
+    level = arguments.get("level", 1)
+    if str(level) not in {"0", "1", "2"}:
+        raise invalid("level", f"0, 1 or 2, got {shown(level)}")
+    await operator.sleep(int(level), _mode(arguments))
+    return {"status": "sleeping", "level": int(level)}
+
+
+async def _wake_up(operator: Operator, arguments: _Arguments) -> object:
+    tags = arguments.get("tags")
+    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        raise invalid("tags", f"a list of texts, got {shown(tags)}")
+    states = await operator.wake_up(tags or ())
+    sleeps = any(state.is_sleeping for state in states.values())
+    return {"status": "sleeping" if sleeps else "awake", "tags": tags}
+
+
+async def _reset_prefix_cache(operator: Operator, _: _Arguments) -> object:
+    try:
+        await operator.reset_prefix_cache()
+    except ControlError as error:
+        return {"success": False, "error": str(error)}
+    return {"success": True}
+
+
+def _stage(stage: str, member: str, message: str) -> _Do:
+    """Return what does a stage of vLLM's weight transfer, with what a member of the body says of it."""
+
+    async def do(operator: Operator, arguments: _Arguments) -> object:
+        if member and not isinstance(arguments.get(member), dict | list):
+            raise invalid(member, f"an object, got {shown(arguments.get(member))}")
+        version = _version(arguments, "weight_version")
+        given = arguments[member] if member else {k: v for k, v in arguments.items() if k != "weight_version"}
+        await operator.transfer_weights(stage, given, version)
+        return {"message": message}
+
+    return do
+
+
+_update_by_transfer = _stage("update", "update_info", "Weights updated")
+
+
+async def _update_weights(operator: Operator, arguments: _Arguments) -> object:
+    """Take tensors, as vLLM has it, or the weights in a folder, as prime-rl has it."""
+    if "weight_dir" not in arguments:
+        return await _update_by_transfer(operator, arguments)
+    states = await operator.update_weights(_text(arguments, "weight_dir"), _version(arguments, "weight_version"))
+    return {"message": "Weights updated", **_weights(states)}
+
+
+async def _update_weight_version(operator: Operator, arguments: _Arguments) -> object:
+    version = _version(arguments, "new_version")
+    if not version:
+        raise invalid("new_version", "a whole number from 1, also as a text, got none")
+    await operator.set_weight_version(version)
+    return {"success": True, "new_version": str(version)}
+
+
+def _weights(states: States) -> dict[str, object]:
+    versions = {name: state.weight_version for name, state in sorted(states.items())}
+    common = set(versions.values())
+    return {"weight_version": str(common.pop()) if len(common) == 1 else None, "workers": versions}
+
+
+async def _load_adapter(operator: Operator, arguments: _Arguments) -> object:
+    name, folder = _text(arguments, "lora_name"), _text(arguments, "lora_path")
+    await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
+    name = _text(arguments, "lora_name")
+    await operator.unload_adapter(name)
+    return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+async def _server_info(operator: Operator, arguments: _Arguments) -> object:
+    """Return what TRL reads of vLLM's configuration; all processes count as one engine's."""
+    if arguments.get("config_format", "json") not in ("json", "text"):
+        raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
+    states = await operator.describe()
+    return {"vllm_config": vllm_config(list(states.values()), _processes(states))}
+
+
+def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:
+    """Return what clients read in vLLM's configuration: what all engines have in common."""
+    transfers = {state.weight_transfer for state in states}
+    adapters, rank = (min(getattr(state, name) for state in states) for name in ("max_adapters", "max_adapter_rank"))
+    kinds = {ValueKind.Name(state.value_kind).removeprefix("VALUE_KIND_").lower() for state in states}
+    return {
+        "model_config": {
+            "dtype": _shared({f"torch.{state.dtype}" if state.dtype else "" for state in states}),
+            "logprobs_mode": _shared(kinds - {"unspecified"}),
+        },
+        "parallel_config": {"data_parallel_size": 1, "world_size": processes},
+        "weight_transfer_config": None if "" in transfers else {"backend": _shared(transfers)},
+        "lora_config": {"max_loras": adapters, "max_lora_rank": rank} if adapters else None,
+    }
+
+
+def _shared(values: AbstractSet[str]) -> str:
+    """Return the one value, or all with commas between, so that who compares it sees that they differ."""
+    return ", ".join(sorted(values - {""})) or "unknown"

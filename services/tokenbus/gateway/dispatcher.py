@@ -1,0 +1,305 @@
+"""Dispatcher: hands each row that the client receives to its answer, and each request's error after its rows."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
+from tokenbus.client.weight_spans import WeightSpans
+from tokenbus.delivery.step import FINISHED
+from tokenbus.gateway.answer import Answer, Listener
+from tokenbus.gateway.api_keys import Caller
+from tokenbus.gateway.buffers import Backlog, Buffers, selected
+from tokenbus.gateway.errors import ApiError, of_request
+from tokenbus.gateway.event_writer import EventWriter, Left
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.metrics.families import Histogram
+from tokenbus.settings import GatewaySettings
+from tokenbus_contracts import ContractError, PromptScores
+from tokenbus_contracts.generated.request_pb2 import Generate
+
+_log = logger("gateway")
+_ENDS = frozenset(map(int, FINISHED))
+_SERVERS = range(500, 600)
+"""The statuses of errors that are not the HTTP client's fault."""
+_ROWS_AT_ONCE = 64
+"""After how many rows the time is checked."""
+_LONGEST_TURN_SECONDS = 0.01
+"""After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
+_MOST_BEHIND = 64
+"""Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
+_MOST_GATHERED = 8
+"""How many steps are handed out together, where they wait."""
+_MOST_TURNS = 64
+"""How many steps are taken at most before rows are handed out again."""
+_UNREAD_SHARE = 16
+"""An answer that holds this part of its buffer counts as one whose HTTP client does not read."""
+_BACKLOG_SHARE = 8
+"""The backlog may hold this part of `gateway.buffer_bytes`."""
+
+
+class OpenRequest(NamedTuple):
+    """One request that has not ended."""
+
+    request_id: int
+    answer: Answer
+    listener: Listener
+    caller: Caller
+
+
+class Dispatcher:
+    """The one consumer of the client's steps. All of it runs on one event loop."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - made in one place
+        self,
+        client: Client,
+        vocabulary: Vocabulary,
+        settings: GatewaySettings,
+        buffers: Buffers,
+        repeated_log: DeduplicatedLog | None = None,
+        to_socket: Histogram | None = None,
+    ) -> None:
+        self._client = client
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._buffers = buffers
+        self._to_socket = to_socket or Histogram()
+        self._weights = WeightSpans()
+        self._writer = EventWriter(vocabulary, settings.max_requests)
+        self._opened: dict[int, OpenRequest] = {}
+        self._callers: dict[int, Caller] = {}
+        """By request id, until the bus has ended it, which for an aborted one is later than here."""
+        self.backlog = Backlog()
+        self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
+        self._came = asyncio.Event()
+        self._taken = 0
+        """How many steps and ends came."""
+        self._turn_began = 0.0
+        self._repeated_log = repeated_log or DeduplicatedLog()
+        self.is_draining = False
+        """Whether nothing more is opened."""
+        self.tokens = 0
+        self.refused = 0
+        self.aborted = 0
+        """How many requests were aborted because their HTTP client left or wanted no more."""
+
+    def __len__(self) -> int:
+        """Return how many requests are open, those included that the bus has not ended yet."""
+        return max(len(self._opened), len(self._client.requests))
+
+    async def run(self) -> None:
+        """Take steps from the bus as they come and hand out their rows, until cancelled; requests need it to run.
+
+        A step that is not taken is not acked, and what is not acked piles up at the processor until it ends every
+        request of this gateway. So every step is taken at once, and what piles up here is charged to its HTTP client.
+        """
+        self._client.requests.on_scored = self._scored
+        async with self._client.steps() as steps, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hand_out())
+            async for output in steps:
+                self._take(output)
+
+    def _scored(self, scores: PromptScores) -> None:
+        """Give a request what the model says of its prompt: it comes before the step with its first row."""
+        one = self._opened.get(scores.request_key)
+        if one is not None:
+            one.listener.scored(scores, self._vocabulary)
+
+    def _take(self, output: StepRows | RequestEnd) -> None:
+        if isinstance(output, RequestEnd):
+            caller = self._callers.pop(output.request_id, None)
+            if caller is not None:
+                caller.closed(output.request_id)
+            if output.error is None:  # its last row says so, or this gateway aborted it
+                return
+        self.backlog.append(output)
+        self._came.set()
+        self._taken += 1
+        if len(self.backlog) > _MOST_BEHIND:  # what is written for clients that do not read delays those that do
+            self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
+        if self.backlog.size > self.most_backlog:
+            self._end_heaviest()
+
+    async def _hand_out(self) -> None:
+        while True:
+            while not self.backlog:
+                self._came.clear()
+                await self._came.wait()
+                self._turn_began = time.monotonic()
+            steps = self._steps()
+            if steps:
+                await self._hand_steps(steps)
+
+    async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
+        """Hand out the rows of some steps, those of one request together, so that they are one write."""
+        rows = self._writer.rows_of(views)
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            for key, left in rows.write(begin, min(begin + _ROWS_AT_ONCE, len(rows))):
+                one = self._opened.get(key)
+                if one is not None:
+                    self._hand_left(one, left)
+            await self._end_long_turn()
+        self._to_socket.observe_all(rows.seconds())
+
+    def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
+        """Hand out the rows of a request that could not be sent directly."""
+        outbox, stream = one.answer.outbox, one.listener.stream
+        if len(left) > 1:
+            outbox.gather()
+        for row in left:
+            if one.request_id not in self._opened:  # it has ended
+                break
+            self._hand(one, row)
+        if len(left) > 1:
+            outbox.flush()
+        if stream is not None:
+            stream.socket = outbox.descriptor()
+
+    def _steps(self) -> list[RenderedStep]:
+        """Take the steps that wait, up to a request's error, which is handed out alone.
+
+        Several are handed out together: then a request's rows wait for those of the requests before it alone, and not
+        for all of an earlier step.
+        """
+        steps: list[RenderedStep] = []
+        while self.backlog and len(steps) < _MOST_GATHERED:
+            if steps and self.backlog.begins_with_error:
+                break
+            output = self.backlog.popleft()
+            if isinstance(output, RequestEnd):
+                if output.error is not None:
+                    self._fail(output.request_id, output.error)
+                continue
+            target, draft = output
+            self.tokens += int(target.token_counts.sum())
+            self._weights.note(target.header.weight_version, target.request_keys, target.positions, self._opened)
+            rows = target if len(self._opened) >= target.row_count else selected(target, self._opened)
+            if rows is not None:
+                steps.append(RenderedStep(rows, self._vocabulary, draft, self._weights))
+        return steps
+
+    async def _end_long_turn(self) -> None:
+        """After a long turn let other tasks run, the one that takes steps from the bus as often as it has some."""
+        if time.monotonic() - self._turn_began < _LONGEST_TURN_SECONDS:
+            return
+        for _ in range(_MOST_TURNS):
+            before = self._taken
+            await asyncio.sleep(0)
+            if self._taken == before:
+                break
+        self._turn_began = time.monotonic()
+
+    def _end_heaviest(self) -> None:
+        """End the answers that hold the most, with what waits here for them, until half of that is gone."""
+        self.backlog.keep(self._opened)
+        if self.backlog.size <= self.most_backlog:  # most of it was of requests that have ended
+            return
+        beside: Counter[Answer] = Counter()
+        for key, weight in self.backlog.weights().items():
+            if key in self._opened:
+                beside[self._opened[key].answer] += weight
+        self._buffers.evict(self.backlog.size // 2, beside=beside)
+        self.backlog.keep(self._opened)
+
+    def open(self, generates: Sequence[Generate], answer: Answer, caller: Caller) -> list[int]:
+        """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not."""
+        most = self._settings.max_requests
+        if self.is_draining:
+            raise self._refusal(503, "the gateway is stopping", "stopping")
+        if refusal := self._client.refusal:  # else they would wait for a processor that will not take them
+            raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
+        caller.check_room(len(generates))
+        if len(generates) > most:  # to wait would not help
+            message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
+            raise ApiError(400, message, param="n", code="invalid_value")
+        opened = len(self)
+        if opened + len(generates) > most:
+            message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
+            raise self._refusal(429, message, "overloaded")
+        caller.open([generate.request_key for generate in generates])
+        keys: list[int] = []
+        try:
+            for generate, listener in zip(generates, answer.listeners, strict=True):
+                keys.append(self._open(generate, answer, listener, caller))
+        except (RequestFailedError, ContractError) as error:
+            self.close(keys)
+            for generate in generates[len(keys) :]:
+                caller.closed(generate.request_key)
+            if isinstance(error, RequestFailedError):
+                raise of_request(error, self._settings.retry_after_ms) from None
+            raise ApiError(400, str(error), code="invalid_value") from None
+        return keys
+
+    def close(self, keys: Sequence[int]) -> None:
+        """Forget requests, and abort those that have not ended."""
+        for key in keys:
+            if self._forget(key) is not None:
+                self.aborted += 1
+                self._client.abort(key)
+
+    def revoke(self, caller: Caller) -> None:
+        """End the open requests of an API key that was revoked."""
+        for one in [each for each in self._opened.values() if each.caller is caller]:
+            one.listener.end(ApiError(401, "the API key was revoked", code="invalid_api_key"))
+            self.close([one.request_id])
+
+    def give_up(self) -> None:
+        """End what is still open: the gateway leaves."""
+        for one in list(self._opened.values()):
+            self._forget(one.request_id)
+            self._client.abort(one.request_id)
+            one.listener.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
+
+    def _refusal(self, status: int, message: str, code: str) -> ApiError:
+        self.refused += 1
+        return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
+
+    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller) -> int:
+        generate.tokenizer_digest = self._vocabulary.digest
+        request_id = self._client.submit(generate)
+        self._callers[request_id] = caller
+        self._opened[request_id] = OpenRequest(request_id, answer, listener, caller)
+        self._writer.open(request_id, listener.stream)
+        return request_id
+
+    def _hand(self, one: OpenRequest, row: Left) -> None:
+        view, place, events, is_rest = row
+        outbox, wants_more = one.answer.outbox, True
+        try:
+            if events is None:
+                wants_more = one.listener.take(view, place)
+            elif is_rest and outbox.direct is not None:
+                outbox.direct.send_rest(events)
+            else:
+                one.answer.put_events(events, view.produced_at_ns)
+        except Exception:  # noqa: BLE001 - a defect in one answer must not end all others
+            self._repeated_log.begin("row", _log.exception, "a row could not be written")
+            one.listener.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+            wants_more = False
+        if view.statuses[place] in _ENDS:
+            self._forget(one.request_id)
+        elif not wants_more:  # a stop that only the gateway saw: the worker goes on until the request is aborted
+            self._forget(one.request_id)
+            self._client.abort(one.request_id)
+
+    def _forget(self, request_id: int) -> OpenRequest | None:
+        """Hand out no more rows of a request, and return it; None: it has ended before."""
+        self._writer.close(request_id)
+        self._weights.forget(request_id)
+        return self._opened.pop(request_id, None)
+
+    def _fail(self, request_id: int, error: RequestFailedError) -> None:
+        one = self._forget(request_id)
+        if one is None:
+            return
+        # Rows that were not handed out were not emitted: a client that resumes must not leave them out.
+        error.emitted_tokens = min(error.emitted_tokens, one.listener.tokens)
+        failure = of_request(error, self._settings.retry_after_ms)
+        if failure.status in _SERVERS:
+            values = {"request": request_id, "code": failure.code, "reason": failure.message}
+            self._repeated_log.begin(("failed", failure.code), _log.warning, "request failed", **values)
+        one.listener.end(failure)

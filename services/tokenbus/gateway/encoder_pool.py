@@ -1,0 +1,367 @@
+"""EncoderPool: reads and encodes bodies in processes of their own, bounded in memory and time, in fair order."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
+from itertools import count
+
+import msgspec
+
+from tokenbus.gateway.encoder_process import (
+    DEFECT,
+    ENDED,
+    ERROR,
+    FORK,
+    KILL,
+    LENGTH,
+    NONE,
+    ORDER,
+    Bounds,
+    Job,
+)
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.fairness import FairTurns
+from tokenbus.gateway.vocabulary import is_folder
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
+
+_log = logger("gateway")
+_MODULE = "tokenbus.gateway.encoder_process"
+_QUICK_BYTES = 65_536
+"""Longer bodies go to the slow lane at once: the worst tokenizer measured takes 30 ms and 15 MiB for so many."""
+_QUICK_MEMORY_BYTES = 32 * 2**20
+_QUICK_SECONDS = 0.1
+_QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
+_RESTART_SECONDS = 1.0
+"""A server that ends again and again is started so often."""
+_LEAVE_SECONDS = 5
+_READ_BYTES = 4096
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""A process with several threads may not fork."""
+
+
+class _EndedError(Exception):
+    """An encoder ended before its reply; `status` is a signal's number below 0, None if its server is gone."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(status)
+        self.status = status
+
+    @property
+    def why(self) -> str:
+        """What ended it: its bounds, `time` or `memory`, or else it was `killed`."""
+        if self.status in {None, 0, -signal.SIGKILL}:
+            return "killed"
+        return "time" if self.status == -signal.SIGPROF else "memory"
+
+
+class EncoderPool:
+    """Encoders in two lanes.
+
+    Short bodies begin in the quick one, whose bounds are narrow; those that exceed them, and long bodies, have their
+    turn in the slow one. So a costly body waits for other costly ones, and no cheap one waits for it.
+    """
+
+    def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
+        gateway = settings.gateway
+        self._settings = settings
+        self._log = repeated_log
+        memory, seconds = gateway.encoding_memory_bytes, gateway.encoding_time_ms / 1000
+        quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), is_for_one=False)
+        slow = Bounds(memory, seconds, is_for_one=True)
+        self._quick = Lane(quick, _QUICK_ENCODERS, gateway.retry_after_ms)
+        self._slow = Lane(slow, _SLOW_ENCODERS, gateway.retry_after_ms)
+        self.lanes = {"quick": self._quick, "slow": self._slow}
+        self._server: _Server | None = None
+        self._started_at = -_RESTART_SECONDS
+        self._leaving: set[asyncio.Task[None]] = set()
+        """The ends of servers that were replaced."""
+
+    def start(self) -> None:
+        """Start the processes, unless they run; bodies may come while they load."""
+        before, now = self._server, time.monotonic()
+        if (before is None or before.is_gone) and now - self._started_at >= _RESTART_SECONDS:
+            self._started_at = now
+            if before is not None:
+                self._log.begin("gone", _log.error, "the encoder's processes ended and are started again")
+                self._leave(before)
+            try:
+                self._server = _Server(self._settings)
+            except OSError as error:  # too many processes or open files, or no memory
+                self._log.begin("start", _log.error, "the encoder's processes cannot be started", reason=str(error))
+                return
+            for lane in self.lanes.values():
+                lane.start(self._server)
+
+    async def close(self) -> None:
+        """End the processes."""
+        if self._server is not None:
+            self._leave(self._server)
+            for lane in self.lanes.values():
+                lane.stop()
+        await asyncio.gather(*self._leaving)
+
+    async def read(self, job: Job, body: bytearray, who: Hashable) -> bytes:
+        """Return what the reader makes of a body, encoded; clients have one turn after the other.
+
+        Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a RuntimeError for a defect.
+        """
+        milliseconds = self._settings.gateway.request_timeout_ms
+        try:
+            async with asyncio.timeout(milliseconds / 1000):
+                return _result(await self._reply(job, body, who))
+        except TimeoutError:
+            message = f"body: encoded within {milliseconds} ms, with those before it"
+            raise self._busy(message) from None
+        except _EndedError as ended:
+            self._log.begin(ended.status, _log.warning, "an encoder process ended", status=ended.status)
+            raise self._error_of(ended) from None
+
+    async def _reply(self, job: Job, body: bytearray, who: Hashable) -> bytes:
+        if len(body) <= _QUICK_BYTES:
+            try:
+                return await self._ask(self._quick, job, body, who)
+            except _EndedError as ended:
+                if ended.why == "killed":
+                    raise
+        return await self._ask(self._slow, job, body, who)
+
+    async def _ask(self, lane: "Lane", job: Job, body: bytearray, who: Hashable) -> bytes:
+        async with lane.turns.of(who):
+            self.start()
+            if self._server is not None:
+                await self._server.is_ready.wait()
+            return await lane.ask(msgspec.msgpack.encode(job), body)
+
+    def _error_of(self, ended: "_EndedError") -> ApiError:
+        if ended.why == "killed":
+            return self._busy("body: the process that encoded its text was ended; another one takes its place")
+        gateway = self._settings.gateway
+        if ended.why == "time":
+            most = f"{gateway.encoding_time_ms} ms of processor time"
+        else:
+            most = f"{gateway.encoding_memory_bytes} bytes of memory"
+        message = f"body: at most {most} to encode its text, got more"
+        return ApiError(400, message, code="too_costly")
+
+    def _busy(self, message: str) -> ApiError:
+        return ApiError(503, message, code="overloaded", retry_after_ms=self._settings.gateway.retry_after_ms)
+
+    def _leave(self, server: "_Server") -> None:
+        task = asyncio.create_task(server.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+@contextlib.asynccontextmanager
+async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
+    """Run the processes that encode for as long as `async with` lasts."""
+    encoders = EncoderPool(settings, repeated_log)
+    if is_folder(settings.gateway.tokenizer):  # short bodies need no process for the others
+        encoders.start()
+    try:
+        yield encoders
+    finally:
+        await encoders.close()
+
+
+def _result(reply: bytes) -> bytes:
+    kind, rest = reply[:1], reply[1:]
+    if kind == ERROR:
+        status, message, param, code = msgspec.msgpack.decode(rest)
+        raise ApiError(status, message, param=param, code=code)
+    if kind == DEFECT:
+        raise RuntimeError(rest.decode())
+    return rest
+
+
+class Lane:
+    """Encoders with the same bounds; each has one body at a time."""
+
+    def __init__(self, bounds: Bounds, size: int, retry_after_ms: int) -> None:
+        self._bounds = bounds
+        self._size = size
+        self.turns = FairTurns(size, retry_after_ms)
+        self.ended = Counter(time=0, memory=0, left=0, killed=0)
+        """How many encoders ended before their reply, and why: `left` by the client, or as an _EndedError has it."""
+        self._idle: list[_Encoder] = []
+        self._server: _Server | None = None
+
+    def start(self, server: "_Server") -> None:
+        """Take encoders of a server in place of those of the one before."""
+        self.stop()
+        self._server = server
+        for _ in range(self._size):
+            self._add()
+
+    def stop(self) -> None:
+        """Let all leave that have nothing to do."""
+        for each in self._idle:
+            each.close()
+        self._idle = []
+
+    async def ask(self, job: bytes, body: bytearray) -> bytes:
+        """Return the reply to a body; the caller has a turn. Raises an _EndedError."""
+        server, encoder = self._server, self._next()
+        may_stay = False
+        try:
+            reply = await encoder.ask(job, body)
+            may_stay = not self._bounds.is_for_one
+        except _EndedError as ended:
+            self.ended[ended.why] += 1
+            raise
+        except asyncio.CancelledError:
+            self.ended["left"] += 1
+            raise
+        finally:
+            if may_stay and server is self._server:
+                self._idle.append(encoder)
+            else:
+                encoder.end()
+                self._add()
+        return reply
+
+    def _next(self) -> "_Encoder":
+        while self._idle and self._idle[-1].status.done():  # it ended while it had nothing to do
+            self._idle.pop().close()
+        if not self._idle:
+            self._add()
+        if not self._idle:
+            raise _EndedError(None)
+        return self._idle.pop()
+
+    def _add(self) -> None:
+        if self._server is not None and len(self._idle) < self._size:
+            with contextlib.suppress(OSError):  # too many open files: later
+                self._idle.append(self._server.fork(self._bounds))
+
+
+class _Encoder:
+    """One process that encodes."""
+
+    def __init__(self, server: "_Server", number: int, end: socket.socket) -> None:
+        self._server = server
+        self._number = number
+        self._end = end
+        self.status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def ask(self, job: bytes, body: bytearray) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            first = _QUICK_BYTES  # a long body is not copied
+            await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)) + body[:first])
+            if len(body) > first:
+                await loop.sock_sendall(self._end, memoryview(body)[first:])
+            (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
+            return await self._receive(size)
+        except (ConnectionError, EOFError):
+            raise _EndedError(await asyncio.shield(self.status)) from None
+
+    async def _receive(self, size: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = await loop.sock_recv_into(self._end, view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return bytes(data)
+
+    def end(self) -> None:
+        self.close()
+        if not self.status.done():
+            self._server.order(KILL, self._number)
+
+    def close(self) -> None:
+        """Let the process leave when it has nothing to do."""
+        self._end.close()
+
+
+class _Server:
+    """The fork server's process, and the encoders that it has forked and that have not ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.is_gone = False
+        self.is_ready = asyncio.Event()
+        """Whether it has loaded the tokenizer, or is gone; orders before would pile up."""
+        self._loop = asyncio.get_running_loop()
+        self._control, its_end = socket.socketpair()
+        self._numbers = count(1)
+        self._encoders: dict[int, _Encoder] = {}
+        self._received = b""
+        with its_end:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+                # -P: nothing of the folder that it is started in takes the place of a module.
+                (sys.executable, "-P", "-m", _MODULE, str(its_end.fileno())),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[its_end.fileno()],
+                env=os.environ | _ONE_THREAD,
+            )
+        described = json.dumps(settings.describe()).encode()
+        self._control.sendall(LENGTH.pack(len(described)) + described)
+        self._control.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        self._loop.add_reader(self._control, self._read)
+
+    def fork(self, bounds: Bounds) -> _Encoder:
+        ours, its_end = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        number = next(self._numbers)
+        self._encoders[number] = encoder = _Encoder(self, number, ours)
+        with its_end:
+            self.order(FORK, number, bounds, its_end.fileno())
+        return encoder
+
+    def order(self, what: int, number: int, bounds: Bounds = NONE, *descriptors: int) -> None:
+        """Order something; without a server nothing more comes of its encoders."""
+        try:
+            if not self.is_gone:
+                socket.send_fds(self._control, [ORDER.pack(what, number, *bounds)], descriptors)
+        except OSError:  # it is gone, or has stood still for thousands of orders
+            self._lose()
+        if self.is_gone:
+            self._ended(number, None)
+
+    async def close(self) -> None:
+        """End the process, with its encoders."""
+        self._lose()
+        try:
+            await asyncio.to_thread(self._process.wait, _LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:  # it stands still
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(_READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lose()
+        self._received += data
+        while len(self._received) >= ENDED.size:
+            self.is_ready.set()
+            self._ended(*ENDED.unpack_from(self._received))
+            self._received = self._received[ENDED.size :]
+
+    def _ended(self, number: int, status: int | None) -> None:
+        encoder = self._encoders.pop(number, None)
+        if encoder is not None:
+            encoder.status.set_result(status)
+
+    def _lose(self) -> None:
+        """Go on without it; its encoders end when their sockets are closed, or their time is up."""
+        if not self.is_gone:
+            self.is_gone = True
+            self.is_ready.set()
+            self._loop.remove_reader(self._control)
+            self._control.close()
+            for number in list(self._encoders):
+                self._ended(number, None)

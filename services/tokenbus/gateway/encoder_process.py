@@ -1,0 +1,221 @@
+"""The encoder's fork server: loads the gateway's tokenizer once, and forks the encoders that read and encode bodies.
+
+`python -m tokenbus.gateway.encoder_process CONTROL`: the socket to the gateway, which sends the settings as
+JSON, and then orders. The kernel bounds each encoder's memory and processor time, whatever library it is in: one that
+exceeds them ends, and no other process notices.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tokenbus.gateway.completion_request import Reader
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.validation import parse_json
+from tokenbus.gateway.vocabulary import vocabulary_of
+from tokenbus.settings import Settings, SettingsError
+
+FORK, KILL = 1, 2
+ORDER = struct.Struct("<BIQd?")
+"""FORK with an encoder's number and bounds, and one end of its socket; or KILL with a number."""
+ENDED = struct.Struct("<Ii")
+"""An encoder's number, and its status: a signal's number below 0; number 0: the server is ready for orders."""
+LENGTH = struct.Struct("<I")
+OUT_OF_MEMORY = 86
+"""The exit status of an encoder that Python refused memory."""
+RESULT, ERROR, DEFECT = b"=", b"!", b"?"
+"""The first byte of a reply."""
+_NICE = 5
+"""Where processors are scarce, streams come first; long texts still make progress."""
+_STATM = Path("/proc/self/statm")
+
+
+class Bounds(NamedTuple):
+    """What an encoder may use."""
+
+    memory_bytes: int
+    """Beyond what it shares with the fork server."""
+    seconds: float
+    """Of processor time, for each body."""
+    is_for_one: bool
+    """Whether it leaves after one body, so that its memory is free again."""
+
+
+NONE = Bounds(0, 0, is_for_one=False)
+
+
+class Job(msgspec.Struct, array_like=True):
+    """How to read the body that follows it."""
+
+    kind: str
+    """The method of Reader that reads it."""
+    models: dict[str, int]
+    parents: dict[str, str]
+
+
+def answer(reader: Reader, job: Job, body: bytes) -> bytes:
+    """Return the reply to a body: what the reader makes of the body, the error that it raises, or a traceback."""
+    reader.models, reader.parents = job.models, job.parents
+    try:
+        result = getattr(reader, job.kind)(parse_json(body))
+        return RESULT + (result if isinstance(result, bytes) else msgspec.msgpack.encode(result))
+    except ApiError as error:
+        return ERROR + msgspec.msgpack.encode([error.status, error.message, error.param, error.code])
+    except BaseException as error:  # noqa: BLE001 - the gateway logs it as a defect of its own
+        _leave_if_out_of_memory(error)
+        return DEFECT + traceback.format_exc().encode()
+
+
+def _leave_if_out_of_memory(error: BaseException | None) -> None:
+    while error is not None:
+        if isinstance(error, MemoryError):  # orjson's SystemError has it as its cause
+            os._exit(OUT_OF_MEMORY)
+        error = error.__cause__ or error.__context__
+
+
+def receive(end: socket.socket) -> bytes:
+    """Return a message, empty if the other side is gone."""
+    size = LENGTH.unpack(end.recv(LENGTH.size, socket.MSG_WAITALL).ljust(LENGTH.size, b"\0"))[0]
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = end.recv_into(view)
+        if not count:
+            return b""
+        view = view[count:]
+    return bytes(data)
+
+
+def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
+    """Answer jobs until the gateway closes the socket, or a bound is exceeded."""
+    os.nice(_NICE)
+    _limit_memory(bounds.memory_bytes)
+    decoder = msgspec.msgpack.Decoder(Job)
+    while job := receive(end):
+        body = receive(end)
+        # SIGPROF ends the process when the time is used up, whatever library it is in.
+        signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
+        reply = answer(reader, decoder.decode(job), body)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        end.sendall(LENGTH.pack(len(reply)) + reply)
+        if bounds.is_for_one:
+            return
+        del body, reply
+
+
+def _limit_memory(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if _STATM.exists():  # elsewhere the kernel does not enforce it
+        used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + most, used + most))
+
+
+class ForkServer:
+    """Forks encoders and ends them as the gateway orders, and tells it which have ended; one thread, so it may fork."""
+
+    def __init__(self, control: socket.socket, reader: Reader) -> None:
+        self._control = control
+        self._reader = reader
+        self._numbers: dict[int, int] = {}
+        """By process id."""
+        self._woken, self._waker = socket.socketpair()
+
+    def run(self) -> None:
+        """Obey until the gateway is gone; then end all encoders."""
+        for each in (self._woken, self._waker):
+            each.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        with contextlib.suppress(ConnectionError):  # the gateway is gone, as when nothing more can be read
+            self._control.sendall(ENDED.pack(0, 0))
+            while self._obey_or_reap():
+                pass
+        signal.set_wakeup_fd(-1)
+        for process in self._numbers:
+            os.kill(process, signal.SIGKILL)
+
+    def _obey_or_reap(self) -> bool:
+        """Wait for an order or an encoder's end; return False if the gateway is gone."""
+        ready, _, _ = select.select([self._control, self._woken], [], [])
+        if self._woken in ready:
+            self._woken.recv(4096)
+            self._reap()
+        return self._control not in ready or self._obey()
+
+    def _obey(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 1, socket.MSG_WAITALL)
+        if len(data) < ORDER.size:
+            return False
+        what, number, *bounds = ORDER.unpack(data)
+        if what == FORK:
+            with socket.socket(fileno=descriptors[0]) as end:
+                self._fork(number, end, Bounds(*bounds))
+        for process in [process for process, each in self._numbers.items() if each == number and what == KILL]:
+            os.kill(process, signal.SIGKILL)  # not reaped yet, so the id is still its own
+        return True
+
+    def _fork(self, number: int, end: socket.socket, bounds: Bounds) -> None:
+        try:
+            process = os.fork()
+        except OSError:  # too many processes, or no memory
+            self._control.sendall(ENDED.pack(number, -signal.SIGKILL))
+            return
+        if process:
+            self._numbers[process] = number
+            return
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (self._control, self._woken, self._waker):
+            each.close()
+        # What a library says when it gets no memory is nothing that a log needs: the gateway logs the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            work(end, self._reader, bounds)
+        except ConnectionError:  # the gateway is gone
+            pass
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        finally:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        while self._numbers:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            number = self._numbers.pop(process)
+            self._control.sendall(ENDED.pack(number, os.waitstatus_to_exitcode(status)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until the gateway is gone; return the exit status."""
+    # A terminal's Ctrl-C reaches all processes: this one leaves with the gateway.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.socket(fileno=int(arguments[0])) as control:
+        settings = Settings.load(environment={}, overrides=json.loads(receive(control)))
+        try:
+            reader = Reader(settings, vocabulary_of(settings.gateway.tokenizer))
+        except SettingsError:  # the gateway, which loads it too, says so
+            return 1
+        gc.collect()
+        gc.freeze()  # a collection would copy the pages that encoders share with this process
+        ForkServer(control, reader).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Fair shares of the gateway: whose body is encoded next, room for long bodies, and how many requests begin at once."""
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Hashable
+from typing import cast
+
+from tokenbus.gateway.errors import ApiError
+
+MOST_WAITING = 256
+"""Texts that may wait to be encoded."""
+SHORT_BYTES = 16_384
+"""So much of each body is not counted: connections bound it."""
+_BODIES = 8
+"""How many of the largest bodies there is room for."""
+
+
+class FairTurns:
+    """Gives turns: first in, first out for one client, and one client after the other."""
+
+    def __init__(self, count: int, retry_after_ms: int) -> None:
+        self._free = count
+        self._retry_after_ms = retry_after_ms
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """By client; the first one is the next."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a turn."""
+        return sum(not turn.done() for turns in self._waiting.values() for turn in turns)
+
+    @contextlib.asynccontextmanager
+    async def of(self, who: Hashable) -> AsyncIterator[None]:
+        """Have a turn of a client for as long as `async with` lasts; raises an ApiError if too many wait."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(who)
+        try:
+            yield
+        finally:
+            self._next()
+
+    async def _wait(self, who: Hashable) -> None:
+        self._make_room(len(self._waiting.get(who, ())))
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and turn.exception() is None:  # it came at the same time
+                self._next()
+            raise
+
+    def _make_room(self, own: int) -> None:
+        """Refuse a turn where too many wait: the last one of the client that waits for the most."""
+        for turns in self._waiting.values():
+            while turns and turns[-1].done():
+                turns.pop()
+        if sum(map(len, self._waiting.values())) < MOST_WAITING:
+            return
+        error = ApiError(
+            429,
+            f"texts that wait to be encoded: at most {MOST_WAITING}, got one more",
+            code="overloaded",
+            retry_after_ms=self._retry_after_ms,
+        )
+        largest = max(self._waiting.values(), key=len)
+        if len(largest) <= own:
+            raise error
+        largest.pop().set_exception(error)
+
+    def _next(self) -> None:
+        while self._waiting:
+            who = next(iter(self._waiting))
+            turns = self._waiting.pop(who)
+            turn = turns.popleft() if turns else None
+            if turns:
+                self._waiting[who] = turns  # behind all others
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class BodyRoom:
+    """Counts bodies by client. Where they are too many, the newest of the client that holds the most is refused."""
+
+    def __init__(self, largest_body: int, retry_after_ms: int) -> None:
+        self.most = _BODIES * largest_body
+        self.retry_after_ms = retry_after_ms
+        self.size = 0
+        """The bytes that are counted."""
+        self._held: defaultdict[Hashable, list[HeldBody]] = defaultdict(list)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, who: Hashable) -> AsyncIterator["HeldBody"]:
+        """Hold a client's next body for as long as `async with` lasts; raises an ApiError if it is one too many."""
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        body = HeldBody(self, who, task)
+        try:
+            yield body
+            self._free(body)
+            if body.is_refused:  # all was done before the cancellation came
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                task.uncancel()
+        except asyncio.CancelledError:
+            if not body.is_refused:
+                raise
+            task.uncancel()
+            message = f"bodies: at most {self.most} bytes of all clients at once, got more"
+            raise ApiError(429, message, code="overloaded", retry_after_ms=self.retry_after_ms) from None
+        finally:
+            self._free(body)
+
+    def grow(self, body: "HeldBody", count: int) -> None:
+        """Count more bytes of a body."""
+        if not body.size:
+            self._held[body.who].append(body)
+        body.size += count
+        self.size += count
+        while self.size > self.most:
+            largest = max(self._held.values(), key=lambda held: sum(each.size for each in held))
+            refused = largest[-1]
+            self._free(refused)
+            refused.is_refused = True
+            refused.task.cancel()
+
+    def _free(self, body: "HeldBody") -> None:
+        if not body.size:
+            return
+        self.size -= body.size
+        body.size = 0
+        held = self._held[body.who]
+        held.remove(body)
+        if not held:
+            del self._held[body.who]
+
+
+class HeldBody:
+    """One body, from its first byte until its text is encoded, in one task."""
+
+    def __init__(self, room: BodyRoom, who: Hashable, task: "asyncio.Task[object]") -> None:
+        self.who = who
+        self.task = task
+        self.size = 0
+        """The bytes that are counted."""
+        self.is_refused = False
+        """Whether it is one too many: its task was cancelled."""
+        self._room = room
+
+    def grow_to(self, size: int) -> None:
+        """Count a body that has `size` bytes by now."""
+        more = size - SHORT_BYTES - self.size
+        if more > 0 and not self.is_refused:
+            self._room.grow(self, more)
+
+
+class AdmissionLimiter:
+    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out.
+
+    A burst of new requests thus delays no stream that runs.
+    """
+
+    def __init__(self, per_tick: int) -> None:
+        self._per_tick = per_tick
+        self._left = per_tick
+        self._is_counting = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def next(self) -> None:
+        """Wait until a request may begin."""
+        loop = asyncio.get_running_loop()
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._refill)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _refill(self) -> None:
+        self._left = self._per_tick
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its request was cancelled
+                turn.set_result(None)
+                self._left -= 1
+        self._is_counting = bool(self._waiting) or self._left < self._per_tick
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._refill)

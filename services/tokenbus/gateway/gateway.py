@@ -1,0 +1,209 @@
+"""Gateway: what one gateway process has: its client, buffers and counts; its periodic work, health and readiness."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tokenbus.client import Client
+from tokenbus.gateway.api_keys import Callers
+from tokenbus.gateway.buffers import Buffers
+from tokenbus.gateway.completion_request import DEFAULT_MODEL, Reader
+from tokenbus.gateway.dispatcher import Dispatcher
+from tokenbus.gateway.encoder_pool import EncoderPool, encoders_of
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.fairness import BodyRoom
+from tokenbus.gateway.processor_status import StatusCache, takes_requests
+from tokenbus.gateway.tls import Certificate
+from tokenbus.gateway.vocabulary import vocabulary_of
+from tokenbus.logs import DeduplicatedLog
+from tokenbus.metrics.families import Histogram
+from tokenbus.metrics.health import Health, LoopWatch, stalled
+from tokenbus.settings import Settings
+from tokenbus.tokenizer_probes import first_difference
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
+
+_FIRST = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_WHOLE = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""vLLM's own bounds."""
+
+
+class ModelCounts:
+    """Counts a model's requests when they end, as vLLM's server does; each choice of an answer is one."""
+
+    def __init__(self) -> None:
+        self.finished: Counter[str] = Counter()
+        """By why they ended: `stop`, `length`, `abort` or `error`."""
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.generation_tokens = Histogram(_TOKENS)
+        self.first_token = Histogram(_FIRST)
+        """In seconds, as is the latency."""
+        self.latency = Histogram(_WHOLE)
+
+    def count(self, reason: str, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """Count a request that ended."""
+        self.finished[reason] += 1
+        self.prompt_tokens.observe(prompt_tokens)
+        self.generation_tokens.observe(tokens)
+        self.latency.observe(seconds)
+
+
+class Counts:
+    """Counters of answers, changed on the event loop and read by a scrape in any thread."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self.refusals: Counter[str] = Counter()
+        """Requests over HTTP that were refused, by reason."""
+        self.open_answers = 0
+        self.left_clients = 0
+        """Clients that disconnected before their answer had ended."""
+        self.cut_clients = 0
+        """Clients that read nothing for too long."""
+        self.broken_answers: Counter[str] = Counter()
+        """Answers that had begun with status 200 and ended with an error, by its code."""
+        self.refused_connections = 0
+        self.late_requests = 0
+        """Requests that took too long to arrive."""
+        self.peak_outbox_bytes = 0
+        self.to_socket = Histogram()
+        """From a row's publication until it was written to its client's socket, in seconds."""
+        self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
+
+
+class Gateway:
+    """One client of the bus, and all that handles its requests and answers."""
+
+    def __init__(
+        self, settings: Settings, client: Client, encoders: EncoderPool, repeated_log: DeduplicatedLog
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.counts = Counts()
+        self.vocabulary = vocabulary = vocabulary_of(settings.gateway.tokenizer)
+        self.reader = Reader(settings, vocabulary)
+        self.encoders = encoders
+        self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
+        self.buffers = Buffers(settings.gateway.buffer_bytes)
+        self.repeated_log = repeated_log
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket)
+        self.callers = Callers(settings.gateway, repeated_log=repeated_log)
+        self.callers.on_revoked = self.feed.revoke
+        self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
+        self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
+        loop = asyncio.get_running_loop()
+        self.watch = LoopWatch(lambda: loop, time.monotonic)
+        self.feeding: asyncio.Task[None] | None = None
+        """The task that hands out rows, while the gateway is served."""
+        self.serving: asyncio.Task[None] | None = None
+        """The task of the HTTP server, while the gateway is served."""
+        self.connections = 0
+        """How many connections are open; the server sets it."""
+
+    @property
+    def unread_files(self) -> int:
+        """How many files have changed and cannot be read; their former contents stay in force."""
+        return self.callers.is_unread + (self.certificate is not None and self.certificate.is_unread)
+
+    def tick(self) -> None:
+        """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
+        self.watch.ask()
+        self.repeated_log.expire()
+        self.callers.refresh()
+        if self.certificate is not None:
+            self.certificate.refresh()
+
+    def health(self) -> Health:
+        """Return whether this process can serve; a processor that is away is not its problem."""
+        problems = stalled(self.watch, self.settings.bus.stall_timeout_ms)
+        if self.client.refusal:
+            problems.append(f"its processor refuses it: {self.client.refusal}")
+        if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
+            problems.append("its dispatcher has failed: restart the gateway")
+        if self.serving is not None and self.serving.done():
+            problems.append("its HTTP server has failed: restart the gateway")
+        facts = {
+            "service": "gateway",
+            "connection": _connection(self.client),
+            "processor": ", ".join(filter(None, (each.processor_id for each in self.client.sessions))),
+            "open_requests": len(self.feed),
+            "is_draining": self.feed.is_draining,
+        }
+        return Health(tuple(problems), facts)
+
+    async def learn_models(self, *, is_new: bool = False) -> None:
+        """Ask the processor which models its workers serve; without an answer those of before stay."""
+        with contextlib.suppress(TimeoutError):
+            status = await self.status.get(is_new=is_new)
+            self.reader.learn_models(worker for worker in status.workers if worker.is_connected)
+
+    async def why_not_ready(self) -> list[str]:
+        """Return why a request would find no worker; empty if it would find one."""
+        if self.feed.is_draining:
+            return ["it is stopping"]
+        if not self.client.is_connected:
+            return ["no processor answers"]
+        try:
+            status = await self.status.get()
+        except TimeoutError as error:
+            return [str(error)]
+        models = self.reader.fixed_models or (DEFAULT_MODEL,)
+        if not takes_requests(status.workers, models):
+            return ["no worker is connected that takes requests"]
+        same = [worker for worker in status.workers if not self._differs(worker)]
+        if takes_requests(same, models):
+            return []
+        return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
+
+    async def explained(self, error: ApiError) -> ApiError:
+        """Return an error of a request, with more words if it says that the tokenizers differ."""
+        if error.message.startswith("tokenizer_digest:"):
+            with contextlib.suppress(TimeoutError):
+                error.message += self._difference(await self.status.get())
+        return error
+
+    def _differs(self, worker: WorkerStatus) -> bool:
+        own, other = self.vocabulary.digest, worker.tokenizer_digest
+        return own != other and 0 not in {own, other}
+
+    def _difference(self, status: ProcessorStatus) -> str:
+        """Return in which text a worker's tokenizer differs from the gateway's, and what mends it; empty: in none."""
+        for worker in filter(self._differs, status.workers):
+            text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
+            if text is not None:
+                mend = "if both name one folder, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) mends it"
+                return f"; worker {worker.worker_id} makes other tokens of {text!r}: {mend}"
+        return ""
+
+
+def _connection(client: Client) -> str:
+    if client.is_connected:
+        return "open"
+    return client.sessions[0].state.name.lower()
+
+
+@asynccontextmanager
+async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
+    """Connect to the bus and hand out rows for as long as `async with` lasts."""
+    with contextlib.closing(DeduplicatedLog()) as repeated_log:
+        async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
+            gateway = Gateway(settings, client, encoders, repeated_log)
+            gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
+            try:
+                # The dispatcher opens the client's steps before anything can be submitted.
+                await asyncio.sleep(0)
+                yield gateway
+            finally:
+                gateway.feed.give_up()
+                gateway.feeding = None
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)

@@ -1,0 +1,96 @@
+"""vLLM's /inference/v1/generate: its body, and the completion that it is."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from tokenbus.gateway.bodies import (
+    Body,
+    Completion,
+    EngineArguments,
+    EngineSampling,
+    Ignored,
+    Int64,
+    Label,
+    Name,
+    Null,
+    StreamOptions,
+    Word,
+    only,
+    says,
+)
+
+
+class SamplingParams(EngineSampling, kw_only=True):
+    """How tokens are chosen, and what is said of them, as vLLM's object of that name has it."""
+
+    n: Annotated[int | None, says("How many choices the answer has.")] = 1
+    max_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
+    logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
+    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
+    extra_args: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
+    detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
+    flat_logprobs: Ignored = None
+    output_kind: Ignored = None
+    output_text_buffer_length: Ignored = None
+    skip_clone: Ignored = None
+    stream_interval: Ignored = None
+    routed_experts_prompt_start: Annotated[Any, only("routed_experts_prompt_start")] = None
+    skip_reading_prefix_cache: Annotated[Any, only("skip_reading_prefix_cache")] = None
+    logprob_token_ids: Null = None
+    prompt_logprob_token_ids: Null = None
+    prompt_logprob_start: Null = None
+    thinking_token_budget: Null = None
+    repetition_detection: Null = None
+    trace_decode_token_ids: Null = None
+
+
+class Generate(Body, kw_only=True):
+    """A body of /inference/v1/generate."""
+
+    request_id: Annotated[Label | None, says("What the answer's has behind `generate-tokens-`.")] = None
+    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    token_ids: Annotated[list[int], says("The prompt.")]
+    sampling_params: Annotated[SamplingParams, says("How tokens are chosen, and what is said of them.")]
+    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
+    return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
+    output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices have their text, too.")] = "tokens"
+    return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
+    return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
+    return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
+    return_mask: Annotated[int | None, says("Adds token_extras, with up to so many possible tokens.")] = None
+    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+    priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    reasoning_ended: Annotated[Any, only("reasoning_ended")] = None
+    reasoning_parser_kwargs: Ignored = None
+    token_offsets: Ignored = None
+    content_parts: Null = None
+    features: Null = None
+    kv_transfer_params: Null = None
+    ec_transfer_params: Null = None
+
+
+FIELDS: Mapping[str, str] = {
+    **{name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__},
+    "prompt": "token_ids",
+    "response_format": "sampling_params.structured_outputs",
+    "vllm_xargs": "sampling_params.extra_args",
+}
+"""By a completion's field this body's, where they differ."""
+_BESIDE = (
+    *("model", "stream", "stream_options", "cache_salt", "priority", "request_id"),
+    *("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask"),
+)
+_SAMPLING = tuple(name for name in Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
+
+
+def completion_of(body: Generate) -> Completion:
+    """Return the completion that a body is."""
+    given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
+    return Completion(
+        prompt=[body.token_ids],
+        return_token_ids=True,
+        vllm_xargs=body.sampling_params.extra_args,
+        **given | {"n": given["n"] or 1},
+        **{name: getattr(body, name) for name in _BESIDE},
+    )

@@ -1,0 +1,313 @@
+"""Writers of the members beside a choice's text: logprobs in either API's form, token ids, columns."""
+
+from binascii import b2a_base64
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+
+from tokenbus.delivery.step import TokenExtras as Extras
+from tokenbus.delivery.step import extras_by_token
+from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.prompt_writers import characters_of, echoed_lists
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.vocabulary import Tables, Vocabulary
+from tokenbus_contracts import PromptScores
+
+Piece = bytes | tuple[bytes, ...] | None
+_NULL = b"null"
+_EMPTY, _EMPTY_KEY = b'""', b',"":'
+_ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
+_COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
+
+
+def size_of(piece: Piece) -> int:
+    """Return how many bytes a piece has."""
+    if piece is None:
+        return 0
+    return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
+
+
+class Part(Protocol):
+    """One member of a choice, made from the pieces of one or more rows."""
+
+    name: bytes
+    """Its JSON name, with the colon."""
+    is_empty: bool = False
+    """Whether tokens add nothing to it."""
+
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
+        """Return the piece of a row's first `count` tokens."""
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
+        """Return the pieces of a prompt that the text begins with, each made when it is read; most have none."""
+        return ()
+
+    def joined(self, pieces: Sequence[Any]) -> bytes:
+        """Return the member's JSON value, a list unless it says otherwise, from the rows' pieces in order."""
+        return listed(pieces)
+
+
+class Nothing(Part):
+    """A member that is always null."""
+
+    is_empty = True
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
+        """Return nothing."""
+        return
+
+    def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
+        """Return null."""
+        return _NULL
+
+
+class Drafted(Part):
+    """Another writer, for the draft model's proposals of the same rows; null without proposals."""
+
+    def __init__(self, part: "Part") -> None:
+        self.name = part.name
+        self._part = part
+
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
+        """Return the piece of a row's proposals."""
+        found = view.drafted(place)
+        if found is None:
+            return None
+        draft, there = found
+        return self._part.take(draft, there, draft.counts[there])
+
+    def joined(self, pieces: Sequence[Any]) -> bytes:
+        """Return the member's value."""
+        given = [piece for piece in pieces if piece is not None]
+        return self._part.joined(given) if given else _NULL
+
+
+class TokenIds(Part):
+    """`token_ids`: a list."""
+
+    name = b'"token_ids":'
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the ids with commas between."""
+        begin = view.begins[place]
+        return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
+
+
+class Lists(Part):
+    """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
+
+    def __init__(
+        self,
+        progress: EventStream,
+        name: bytes = b'"logprobs":',
+        *,
+        has_alternatives: bool = True,
+        shows_special: bool = False,
+        names_ids: bool = False,
+    ) -> None:
+        self.name = name
+        self._names_ids = names_ids
+        self._shows_special = shows_special
+        self._has_alternatives = has_alternatives
+        self._progress = progress
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return the four lists' elements."""
+        begin = view.begins[place]
+        end = begin + count
+        characters = view.special_character_begins if self._shows_special else view.character_begins
+        before = self._progress.characters - characters[begin]
+        self._progress.characters = before + characters[end]
+        offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
+        if self._has_alternatives and not self._names_ids and count == view.counts[place]:
+            lists = view.lists(place)
+            if lists is not None:
+                return (*lists, offsets)
+        logprobs = _logprobs(view, place, count)
+        ids, tables = view.ids[begin:end], _tables(view, names_ids=self._names_ids)
+        names = [tables.texts[token_id] for token_id in ids]
+        if self._has_alternatives:
+            tops = self._tops(view, place, ids, logprobs, tables)
+        elif view.scored[place]:  # the token itself is always among them, as vLLM has it
+            tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
+        else:
+            tops = [_NULL] * count
+        return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
+        """Return the four lists' elements of a prompt; tokens behind it count their characters from its end."""
+        self._progress.characters = characters_of(prompt, vocabulary)
+        tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
+        return () if scores is None else echoed_lists(prompt, scores, vocabulary, tables)
+
+    def joined(self, pieces: Sequence[Any]) -> bytes:
+        """Return the object."""
+        pieces = [piece for piece in pieces if piece is not None]
+        if len(pieces) == 1:
+            names, logprobs, tops, offsets = pieces[0]
+        else:
+            names, logprobs, tops, offsets = (
+                b",".join(filter(None, list_)) for list_ in zip(*pieces, (b"",) * 4, strict=False)
+            )
+        members = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
+        return members % (names, logprobs, tops, offsets)
+
+    @staticmethod
+    def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
+        top_k = view.top_ks[place]
+        if not top_k:  # they were dropped on the way, or it is not scored
+            return [_NULL] * len(ids)
+        at, scored = 0, view.scored_begins[place]
+        ranks, keys, texts = view.ranks, tables.keys, tables.texts
+        pairs = view.alternatives(place, keys)
+        tops = []
+        for number, token_id in enumerate(ids):
+            members = b"".join(pairs[at : at + 2 * top_k])
+            own = keys[token_id]
+            if texts[token_id] == _EMPTY:  # its name here is the same as in the list of tokens
+                members = members.replace(own, _EMPTY_KEY)
+                own = _EMPTY_KEY
+            # The token itself is always among them, as OpenAI has it.
+            if ranks[scored + number] > top_k:
+                members += own + logprobs[number]
+            tops.append(b"{%b}" % members[1:])
+            at += 2 * top_k
+        return tops
+
+
+class Entries(Part):
+    """Logprobs as chats have them: an object for each token, with its alternatives inside."""
+
+    def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False) -> None:
+        self.name = name
+        self._names_ids = names_ids
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between."""
+        if not count:
+            return b""
+        rendered = view.contents(place) if count == view.counts[place] and not self._names_ids else None
+        if rendered is not None:
+            return rendered
+        begin, top_k = view.begins[place], view.top_ks[place]
+        table = _tables(view, names_ids=self._names_ids).entries
+        heads = map(table.__getitem__, view.ids[begin : begin + count])
+        entries, at = view.alternatives(place, table) if top_k else [], 0
+        written: list[bytes] = []
+        for head, value in zip(heads, _logprobs(view, place, count), strict=True):
+            alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
+            written += (head, value, b',"top_logprobs":[', alternatives, b"]")
+            at += 2 * top_k
+        return b"".join(written)[2:] + b"}"
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the object around them."""
+        return b'{"content":' + listed(pieces) + b',"refusal":null}'
+
+
+class IdEntries(Entries):
+    """Logprobs as /inference/v1/generate has them: as in chats, but by token ids, and the token itself comes first."""
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between."""
+        top_k, begin, scored = view.top_ks[place], view.begins[place], view.scored_begins[place]
+        ranks = (
+            [b"%d" % rank for rank in view.ranks[scored : scored + count]] if view.scored[place] else [_NULL] * count
+        )
+        written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
+        others = list(zip(map(int, written[0::2]), written[1::2], strict=True))
+        entries: list[bytes] = []
+        for token_id, logprob, rank in zip(
+            view.ids[begin : begin + count], _logprobs(view, place, count), ranks, strict=True
+        ):
+            own, at = _ID_ENTRY % (token_id, logprob, rank), top_k * len(entries)
+            tops = [own]
+            for number, (other, value) in enumerate(others[at : at + top_k], 1):
+                if other != token_id:
+                    tops.append(_ID_ENTRY % (other, value, b"%d" % number))
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: top_k or 1])))
+        return b",".join(entries)
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the object around them."""
+        return b'{"content":' + listed(pieces) + b"}"
+
+
+class BareEntries(Entries):
+    """Logprobs as responses have them: the same list without an object around it."""
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the list."""
+        return listed(pieces)
+
+
+class TokenExtras(Part):
+    """`token_extras`: an object for each token, with what the request asked for beside logprobs and alternatives."""
+
+    name = b'"token_extras":'
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between; null for a token whose extras were dropped on the way."""
+        found = extras_by_token(view.batch.row(place).extras, count)
+        return b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]])
+
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
+        """Return null for each of the prompt's tokens."""
+        del scores, vocabulary
+        return (b",".join([_NULL] * len(prompt)),)
+
+
+def _extras_object(extras: Extras) -> bytes:
+    members: dict[str, Any] = {}
+    if extras.other_logprob is not None:
+        members["other_logprob"] = np.float32(extras.other_logprob)
+    if extras.entropy is not None:
+        members["entropy"] = np.float32(extras.entropy)
+    if extras.given_logprobs:
+        members["logprobs"] = {str(token_id): np.float32(value) for token_id, value in extras.given_logprobs}
+    if extras.mask_size is not None:
+        members |= {"mask_size": extras.mask_size, "mask": extras.mask}
+    return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+class Columns(Part):
+    """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
+
+    def __init__(self, name: bytes = b'"columns":') -> None:
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return how many alternatives each token has, a byte for each, and the bytes of the five arrays."""
+        row = view.batch.row(place)
+        arrays = (row.token_ids, row.logprobs, row.ranks, row.alternative_token_ids, row.alternative_logprobs)
+        return bytes([view.top_ks[place]]) * count, *(array[:count].tobytes() for array in arrays)
+
+    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+        """Return the object."""
+        pieces = [piece for piece in pieces if piece]
+        tops, *arrays = pieces[0] if len(pieces) == 1 else map(b"".join, zip(*pieces, (b"",) * 6, strict=False))
+        members = [b'"tokens":%d,"top_ks":"%b"' % (len(tops), b2a_base64(tops, newline=False))]
+        for name, array in zip(_COLUMNS, arrays, strict=True):
+            members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
+        return b"{" + b",".join(members) + b"}"
+
+
+def listed(pieces: Iterable[bytes]) -> bytes:
+    """Return a JSON list of pieces with commas between; those without an element are left out."""
+    return b"[" + b",".join(filter(None, pieces)) + b"]"
+
+
+def _tables(view: RenderedStep, *, names_ids: bool) -> Tables:
+    return view.vocabulary.id_tables if names_ids else view.vocabulary.tables
+
+
+def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:
+    if not view.scored[place]:
+        return [_NULL] * count
+    begin = view.scored_begins[place]
+    return view.logprobs[begin : begin + count]

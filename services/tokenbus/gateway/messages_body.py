@@ -1,0 +1,279 @@
+"""Bodies of Anthropic's /v1/messages: their types, and the chats that they are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from msgspec import Meta
+
+from tokenbus.gateway.bodies import (
+    Body,
+    CalledFunction,
+    Chat,
+    Content,
+    ContentPart,
+    Description,
+    Effort,
+    EngineArguments,
+    Function,
+    FunctionChoice,
+    FunctionName,
+    Ignored,
+    Label,
+    Message,
+    Name,
+    ResponseFormat,
+    ResponseSchema,
+    Stops,
+    Temperature,
+    Tool,
+    ToolCall,
+    TopK,
+    TopP,
+    Variables,
+    Word,
+    says,
+)
+from tokenbus.gateway.validation import invalid
+
+FIELDS: Mapping[str, str] = {
+    "stop": "stop_sequences",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
+    "tool_choice.function.name": "tool_choice.name",
+    "prompt": "messages",
+}
+"""By a chat's name of a field, this body's, where they differ."""
+_BILLING = "x-anthropic-billing-header"
+"""Begins a text that Claude Code adds to the system prompt. It differs with every request; vLLM drops it, too."""
+_Choice = Literal["auto", "any", "tool", "none"]
+_Thinking = Literal["enabled", "disabled", "adaptive"]
+
+
+class Block(Body, kw_only=True, tag_field="type"):
+    """A part of a message."""
+
+    cache_control: Ignored = None
+
+
+class TextBlock(Block, kw_only=True, tag="text"):
+    """A text."""
+
+    text: Annotated[Content, says("The text.")]
+    citations: Ignored = None
+
+
+class ToolUse(Block, kw_only=True, tag="tool_use"):
+    """A call that the assistant made."""
+
+    id: Annotated[Name, says("What the block with the result names as its tool_use_id.")]
+    name: Annotated[Name, says("The name of the tool.")]
+    input: Annotated[dict[str, Any], says("Its arguments.")]
+    caller: Ignored = None
+
+
+_Texts = Annotated[list[TextBlock], Meta(max_length=1024)]
+
+
+class ToolResult(Block, kw_only=True, tag="tool_result"):
+    """What a call came to."""
+
+    tool_use_id: Annotated[Name, says("Which call it answers.")]
+    content: Annotated[Content | _Texts | None, says("The result, as a text or its parts.")] = None
+    is_error: Annotated[bool | None, says("Accepted and ignored: the result says it.")] = None
+
+
+class Thinking(Block, kw_only=True, tag="thinking"):
+    """What the assistant thought."""
+
+    thinking: Annotated[Content, says("Shown to templates that show it.")]
+    signature: Ignored = None
+
+
+class RedactedThinking(Block, kw_only=True, tag="redacted_thinking"):
+    """What the assistant thought, where it cannot be read."""
+
+    data: Ignored = None
+
+
+_Blocks = Annotated[
+    list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking], Meta(min_length=1, max_length=1024)
+]
+
+
+class Turn(Body):
+    """A message."""
+
+    role: Annotated[Literal["user", "assistant", "system"], says("Who wrote the message.")]
+    content: Annotated[Content | _Blocks, says("The text, or its blocks.")]
+
+
+class MessagesTool(Body, kw_only=True):
+    """A tool that the model may call."""
+
+    name: Annotated[Label, says("Its name.")]
+    description: Annotated[Description | None, says("What it does.")] = None
+    input_schema: Annotated[dict[str, Any], says("The JSON Schema of its arguments.")]
+    type: Annotated[Literal["custom"] | None, says("The kind of tool.")] = None
+    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
+    cache_control: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+
+
+class MessagesChoice(Body, kw_only=True):
+    """Whether, or which, tools are called."""
+
+    type: Annotated[_Choice, says("As the model likes, any of them, the named one, or none.")]
+    name: Annotated[Label | None, says("One of the tools, where the type is tool.")] = None
+    disable_parallel_tool_use: Annotated[bool | None, says("Whether `any` is one call.")] = None
+
+
+class ThinkingConfig(Body, kw_only=True):
+    """Whether the model thinks."""
+
+    type: Annotated[_Thinking, says("`disabled` is an effort of none; the others leave it to the model.")]
+    budget_tokens: Ignored = None
+    display: Ignored = None
+
+
+class OutputFormat(Body, kw_only=True):
+    """The form of the answer."""
+
+    type: Annotated[Literal["json_schema"], says("The form of the answer.")]
+    schema: Annotated[dict[str, Any], says("The JSON Schema.")]
+
+
+class OutputConfig(Body, kw_only=True):
+    """How the model answers."""
+
+    effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
+    format: Annotated[OutputFormat | None, says("The form that the answer has.")] = None
+
+
+_Turns = Annotated[list[Turn], Meta(min_length=1, max_length=1024)]
+_Tools = Annotated[list[MessagesTool], Meta(max_length=128)]
+
+
+class TokenCount(Body, kw_only=True):
+    """A body of /v1/messages/count_tokens."""
+
+    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    messages: Annotated[_Turns, says("The chat so far; an assistant's last message is continued.")]
+    system: Annotated[Content | _Texts | None, says("What stands before the chat.")] = None
+    tools: Annotated[_Tools | None, says("The tools that the model may call.")] = None
+    tool_choice: Annotated[MessagesChoice | None, says("Whether, or which, tools are called.")] = None
+    thinking: Annotated[ThinkingConfig | None, says("Whether the model thinks.")] = None
+    output_config: Annotated[OutputConfig | None, says("How the model answers.")] = None
+    chat_template_kwargs: Annotated[Variables, says("Variables of the template.")] = None
+    cache_control: Ignored = None
+    context_management: Ignored = None
+    speed: Ignored = None
+
+
+class Messages(TokenCount, kw_only=True):
+    """A body of /v1/messages."""
+
+    max_tokens: Annotated[int, says("The most tokens of the answer.")]
+    stop_sequences: Annotated[Stops | None, says("Texts that end the answer, and are cut off.")] = None
+    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
+    top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
+    top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
+    vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
+    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    inference_geo: Ignored = None
+
+
+_BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
+    "user": (TextBlock, ToolResult),
+    "assistant": (TextBlock, ToolUse, Thinking, RedactedThinking),
+    "system": (TextBlock,),
+}
+"""What a role's message may have."""
+_SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt")
+
+
+def chat_of(body: TokenCount) -> Chat:
+    """Return the chat that a body is; raises an ApiError that names the body's field."""
+    messages = list(_system(body.system))
+    for place, turn in enumerate(body.messages):
+        messages += _messages(turn, f"messages[{place}].content")
+    config, choice = body.output_config or OutputConfig(), body.tool_choice
+    is_disabled = body.thinking is not None and body.thinking.type == "disabled"
+    last = messages[-1] if messages else None
+    continues = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
+    form = None
+    if config.format is not None:
+        schema = ResponseSchema(name="output", schema=config.format.schema)
+        form = ResponseFormat(type="json_schema", json_schema=schema)
+    chat = Chat(
+        model=body.model,
+        messages=messages,
+        tools=list(map(_tool, body.tools or ())) or None,
+        tool_choice=None if choice is None else _choice(choice),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        reasoning_effort="none" if is_disabled else config.effort,
+        response_format=form,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    if isinstance(body, Messages):
+        for name in _SAME:
+            setattr(chat, name, getattr(body, name))
+        chat.stop = body.stop_sequences
+    return chat
+
+
+def _system(given: str | Sequence[TextBlock] | None) -> Iterator[Message]:
+    texts = [given] if isinstance(given, str) else [block.text for block in given or ()]
+    text = "".join(each for each in texts if not each.startswith(_BILLING))
+    if text:
+        yield Message(role="system", content=text)
+
+
+def _messages(turn: Turn, where: str) -> Iterator[Message]:
+    """Yield the messages that a turn is: results of tools are messages of their own, and come first."""
+    if isinstance(turn.content, str):
+        yield Message(role=turn.role, content=turn.content)
+        return
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(turn.content):
+        if not isinstance(block, _BLOCKS[turn.role]):
+            kind = block.__struct_config__.tag
+            raise invalid(f"{where}[{place}]", f"a block that a message of the role {turn.role} may have, got {kind}")
+        if isinstance(block, TextBlock):
+            texts.append(ContentPart(type="text", text=block.text))
+        elif isinstance(block, Thinking):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUse):
+            function = CalledFunction(name=block.name, arguments=orjson.dumps(block.input).decode())
+            calls.append(ToolCall(id=block.id, type="function", function=function))
+        elif isinstance(block, ToolResult):
+            result = block.content
+            text = result if isinstance(result, str) else "\n".join(each.text for each in result or ())
+            yield Message(role="tool", content=text, tool_call_id=block.tool_use_id)
+    if texts or thoughts or calls:
+        yield Message(
+            role=turn.role,
+            content=texts[0].text if len(texts) == 1 else texts or None,
+            reasoning="".join(thoughts) or None,
+            tool_calls=calls or None,
+        )
+
+
+def _tool(tool: MessagesTool) -> Tool:
+    parameters = {"type": "object", **tool.input_schema}
+    function = Function(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: MessagesChoice) -> Literal["none", "auto", "required"] | FunctionChoice:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise invalid("tool_choice.name", "required where the type is tool, got nothing")
+        return FunctionChoice(function=FunctionName(name=choice.name))
+    return "required" if choice.type == "any" else choice.type

@@ -1,0 +1,167 @@
+"""MessagesFormat: an answer as Anthropic's /v1/messages has it, and its errors."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.completion_request import CompletionRequest, Ending
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventForm, EventStream
+from tokenbus.gateway.logprob_writers import Piece
+from tokenbus.gateway.native import Form
+from tokenbus.gateway.sse import event
+from tokenbus.gateway.tool_calls import call_writer
+
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By the status; those of others are the server's or the client's."""
+_SERVER_ERROR = 500
+_TEXT = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
+)
+_BEHIND_TEXT = b"}}\n\n"
+
+
+def message_error(error: ApiError) -> dict[str, Any]:
+    """Return an error's JSON object, as Anthropic's clients read it."""
+    other = "api_error" if error.status >= _SERVER_ERROR else "invalid_request_error"
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, other), "message": error.message}}
+
+
+class MessagesFormat(Format):
+    """Writes one answer."""
+
+    def __init__(self, request: CompletionRequest, key: int) -> None:
+        self._request = request
+        self._head = {"id": f"msg_{key:016x}", "type": "message", "role": "assistant", "model": request.model}
+        self._calls = call_writer(request)
+        self._block = -1
+        """The number of the content block that began last."""
+        self._kind = ""
+        """What it is, where it may go on."""
+        self._has_calls = False
+
+    def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
+        """Return how far the answer has come; its rows are for Python if they need more than their texts."""
+        request = self._request
+        if not request.is_streamed or self._calls is not None or request.stopping.texts:
+            return EventStream()
+        return EventStream(EventForm(_TEXT, _BEHIND_TEXT, b"", Form.NONE, has_ids=False))
+
+    # Streamed.
+
+    def beginnings(self) -> bytes:
+        """Return the events before all rows."""
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            **_ending(None, has_calls=False),
+            "usage": self._usage(0),
+        }
+        begin = _event("message_start", message=message)
+        return begin + self._begin_block({"type": "text", "text": ""}) if self._calls is None else begin
+
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
+        """Return a row's events."""
+        events = []
+        if self._calls is None:
+            events = [_TEXT + orjson.dumps(text) + _BEHIND_TEXT] if text else []
+        else:
+            content, calls = self._calls.take(text, is_last=choice.ending is not None)
+            if content:
+                events += [
+                    self._to_block("text", {"type": "text", "text": ""}),
+                    self._delta(type="text_delta", text=content),
+                ]
+            for call in calls:
+                if call.name is not None:
+                    self._has_calls = True
+                    block = {"type": "tool_use", "id": _new_id(), "name": call.name, "input": {}}
+                    events += [self._to_block("", block)]
+                events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
+        if choice.ending is not None:
+            ending = _ending(choice.ending, has_calls=self._has_calls)
+            events += [self._end_block(), _event("message_delta", delta=ending, usage=self._usage(choice.tokens))]
+            events.append(_event("message_stop"))
+        return b"".join(events)
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return _event("error", **message_error(error))
+
+    # Whole.
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:  # noqa: ARG002
+        """Return the content, and why it ended."""
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        if self._calls is not None:
+            said = self._calls.message(text)
+            calls = list(_tool_uses(said.get("tool_calls", ())))
+            content = [{"type": "text", "text": said["content"]}] * bool(said["content"]) + calls
+        return orjson.dumps({"content": content, **_ending(end, has_calls=any("input" in each for each in content))})
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return the whole answer."""
+        (content,) = choices
+        return b"%b,%b,%b" % (
+            orjson.dumps(self._head)[:-1], content[1:-1], orjson.dumps({"usage": self._usage(tokens)})[1:],
+        )  # fmt: skip
+
+    def _usage(self, tokens: int) -> dict[str, int]:
+        return {"input_tokens": self._request.prompt_tokens, "output_tokens": tokens}
+
+    def _begin_block(self, block: dict[str, Any]) -> bytes:
+        self._block += 1
+        return _event("content_block_start", index=self._block, content_block=block)
+
+    def _to_block(self, kind: str, block: dict[str, Any]) -> bytes:
+        """Return what begins another block, unless the last one is of the same kind and may go on."""
+        if kind and kind == self._kind:
+            return b""
+        self._kind = kind
+        return self._end_block() + self._begin_block(block)
+
+    def _delta(self, **delta: str) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
+
+    def _end_block(self) -> bytes:
+        return _event("content_block_stop", index=self._block) if self._block >= 0 else b""
+
+
+def _event(name: str, /, **members: Any) -> bytes:  # noqa: ANN401 - JSON
+    return event(name, {"type": name, **members})
+
+
+def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
+    """Return why a message ended; a number is one of the model's own end tokens."""
+    reason, stop, _ = end or (None, None, ())
+    if reason in ("length", "abort"):
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if reason is None or has_calls:
+        return {"stop_reason": reason and "tool_use", "stop_sequence": None}
+    if isinstance(stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _tool_uses(calls: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        with suppress(ValueError):  # the answer ended within them
+            yield {"type": "tool_use", "id": _new_id(), "name": name, "input": orjson.loads(arguments)}
+
+
+def _new_id() -> str:
+    return f"toolu_{secrets.token_hex(12)}"

@@ -1,0 +1,139 @@
+"""The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from prometheus_client.exposition import generate_latest
+
+from tokenbus.bus.link import SessionState
+from tokenbus.gateway.fairness import MOST_WAITING
+from tokenbus.gateway.gateway import Gateway, ModelCounts
+from tokenbus.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
+
+T = TypeVar("T", float, Histogram)
+
+
+def _fill(view: Gateway) -> Samples:
+    settings = view.settings.gateway
+    return {
+        "requests": len(view.feed) / settings.max_requests,
+        "connections": view.connections / settings.most_connections,
+        "buffers": view.buffers.size / settings.buffer_bytes,
+        "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
+        "bodies": view.bodies.size / view.bodies.most,
+        **{f"{name}_texts": lane.turns.waiting / MOST_WAITING for name, lane in view.encoders.lanes.items()},
+    }
+
+
+GATEWAY: tuple[Family[Gateway], ...] = (
+    fill_ratio(_fill),
+    event_loop_lag(lambda view: view.watch.lag),
+    Family(
+        "tokenbus_gateway_connected_processors",
+        "Processors that the gateway is connected to.",
+        lambda view: sum(each.state is SessionState.OPEN for each in view.client.sessions),
+    ),
+    Family(
+        "tokenbus_gateway_answers_total{route, status}",
+        "Requests over HTTP; malformed HTTP counts as the route other.",
+        lambda view: view.counts.requests,
+    ),
+    Family(
+        "tokenbus_gateway_broken_answers_total{code}",
+        "Answers with status 200 that ended with an error event.",
+        lambda view: view.counts.broken_answers,
+    ),
+    Family("tokenbus_gateway_tokens_total", "Tokens of this gateway's requests.", lambda view: view.feed.tokens),
+    Family(
+        "tokenbus_gateway_aborted_requests_total",
+        "Requests whose client had gone or whose answer had ended.",
+        lambda view: view.feed.aborted,
+    ),
+    Family(
+        "tokenbus_gateway_lost_clients_total{why}",
+        "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no place (refused).",
+        lambda view: {
+            "left": view.counts.left_clients,
+            "cut_off": view.counts.cut_clients,
+            "late": view.counts.late_requests,
+            "refused": view.counts.refused_connections,
+        },
+    ),
+    Family(
+        "tokenbus_gateway_refusals_total{why}",
+        "Requests refused for their key, host or origin.",
+        lambda view: view.counts.refusals,
+    ),
+    Family(
+        "tokenbus_gateway_evicted_answers_total",
+        "Answers that held the most while all together exceeded gateway.buffer_bytes.",
+        lambda view: view.buffers.evicted,
+    ),
+    Family(
+        "tokenbus_gateway_ended_encoders_total{lane, why}",
+        "Encoders that ended before their text was encoded.",
+        lambda view: {
+            (name, why): count for name, lane in view.encoders.lanes.items() for why, count in lane.ended.copy().items()
+        },
+    ),
+    Family(
+        "tokenbus_gateway_unread_files",
+        "Files of keys or certificates that cannot be read; their last good contents hold.",
+        lambda view: view.unread_files,
+    ),
+    Family(
+        "tokenbus_gateway_socket_latency_seconds",
+        "From a row's publication to its write to the client's socket.",
+        lambda view: view.counts.to_socket,
+        is_histogram=True,
+    ),
+)
+"""All metrics of a gateway."""
+
+
+def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[str, T]]:
+    return lambda view: {model: read(counts) for model, counts in view.counts.models.copy().items()}
+
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
+    ("request_prompt_tokens", "How many tokens a request's prompt has.", lambda each: each.prompt_tokens),
+    ("request_generation_tokens", "How many tokens a request's answer has.", lambda each: each.generation_tokens),
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda each: each.first_token),
+    ("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda each: each.latency),
+)
+VLLM: tuple[Family[Gateway], ...] = (
+    Family(
+        "vllm:prompt_tokens_total{model_name}",
+        "Tokens of the prompts of requests that ended.",
+        _by_model(lambda counts: counts.prompt_tokens.sum),
+    ),
+    Family(
+        "vllm:generation_tokens_total{model_name}",
+        "Tokens of the answers of requests that ended.",
+        _by_model(lambda counts: counts.generation_tokens.sum),
+    ),
+    Family(
+        "vllm:request_success_total{finished_reason, model_name}",
+        "Requests that ended, by why: stop, length, abort, error.",
+        lambda view: {
+            (reason, model): count
+            for model, counts in view.counts.models.copy().items()
+            for reason, count in counts.finished.copy().items()
+        },
+    ),
+    *(
+        Family(f"vllm:{name}{{model_name}}", says, _by_model(read), is_histogram=True)
+        for name, says, read in _HISTOGRAMS
+    ),
+)
+"""Metrics under vLLM's own names, for dashboards and autoscalers that know them, where they mean the same here."""
+
+
+def metrics_page(gateway: Gateway) -> str:
+    """Return the metrics of one process as text."""
+    return generate_latest(gateway_collector(gateway)).decode()
+
+
+def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:
+    """Return the collector of a gateway."""
+    return FamilyCollector("gateway", (*GATEWAY, *VLLM), lambda: gateway)

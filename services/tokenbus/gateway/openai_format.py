@@ -1,0 +1,251 @@
+"""Envelope: the JSON around an answer's choices, as OpenAI's completions or chats, or vLLM's tokens, have it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.completion_request import CompletionRequest, Ending
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventForm, EventStream
+from tokenbus.gateway.logprob_writers import (
+    Columns,
+    Drafted,
+    Entries,
+    IdEntries,
+    Lists,
+    Nothing,
+    Part,
+    Piece,
+    TokenExtras,
+    TokenIds,
+    listed,
+)
+from tokenbus.gateway.native import Form
+from tokenbus.gateway.prompt_writers import prompt_logprobs
+from tokenbus.gateway.sse import event, versions_of
+from tokenbus.gateway.tool_calls import call_writer
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus_contracts import PromptScores
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Envelope(Format):
+    """Writes one answer; what is the same in all of its chunks is encoded once."""
+
+    def __init__(self, request: CompletionRequest, key: int) -> None:
+        self._request = request
+        self._head = orjson.dumps(self._first_members(request.name or f"{key:016x}"))[:-1]
+        self._prompt_logprobs: dict[int, list[bytes]] = {}
+        self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
+        self._openings = [self._opening % index for index in range(request.choices)]
+        self._said = self._member_of_text()
+        # Without logprobs and ids the members beside the text are the same for every row.
+        parts = self.parts(EventStream())
+        is_same = all(part.is_empty for part in parts)
+        self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
+        usage_later = b',"usage":null' if request.wants_usage else b""
+        self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
+        self._call_writers = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
+
+    @property
+    def _has_one_prompt(self) -> bool:
+        """Whether what is said of the prompt stands beside the choices, and logprobs are a list of objects."""
+        return self._request.is_chat
+
+    def _first_members(self, name: str) -> dict[str, object]:
+        request = self._request
+        kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
+        return {
+            "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{name}",
+            "object": kind[request.is_streamed],
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def _member_of_text(self) -> bytes:
+        """Return what a chunk has of a text; empty: nothing."""
+        return b'"delta":{"content":%b},' if self._request.is_chat else b'"text":%b,'
+
+    def stream(self, index: int) -> EventStream:
+        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+        request = self._request
+        stopping = request.stopping
+        is_plain = request.is_streamed and not (self._call_writers or stopping.texts or stopping.shows_special)
+        needs_python = request.names_ids or request.wants_running_usage or request.echoes or request.token_scoring
+        if not (is_plain and self._said) or needs_python or request.wants_columns or request.wants_drafts:
+            return EventStream()
+        before, behind = self._said.split(b"%b")
+        form = Form.NONE
+        if request.top_logprobs is None:
+            behind += b'"logprobs":null'
+        else:
+            form = Form.CONTENT if self._has_one_prompt else Form.LISTS if request.top_logprobs else Form.OWN
+        return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
+
+    def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
+        """Write the scores of a choice's prompt for `prompt_logprobs`, a part at each turn; yield its bytes."""
+        written = self._prompt_logprobs[index] = []
+        for part in prompt_logprobs(scores, vocabulary):
+            written.append(part)
+            yield len(part)
+
+    def parts(self, progress: EventStream) -> tuple[Part, ...]:
+        """Return new writers of the members beside a choice's text."""
+        request = self._request
+        logprobs = request.top_logprobs is not None and not request.wants_columns
+        has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
+        names_ids = request.names_ids
+        lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special, names_ids=names_ids)
+        entries = partial(Entries, names_ids=names_ids)
+        parts: list[Part] = (
+            [entries() if self._has_one_prompt else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
+        )
+        if request.wants_ids:
+            parts.append(TokenIds())
+        if request.token_scoring:
+            parts.append(TokenExtras())
+        if request.wants_columns:
+            parts.append(Columns())
+        if request.wants_drafts:
+            name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
+            others = entries(name) if self._has_one_prompt else lists(EventStream(), name)
+            parts.append(Drafted(Columns(name) if request.wants_columns else others))
+        return tuple(parts)
+
+    # Streamed.
+
+    def beginnings(self) -> bytes:
+        """Return the chunks before all rows: in chats each choice's role; the prompt's ids if requested."""
+        request, chunks = self._request, []
+        for index, opening in enumerate(self._openings):
+            said = b'"delta":{"role":"assistant","content":""}' if request.is_chat else b'"text":""'
+            ids = self._prompt_ids(index)
+            if request.is_chat or ids:  # of a chat they are the answer's, as vLLM has them, else the choice's
+                places = (b"", ids) if request.is_chat else (ids, b"")
+                usage = self._usage_so_far(index, 0)
+                ending = b'%b,"logprobs":null,"finish_reason":null}]%b%b}\n\n' % (*places, usage)
+                chunks.append(opening + said + ending)
+        return b"".join(chunks)
+
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
+        """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
+        index, end = choice.index, choice.ending
+        said = self._said and self._said % orjson.dumps(text)
+        if self._call_writers:
+            delta = self._call_writers[index].delta(text, is_last=end is not None)
+            if delta == b"{}" and end is None and self._always:
+                return b""
+            said = b'"delta":%b,' % delta
+        beside = self._always or b",".join([
+            part.name + part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)
+        ])  # fmt: skip
+        ending = self._going_on
+        if end is not None or self._request.wants_running_usage:
+            why = b'"finish_reason":null' if end is None else self._ending(index, end)
+            ending = b",%b}]%b}\n\n" % (why, self._usage_so_far(index, choice.tokens))
+        return b"".join((self._openings[index], said, beside, ending))
+
+    def last(self, tokens: int) -> bytes:
+        """Return the end of the stream, after all rows."""
+        if not self._request.wants_usage:
+            return DONE
+        usage = self._usage(self._request.prompt_tokens, tokens)
+        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event("error", error.body)
+
+    # Whole.
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return the whole answer; `choices` are from `choice`."""
+        ids = self._of_prompt(0) if self._has_one_prompt else b""
+        usage = self._usage(self._request.prompt_tokens, tokens)
+        return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
+        """Return a whole choice."""
+        said = self._said and self._said % orjson.dumps(text)
+        if self._request.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            called = self._call_writers[index].message(text) if self._call_writers else {}
+            said = b'"message":%b,' % orjson.dumps(message | called)
+        members = b",".join([*beside, self._ending(index, end)])
+        ids = b"" if self._has_one_prompt else self._of_prompt(index)
+        return b'{"index":%d,' % index + said + members + ids + b"}"
+
+    @property
+    def held(self) -> int:
+        """How many characters of a stream are held back, as they may be a call."""
+        return sum(each.held for each in self._call_writers)
+
+    def _ending(self, index: int, end: Ending | None) -> bytes:
+        """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
+        reason, stop, spans = end or (None, None, ())
+        if reason == "stop" and self._call_writers and self._call_writers[index].is_called:
+            reason = "tool_calls"
+        ending = b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
+        return ending + b',"weight_versions":' + orjson.dumps(versions_of(spans)) if spans else ending
+
+    def _of_prompt(self, index: int) -> bytes:
+        """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""
+        logprobs = self._prompt_logprobs.get(index)
+        return self._prompt_ids(index) + (b"" if logprobs is None else b',"prompt_logprobs":' + listed(logprobs))
+
+    def _prompt_ids(self, index: int) -> bytes:
+        if not self._request.wants_ids:
+            return b""
+        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
+
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self._request.prompts[index // self._request.n]
+
+    def _usage_so_far(self, index: int, tokens: int) -> bytes:
+        """Return the usage of a chunk that is not the last: of its choice where that is wanted."""
+        if self._request.wants_running_usage:
+            return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
+        return b',"usage":null' if self._request.wants_usage else b""
+
+    @staticmethod
+    def _usage(prompt: int, tokens: int) -> bytes:
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+        return orjson.dumps(usage)
+
+
+class GenerateFormat(Envelope):
+    """Writes one answer of vLLM's /inference/v1/generate: token ids, and the text beside them where that is wanted."""
+
+    _has_one_prompt = True
+
+    def _first_members(self, name: str) -> dict[str, object]:
+        request = self._request
+        mode = "text" if request.wants_text else "tokens"
+        members: dict[str, object] = {"request_id": f"generate-tokens-{name}", "output_mode": mode}
+        return members if request.is_streamed else members | {"model": request.model, "created": int(time.time())}
+
+    def _member_of_text(self) -> bytes:
+        return b'"text":%b,' if self._request.wants_text else b""
+
+    def parts(self, progress: EventStream) -> tuple[Part, ...]:
+        """Return new writers of the members beside a choice's text."""
+        parts = super().parts(progress)
+        if self._request.wants_text:
+            return parts
+        return tuple(IdEntries() if isinstance(part, Entries) else part for part in parts)
+
+    def beginnings(self) -> bytes:
+        """Return the chunk before all rows, with the prompt's ids if requested."""
+        ids = self._prompt_ids(0)
+        said = self._said and self._said % b'""'
+        ending = b'"token_ids":[],"logprobs":null,"finish_reason":null,"stop_reason":null}]%b%b}\n\n'
+        return ids and self._openings[0] + said + ending % (ids, self._usage_so_far(0, 0))
+
+    def _prompt_ids(self, _index: int) -> bytes:
+        members = self._request.echoed
+        return b"," + orjson.dumps(members)[1:-1] if members else b""

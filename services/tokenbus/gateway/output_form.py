@@ -1,0 +1,162 @@
+"""The form of an output: what `response_format`, `structured_outputs` and `tool_choice` say, as the contract has it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tokenbus.gateway.bodies import Chat, Generation, ResponseFormat, StructuredOutputs, Tokenization
+from tokenbus.gateway.validation import check_json, invalid, json_text
+
+_MAX_FORM_BYTES = 262_144
+"""Of the JSON Schema of an answer, or of all tools."""
+_MEMBERS = {
+    "json": ("json_schema", "schema"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar", "text"),
+    "structural_tag": ("structural_tag", "tag"),
+}
+"""By the name of a form in bodies, the contract's and that of its one text."""
+_OF_JSON = ("json", "structural_tag")
+_PARTS_OF_TAGS = ("format", "structures", "triggers")
+_ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+"""The JSON Schema of the arguments of a function that declares none."""
+
+
+def structured_output(body: Generation) -> dict[str, Any] | None:
+    """Return the contract's StructuredOutput that a body asks for; None: it asks for none. Raises an ApiError."""
+    found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
+    response = None if body.response_format is None else _form_of_response(body.response_format)
+    if found is not None and response is not None and body.response_format is not None:
+        raise invalid("response_format", f"none beside structured_outputs, got {body.response_format.type}")
+    return found or response
+
+
+def _form_in(wanted: StructuredOutputs) -> dict[str, Any]:
+    given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not None}
+    if len(given) != 1 or given.get("json_object") is False:
+        names = ", ".join(f"{name}: False" if value is False else name for name, value in given.items())
+        raise invalid("structured_outputs", f"one of {', '.join(wanted.__struct_fields__)}, got {names or 'none'}")
+    ((form, value),) = given.items()
+    return _form(f"structured_outputs.{form}", form, value)
+
+
+def _form_of_response(response: ResponseFormat) -> dict[str, Any] | None:
+    kind, schema, where = response.type, response.json_schema, "response_format.json_schema"
+    if schema is not None and kind != "json_schema":
+        raise invalid(where, f"only where the type is json_schema, got it with {kind}")
+    parts = {name: value for name in _PARTS_OF_TAGS if (value := getattr(response, name)) is not None}
+    if kind == "structural_tag":
+        if list(parts) not in (["format"], ["structures", "triggers"]):
+            got = " and ".join(parts) or "neither"
+            raise invalid("response_format", f"a structural_tag has a format, or structures and triggers, got {got}")
+        return _form("response_format", "structural_tag", {"type": kind, **parts})
+    for name in parts:
+        raise invalid(f"response_format.{name}", f"only where the type is structural_tag, got it with {kind}")
+    if kind != "json_schema":
+        return {"json_object": {}} if kind == "json_object" else None
+    if schema is None or schema.schema is None:
+        named = where if schema is None else f"{where}.schema"
+        raise invalid(named, "required where the type is json_schema, got nothing")
+    return _form(f"{where}.schema", "json", schema.schema)
+
+
+def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    if form == "choice":
+        return {"choice": {"texts": value}}
+    if form == "json_object":
+        return {"json_object": {}}
+    if not isinstance(value, str):
+        text = json_text(where, value, _MAX_FORM_BYTES)
+    else:
+        text, size = value, len(value.encode())
+        if size > _MAX_FORM_BYTES:
+            raise invalid(where, f"at most {_MAX_FORM_BYTES} bytes, got {size}")
+        if form in _OF_JSON:
+            check_json(where, value)
+    name, member = _MEMBERS[form]
+    return {name: {member: text}}
+
+
+class ForcedCall(NamedTuple):
+    """A function that the model has to call; its output is the arguments."""
+
+    name: str | None
+    """None: any of the functions; the output is a list of objects with `name` and `parameters`."""
+    schema: str
+    """The JSON Schema of the output."""
+
+
+class AutoCalls(NamedTuple):
+    """Functions that the model may call, in the text that it writes."""
+
+    parser: str
+    """The name of the parser that finds the calls."""
+    is_one: bool
+    """Whether only the first call counts."""
+
+
+def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
+    """Return how calls are found in an output that nothing forces to be one; None: its text stays as it is."""
+    if not parser or not body.tools or body.tool_choice not in (None, "auto"):
+        return None
+    return AutoCalls(parser, body.parallel_tool_calls is False)
+
+
+def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+    """Return a body's tools as templates have them; raises an ApiError."""
+    tools = []
+    for tool in body.tools or ():
+        function = msgspec.structs.asdict(tool.function)
+        if function["strict"] is None:
+            del function["strict"]
+        tools.append({"type": "function", "function": function})
+    json_text("tools", tools, _MAX_FORM_BYTES)
+    return tools
+
+
+def forced_call(body: Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
+    """Return which function a body wants to be called for certain, if it does; raises an ApiError."""
+    choice = body.tool_choice
+    if choice is None or choice == "none":
+        return None
+    if not tools:
+        raise invalid("tool_choice", "only with tools, got it without")
+    if choice == "auto":
+        return None
+    if body.structured_outputs is not None:
+        raise invalid("structured_outputs", "none where tool_choice forces a call, got one")
+    if choice == "required":
+        schema = _schema_of_calls([tool["function"] for tool in tools], is_one=not body.parallel_tool_calls)
+        return ForcedCall(None, json_text("tools", schema, _MAX_FORM_BYTES))
+    name = choice.function.name
+    found = [tool["function"] for tool in tools if tool["function"]["name"] == name]
+    if not found:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        raise invalid("tool_choice.function.name", f"one of {names}, got {name!r}")
+    parameters = found[-1]["parameters"] or _ANY_PARAMETERS
+    return ForcedCall(name, json_text("tools", parameters, _MAX_FORM_BYTES))
+
+
+def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    calls = []
+    for function in functions:
+        parameters = dict(function["parameters"] or _ANY_PARAMETERS)
+        for name, definition in _definitions(parameters.pop("$defs", {}), function["name"]):
+            if definitions.setdefault(name, definition) != definition:
+                raise invalid("tools", f"one definition of a name in $defs, got two of {name!r} that differ")
+        name_and_arguments = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
+        calls.append({"properties": name_and_arguments, "required": ["name", "parameters"]})
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+    if is_one:
+        schema["maxItems"] = 1
+    if definitions:  # references to them begin at the root
+        schema["$defs"] = definitions
+    return schema
+
+
+def _definitions(given: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
+    if not isinstance(given, dict):
+        raise invalid("tools", f"objects as the $defs of parameters, got {type(given).__name__} for {name!r}")
+    yield from given.items()

@@ -1,0 +1,92 @@
+"""The processor's status as the page shows it, and whether its workers take requests."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tokenbus.client import Client
+from tokenbus.gateway.completion_request import DEFAULT_MODEL
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+
+_FRESH_SECONDS = 0.5
+"""An answer is used again for so long, unless a caller needs to know what has changed since."""
+
+
+class StatusCache:
+    """Asks the processor for its status over the bus, and shares the answer between callers."""
+
+    def __init__(self, client: Client, timeout_ms: int) -> None:
+        self._client = client
+        self._timeout_ms = timeout_ms
+        self._lock = asyncio.Lock()
+        self._status: ProcessorStatus | None = None
+        self._asked_at = -math.inf
+
+    async def get(self, *, is_new: bool = False) -> ProcessorStatus:
+        """Return the status, one that was asked for after the call if `is_new`, or raise a TimeoutError."""
+        since = time.monotonic() - (0 if is_new else _FRESH_SECONDS)
+        async with self._lock:
+            if self._asked_at < since:
+                asked_at = time.monotonic()
+                try:
+                    self._status = await self._client.status(timeout_seconds=self._timeout_ms / 1000)
+                except TimeoutError:
+                    self._status = None
+                self._asked_at = asked_at
+        if self._status is None:
+            raise TimeoutError(f"no processor sent its status within {self._timeout_ms} ms")
+        return self._status
+
+
+def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
+    """Return whether a connected mixed worker, or a prefill and a decode worker, serve one of the models."""
+    connected = [worker for worker in workers if worker.is_connected]
+    decoding = {worker.model for worker in connected if worker.role == WorkerRole.WORKER_ROLE_DECODE}
+    return any(
+        worker.role == WorkerRole.WORKER_ROLE_MIXED
+        or (worker.role == WorkerRole.WORKER_ROLE_PREFILL and worker.model in decoding)
+        for worker in connected
+        if DEFAULT_MODEL in models or worker.model in models
+    )
+
+
+def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
+    """Return the status as JSON for the page; `at` is when it was asked for, in seconds since 1970-01-01 UTC."""
+    return {
+        "workers": [_worker(worker) for worker in status.workers],
+        "processor": {
+            "open_requests": status.open_requests,
+            "steps": status.steps,
+            "tokens": status.tokens,
+            "refused": status.refused_requests,
+            "lost": status.lost_items,
+        },
+        "clients": status.connected_clients,
+        "at": at,
+    }
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    return {
+        "id": worker.worker_id,
+        "role": WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
+        "model": worker.model,
+        "epoch": str(worker.epoch),
+        "processor": worker.processor_id,
+        "connected": worker.is_connected,
+        "open_requests": worker.open_requests,
+        "lag": worker.lag_items,
+        "gaps": worker.gaps,
+        "replays": worker.replays,
+        "retained": worker.pending_items,
+        "tokens": worker.tokens,
+        "steps": worker.steps,
+        "acceptance_by_head": [
+            accepted / drafted
+            for drafted, accepted in zip(worker.draft_tokens, worker.accepted_tokens, strict=True)
+            if drafted
+        ],
+    }

@@ -1,0 +1,155 @@
+"""PromptEncoder: the token ids of texts and chats, within the gateway's bounds."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tokenbus.gateway.bodies import Chat, Tokenization
+from tokenbus.gateway.validation import invalid, json_text
+from tokenbus.gateway.vocabulary import Template, Vocabulary
+from tokenbus.settings import GatewaySettings
+from tokenbus.settings.errors import shown
+
+_MAX_PROMPTS_SHARE = 4
+"""The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
+_MAX_VARIABLES_BYTES = 65_536
+_RESERVED = frozenset({
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "tokenize"),
+})  # fmt: skip
+"""What `chat_template_kwargs` may not set: these have a field of their own, or are no variable."""
+_ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+
+class Cut(NamedTuple):
+    """How prompts that are too long are cut, as in vLLM."""
+
+    most: int
+    """How many tokens stay."""
+    side: str | None
+    """Where tokens go, `left` or `right`, those around the text too; None: the text's own, at its left."""
+
+    def of(self, ids: list[int], text_begins: int = 0) -> list[int]:
+        """Return what stays of a prompt, of which so many tokens stand before its text."""
+        excess = len(ids) - self.most
+        if excess <= 0:
+            return ids
+        if self.side == "right":
+            return ids[: self.most]
+        kept = 0 if self.side else text_begins
+        return ids[:kept] + ids[kept + excess :]
+
+
+class PromptEncoder:
+    """Encodes prompts; every method raises an ApiError that names the field."""
+
+    def __init__(self, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
+        self._most = settings.max_prompt_tokens
+        self._most_bytes = settings.max_text_bytes
+        self._template = settings.chat_template
+        self._vocabulary = vocabulary
+
+    def prompts(
+        self,
+        prompts: Sequence[str | list[int]],
+        n: int,
+        name: str,
+        *,
+        adds_special: bool = True,
+        cut: Cut | None = None,
+    ) -> list[list[int]]:
+        """Return the ids of an answer's prompts, of which each has `n` choices."""
+        most, tokens, encoded = _MAX_PROMPTS_SHARE * self._most, 0, []
+        for prompt in prompts:
+            encoded.append(self.prompt(prompt, name, adds_special=adds_special, cut=cut))
+            tokens += n * len(encoded[-1])
+            if tokens > most:
+                raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
+        return encoded
+
+    def prompt(
+        self, prompt: str | list[int], name: str, *, adds_special: bool = True, cut: Cut | None = None
+    ) -> list[int]:
+        """Return the ids of a text, with what the model wants around every text if `adds_special`; ids stay."""
+        if not isinstance(prompt, str):
+            return prompt if cut is None else cut.of(prompt)
+        self._check_size(len(prompt.encode()), name)
+        ids = self._vocabulary.encode(prompt) if adds_special else self._vocabulary.encode_chat(prompt)
+        if cut is not None and len(ids) > cut.most:
+            ids = cut.of(ids, _begin_of(self._vocabulary.encode_chat(prompt), ids) if adds_special else 0)
+        if not 1 <= len(ids) <= self._most:
+            raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
+        return ids
+
+    def text(self, token_ids: Sequence[int], name: str) -> str:
+        """Return the text of token ids."""
+        text = self._vocabulary.decode(token_ids)
+        self._check_size(len(text.encode()), name)
+        return text
+
+    def chat(self, body: Chat | Tokenization, tools: Sequence[Any], cut: Cut | None = None) -> list[int]:
+        """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
+
+        `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
+        one a line, for models that continue any text and know no roles. `roles`: a line for each message,
+        `User: ...`, and `Assistant:` at the end. These two show no tools.
+        """
+        messages = _messages_of(body)
+        if self._template == "auto" and self._vocabulary.is_of_model:
+            template = self._vocabulary.chat_template
+            variables, most = _variables_of(body, template), self._most_bytes
+            try:
+                text = template.render(
+                    messages, tools, variables, continues_last=bool(body.continue_final_message), most=most
+                )
+            except ValueError as error:  # a ChatTemplateError
+                raise invalid("messages", f"the model's chat template refuses them: {error}") from None
+            return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens), cut=cut)
+        _variables_of(body)
+        texts = [_text_of(message["content"]) for message in messages]
+        if self._template == "roles":
+            texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
+            texts += ["Assistant:"] if body.add_generation_prompt else []
+        return self.prompt("\n".join(texts), "messages", cut=cut)
+
+    def _check_size(self, size: int, name: str) -> None:
+        if size > self._most_bytes:
+            raise invalid(name, f"at most {self._most_bytes} bytes of text, got {size}")
+
+
+def _begin_of(text: list[int], ids: list[int]) -> int:
+    """Return where a text's own tokens begin among those with what the model wants around it."""
+    most = len(ids) - len(text)
+    return next((begin for begin in range(most + 1) if ids[begin : begin + len(text)] == text), 0)
+
+
+def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
+
+
+def _variables_of(body: Chat | Tokenization, template: Template | None = None) -> dict[str, Any]:
+    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
+    variables: dict[str, Any] = {}
+    if body.chat_template_kwargs is not None:
+        variables = body.chat_template_kwargs
+        for name in variables:
+            if name in _RESERVED or (template is not None and template.reserves(name)):
+                where = f"chat_template_kwargs.{shown(name)[1:-1]}"
+                raise invalid(where, "no name of a field, a special token or a function of the template, got one")
+        json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
+    documents = {} if body.documents is None else {"documents": body.documents}
+    effort = body.reasoning_effort if isinstance(body, Chat) else None
+    if effort is not None:  # as vLLM has it: models that are asked to think at all have a variable of their own
+        variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
+    return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
+
+
+def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+    for place, message in enumerate(body.messages or ()):
+        if message.content is None and message.role != "assistant":
+            raise invalid(f"messages[{place}].content", "required, got nothing")
+    messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
+    return messages

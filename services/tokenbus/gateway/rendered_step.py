@@ -1,0 +1,188 @@
+"""RenderedStep: a step's columns as lists and JSON, made once, and when they are read, for all of its requests."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenbus.client.weight_spans import WeightSpan, WeightSpans
+from tokenbus.gateway.native import Begins, Columns, Fragments
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+
+_BLOCK_ROWS = 32
+"""Rows that are written together: few, so that the first need not wait for the last."""
+_Blocks = dict[int, list[tuple[bytes, ...]] | None]
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class RenderedStep:
+    """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
+
+    def __init__(
+        self,
+        batch: LogprobBatch,
+        vocabulary: Vocabulary,
+        draft: LogprobBatch | None = None,
+        weights: WeightSpans | None = None,
+    ) -> None:
+        self.batch = batch
+        self._weights = weights
+        self.vocabulary = vocabulary
+        self.draft = None if draft is None else RenderedStep(draft, vocabulary)
+        self.produced_at_ns = batch.header.produced_at_ns
+        self._lists: _Blocks = {}
+        self._contents: _Blocks = {}
+        self._alternatives: dict[tuple[int, int], list[bytes]] = {}
+
+    @cached_property
+    def statuses(self) -> list[int]:
+        """Each row's status."""
+        return self.batch.statuses.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def stops(self) -> dict[int, int]:
+        """By row number, which of its request's own stops ended it, as the column has it."""
+        batch = self.batch
+        stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
+        return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many tokens each row has."""
+        return self.batch.token_counts.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Each row's first token."""
+        return self._all_begins[0].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def scored(self) -> list[int]:
+        """How many of a row's tokens have logprobs: all or none."""
+        return np.diff(self._all_begins[1]).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def scored_begins(self) -> list[int]:
+        """Each row's first logprob and rank."""
+        return self._all_begins[1].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def top_ks(self) -> list[int]:
+        """How many alternatives each of a row's tokens has."""
+        return self.batch.top_ks.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def alternative_begins(self) -> list[int]:
+        """Each row's first alternative."""
+        return self._all_begins[2].tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _all_begins(self) -> Begins:
+        """Where each row's tokens, logprobs and alternatives begin, a line each; the last of each is where they end."""
+        batch = self.batch
+        begins = np.zeros((3, batch.row_count + 1), np.int64)
+        scored = batch.token_counts * (batch.scorings != Scoring.NONE)
+        np.add.accumulate(batch.token_counts, out=begins[0, 1:])
+        np.add.accumulate(scored, out=begins[1, 1:])
+        np.add.accumulate(np.multiply(scored, batch.top_ks, dtype=np.int64), out=begins[2, 1:])
+        return begins
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Row numbers by request id."""
+        return {key: place for place, key in enumerate(self.batch.request_keys.tolist())}
+
+    def drafted(self, place: int) -> "tuple[RenderedStep, int] | None":
+        """Return the step and the place of a row's draft proposals, or None without proposals."""
+        if self.draft is None:
+            return None
+        found = self.draft.places.get(int(self.batch.request_keys[place]))
+        return None if found is None or not self.draft.counts[found] else (self.draft, found)
+
+    def weight_spans(self, place: int) -> tuple[WeightSpan, ...]:
+        """Return which versions of the weights computed the tokens of a request whose last row this is."""
+        if self._weights is None:
+            return ()
+        end = int(self.batch.positions[place]) + self.counts[place]
+        return self._weights.of(int(self.batch.request_keys[place]), end)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All token ids."""
+        return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def character_begins(self) -> list[int]:
+        """How many characters begin before each token, and in total."""
+        return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
+
+    @cached_property
+    def special_character_begins(self) -> list[int]:
+        """The same in a text that has special tokens' names, too."""
+        return [0, *accumulate(map(self.vocabulary.special_characters.__getitem__, self.ids))]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks of scored tokens."""
+        return self.batch.ranks.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def logprobs(self) -> list[bytes]:
+        """The logprobs of scored tokens as JSON: the shortest decimal that is the same float32."""
+        return _written(self.batch.logprobs)
+
+    def alternatives(self, place: int, table: Mapping[int, bytes]) -> list[bytes]:
+        """Return a row's alternatives as JSON, two pieces each: what a table has for the token, and its logprob."""
+        begins, block = self.alternative_begins, place // _BLOCK_ROWS * _BLOCK_ROWS
+        first = begins[block]
+        written = self._alternatives.get((block, id(table)))
+        if written is None:
+            last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
+            written = self._alternatives[block, id(table)] = [b""] * (2 * (last - first))
+            written[0::2] = map(table.__getitem__, self.batch.alternative_token_ids[first:last].tolist())
+            written[1::2] = _written(self.batch.alternative_logprobs[first:last])
+        return written[2 * (begins[place] - first) : 2 * (begins[place + 1] - first)]
+
+    def lists(self, place: int) -> tuple[bytes, ...] | None:
+        """Return the JSON of all of a row's tokens, their logprobs and their alternatives, each with commas between.
+
+        None: they are for Python to write.
+        """
+        return self._rendered(place, self.vocabulary.key_fragments, self._lists)
+
+    def contents(self, place: int) -> bytes | None:
+        """Return all of a row's tokens as objects of chats with commas between; None: as above."""
+        found = self._rendered(place, self.vocabulary.entry_fragments, self._contents)
+        return None if found is None else found[0]
+
+    def _rendered(self, place: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
+        block, row = divmod(place, _BLOCK_ROWS)
+        if block not in blocks:
+            begin = block * _BLOCK_ROWS
+            blocks[block] = fragments.render(self.columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
+        rendered = blocks[block]
+        return None if rendered is None else rendered[row]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns as the compiled renderer takes them."""
+        return Columns(self.batch, self._all_begins)
+
+    def data(self, place: int) -> bytes:
+        """Return the bytes of a row's text."""
+        return b"".join(map(self.vocabulary.pieces.__getitem__, self.row_ids(place)))
+
+    def row_ids(self, place: int) -> list[int]:
+        """Return a row's token ids."""
+        begin = self.begins[place]
+        return self.ids[begin : begin + self.counts[place]]
+
+
+def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+    if not values.size:
+        return []
+    return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",")

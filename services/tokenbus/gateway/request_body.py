@@ -1,0 +1,254 @@
+"""Request bodies: read within bounds, and checked against the types that the OpenAPI document shows."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import ClientDisconnect, Request
+
+from tokenbus.gateway.bodies import (
+    MAX_BIAS,
+    MAX_BIASED,
+    MOST_MASKED,
+    MOST_NAMED,
+    ONLY,
+    Body,
+    Chat,
+    Completion,
+    Detokenization,
+    EngineSampling,
+    FullSampling,
+    Inspection,
+    Sampling,
+    Text,
+    Tokenization,
+    says,
+)
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.fairness import HeldBody
+from tokenbus.gateway.generate_body import Generate, SamplingParams
+from tokenbus.gateway.messages_body import Messages, TokenCount
+from tokenbus.gateway.responses_body import Responses
+from tokenbus.gateway.validation import check_depth, converted, depth_of, invalid
+from tokenbus.settings import GatewaySettings, Settings
+from tokenbus.settings.errors import shown
+
+B = TypeVar("B", bound=Body)
+_MAX_DISCARDED_BYTES = 16 * 2**20
+"""How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
+_ID_DIGITS = re.compile("[0-9]{1,10}")
+_MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
+"""Of a stop text; and of a bad word or a salt, as the contract bounds them."""
+
+
+async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
+    """Return a request's body, counted as it comes.
+
+    Raises an ApiError if it is not declared as JSON, too large or too slow.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"content-type: application/json, got {kind[:100]!r}", code="unsupported_media_type")
+    try:
+        async with asyncio.timeout(settings.request_timeout_ms / 1000):
+            return await _read(request, settings.max_body_bytes, held)
+    except TimeoutError:
+        message = f"body: within {settings.request_timeout_ms} ms"
+        raise ApiError(408, message, code="request_timeout") from None
+    except ClientDisconnect:
+        raise ApiError(400, "body: incomplete, the client closed the connection", code="incomplete_body") from None
+
+
+async def _read(request: Request, most: int, held: HeldBody) -> bytearray:
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004
+    if size > _MAX_DISCARDED_BYTES:
+        raise _too_large(most, size)
+    body, size = bytearray(), 0  # pieces to be joined would take twice the memory
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= most:
+            body += chunk
+            held.grow_to(size)
+        elif size > _MAX_DISCARDED_BYTES:
+            raise _too_large(most, size)
+    if size > most:
+        raise _too_large(most, size)
+    return body
+
+
+def _too_large(most: int, size: int) -> ApiError:
+    return ApiError(413, f"body: at most {most} bytes, got {size} or more", code="request_too_large")
+
+
+class RequestTypes:
+    """The type of each route's body, with the bounds that the settings give."""
+
+    def __init__(self, settings: Settings) -> None:
+        gateway, limits = settings.gateway, settings.limits
+        self._token_id = token_id = _integer(0, limits.max_token_id)
+        self._ids = _array(token_id, 1, gateway.max_prompt_tokens)
+        self._texts = _array(Text, 1, gateway.max_choices)
+        self._id_lists = _array(self._ids, 1, gateway.max_choices)
+        # msgspec has no unions of lists: `read` checks the prompt by the type of its first element.
+        prompts = [msgspec.json.schema(kind) for kind in (Text, self._texts, self._ids, self._id_lists)]
+        tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
+        bounds = {
+            "n": _integer(1, gateway.max_choices),
+            "max_tokens": tokens,
+            "max_completion_tokens": tokens,
+            "max_output_tokens": tokens,
+            "min_tokens": _integer(0, gateway.max_tokens),
+            "top_logprobs": alternatives,
+            "stop_token_ids": _array(token_id, 0, 1024),
+            "allowed_token_ids": _array(token_id, 1, 65_536),
+            "tokens": self._ids,
+            "prompt_logprobs": alternatives,
+            "prompt_logprob_token_ids": _array(token_id, 1, 256),
+            "return_logprobs_of": _array(token_id, 1, MOST_NAMED),
+            "return_mask": _integer(0, MOST_MASKED),
+            "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
+            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
+        }
+        of_completions = {
+            "max_tokens": _integer(0, gateway.max_tokens),
+            "logprobs": alternatives,
+            "prompt": Annotated[Any, says("", anyOf=prompts)],
+        }
+        self.completion = _bounded(Completion, bounds | of_completions)
+        self.chat = _bounded(Chat, bounds)
+        self.messages = _bounded(Messages, bounds)
+        self.token_count = _bounded(TokenCount, bounds)
+        self.responses = _bounded(Responses, bounds)
+        params = _bounded(SamplingParams, bounds | of_completions)
+        self.generate = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
+        self.inspection = _bounded(Inspection, bounds)
+        self.tokenization = _bounded(Tokenization, bounds)
+        self.detokenization = _bounded(Detokenization, bounds)
+
+    def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
+        """Return a body as one of the types; raises an ApiError that names the field, the limit and the value.
+
+        A completion's prompt is returned as a list of prompts.
+        """
+        for name, member in value.items() if isinstance(value, dict) else [("", value)]:
+            check_depth(name, depth_of(member))
+        if isinstance(value, dict):
+            # null stands for a field that is left out.
+            value = {name: _integral(member) for name, member in value.items() if member is not None}
+            for name in value:
+                if name not in kind.__struct_fields__:
+                    raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
+        body: B = converted(value, kind)
+        self._check(body)
+        if isinstance(body, Completion):
+            body.prompt = self._prompts(body.prompt)
+        if isinstance(body, Generate):
+            try:
+                self._check(body.sampling_params)
+            except ApiError as error:
+                raise error.within("sampling_params") from None
+        return body
+
+    def _check(self, body: Body) -> None:
+        """Check what the types do not, and read biases."""
+        for name in _restricted(type(body)):
+            given, accepted = getattr(body, name), ONLY[name]
+            is_accepted = given == accepted and isinstance(given, bool) == isinstance(accepted, bool)
+            if given is not None and not is_accepted:
+                raise invalid(name, f"only {accepted!r}, got {shown(given)}")
+        if isinstance(body, Sampling):
+            check_texts(body)
+        if isinstance(body, EngineSampling) and body.logit_bias is not None:
+            body.logit_bias = self._biases(body.logit_bias)
+
+    def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
+        # msgspec tells neither the key nor the place of an entry that is wrong.
+        if not isinstance(given, dict):
+            raise invalid("logit_bias", f"expected object | null, got {shown(given)}")
+        if len(given) > MAX_BIASED:
+            raise invalid("logit_bias", f"expected object of length <= {MAX_BIASED}, got a length of {len(given)}")
+        biases = {}
+        for key, bias in given.items():
+            if _ID_DIGITS.fullmatch(key) is None:
+                raise invalid("logit_bias", f"expected token ids in digits, got {shown(key)}")
+            token_id = converted(int(key), self._token_id, "logit_bias")
+            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, converted(bias, float, f"logit_bias.{key}")))
+        return biases
+
+    def _prompts(self, given: Any) -> list[Any]:  # noqa: ANN401 - JSON
+        if not isinstance(given, list):
+            return [converted(given, Text, "prompt")]
+        if given and isinstance(given[0], str):
+            texts: list[Any] = converted(given, self._texts, "prompt")
+            return texts
+        if given and isinstance(given[0], list):
+            prompts: list[Any] = converted(given, self._id_lists, "prompt")
+            return prompts
+        return [converted(given, self._ids, "prompt")]
+
+
+@cache
+def _restricted(kind: type[Body]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if name in ONLY)
+
+
+def check_texts(body: Sampling) -> None:
+    """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
+    given = [("stop", body.stop, _MAX_STOP_BYTES)]
+    if isinstance(body, EngineSampling):
+        given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES)]
+    if isinstance(body, FullSampling):
+        given += [("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
+    for name, texts, most in given:
+        for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
+            size = len(text.encode())
+            if size > most:
+                where = name if isinstance(texts, str) else f"{name}[{place}]"
+                raise invalid(where, f"at most {most} bytes, got {size}")
+
+
+def _biases_up_to(most: int) -> dict[str, Any]:
+    """Return the JSON Schema of `logit_bias`, where no token id is larger."""
+    digits = str(most)
+    alternatives = [digits, *([f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else [])]
+    for place, digit in enumerate(digits):
+        if digit > "0":
+            alternatives.append(f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
+    return {
+        "type": "object",
+        "maxProperties": MAX_BIASED,
+        "propertyNames": {"pattern": f"^({'|'.join(alternatives)})$"},
+        "additionalProperties": {"type": "number"},
+    }
+
+
+def _integer(low: int, high: int) -> Any:  # noqa: ANN401 - a type
+    return Annotated[int, Meta(ge=low, le=high)]
+
+
+def _array(kind: Any, low: int, high: int) -> Any:  # noqa: ANN401 - a type
+    return Annotated[list[kind], Meta(min_length=low, max_length=high)]
+
+
+def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
+    """Return a type whose fields have these types; those with a default may be null, too."""
+    hints, fields = get_type_hints(kind, include_extras=True), []
+    for field in msgspec.structs.fields(kind):
+        if field.name in bounds:
+            bound: Any = bounds[field.name] if field.required else bounds[field.name] | None
+            fields.append((field.name, Annotated[bound, *hints[field.name].__metadata__], field.default))
+    return cast("type[B]", msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True))
+
+
+def _integral(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return numbers such as 5.0 as integers, as JSON Schema has them; msgspec would refuse them."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if type(value) is list and not {float, list}.isdisjoint(map(type, value)):
+        return list(map(_integral, value))
+    return value

@@ -1,0 +1,218 @@
+"""AnswerResponse: streams an answer, aborts it when its client disconnects, and cuts off clients that do not read."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tokenbus.gateway.answer import JSON, Answer
+from tokenbus.gateway.buffers import Sending, Write
+from tokenbus.gateway.connection import ChunkWriter, Connection, connection_of
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.gateway import Gateway
+from tokenbus.gateway.messages_format import message_error
+from tokenbus.logs import logger
+
+_log = logger("gateway")
+RAW_SEND = "tokenbus.send"
+"""The key of the server's own `send` in a scope's extensions."""
+_NS = 1_000_000_000
+_GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
+"""A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
+_PIECE_BYTES = 65_536
+_STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    """Return the response of an error, as the API of a path has it."""
+    body = message_error(error) if path.startswith("/v1/messages") else error.body
+    headers = {"cache-control": "no-store", **error.headers}
+    return JSONResponse(body, status_code=error.status, headers=headers)
+
+
+class AnswerResponse(Response):
+    """Sends one answer to its client."""
+
+    def __init__(self, answer: Answer, name: str, close: Callable[[], None], gateway: Gateway) -> None:
+        super().__init__()
+        self._answer = answer
+        self._name = (b"x-request-id", name.encode())
+        self._is_cut = False
+        self._close_requests = close
+        self._explain = gateway.explained
+        self._counts = gateway.counts
+        self._buffers = gateway.buffers
+        self._buffers.join(answer)
+        self._repeated_log = gateway.repeated_log
+        self._may_compress = gateway.settings.gateway.compression == "gzip"
+        self._gzip: _Gzip | None = None
+        self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
+        self._asked_at = time.monotonic()
+        self._first_at: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer until its end, or until its client disconnects."""
+        sending = asyncio.current_task()
+        disconnecting = asyncio.create_task(self._wait_for_disconnect(receive))
+        disconnecting.add_done_callback(lambda _: self._disconnected(sending))
+        self._counts.open_answers += 1
+        try:
+            await self._send_all(scope, receive, send)
+        except asyncio.CancelledError:
+            # The client disconnected, which is no failure; any other cancellation is passed on.
+            if not disconnecting.done() or disconnecting.cancelled():
+                raise
+            if sending is not None:
+                sending.uncancel()
+        finally:
+            self._counts.open_answers -= 1
+            disconnecting.cancel()
+            if self._answer.error is not None and self._answer.has_begun:
+                self._counts.broken_answers[self._answer.error.code or "other"] += 1
+            if self._answer.error is not None and self._answer.error.code == "slow_client":
+                values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
+                self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
+            self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
+            self._close_requests()
+            # Rows that still come are dropped.
+            self._answer.outbox.close()
+            self._answer.outbox.drop()
+            self._buffers.leave(self._answer)
+            self._count_requests()
+
+    def _count_requests(self) -> None:
+        seconds = time.monotonic() - self._asked_at
+        for outcome in self._answer.outcomes():
+            counts, first_at = self._counts.models[outcome.model], outcome.first_at or self._first_at
+            counts.count(outcome.reason, outcome.prompt_tokens, outcome.tokens, seconds)
+            if first_at is not None:
+                counts.first_token.observe(first_at - self._asked_at)
+
+    @staticmethod
+    async def _wait_for_disconnect(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    def _disconnected(self, sending: "asyncio.Task[object] | None") -> None:
+        if sending is not None and not self._answer.outbox.is_sent and not sending.done():
+            self._counts.left_clients += not self._is_cut
+            sending.cancel()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outbox = self._answer.outbox
+        await self._answer.ready()
+        if self._answer.error is not None and not self._answer.has_begun:
+            outbox.is_sent = True
+            response = error_response(await self._explain(self._answer.error), scope["path"])
+            response.raw_headers.append(self._name)
+            await response(scope, receive, send)
+            return
+        size, first = outbox.size, outbox.take()
+        is_streamed = self._answer.is_streamed
+        if first.produced_at_ns or not is_streamed:
+            self._first_at = time.monotonic()
+        of_whole = [(b"content-length", b"%d" % size), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", self._answer.content_type.encode()), *(_STREAMED if is_streamed else of_whole)]
+        if self._may_compress:
+            headers = [*headers, (b"vary", b"accept-encoding")]
+            if _accepts_gzip(scope):
+                self._gzip = _Gzip()
+                headers = [each for each in headers if each[0] != b"content-length"]
+                headers.append((b"content-encoding", b"gzip"))
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
+        send = scope.get("extensions", {}).get(RAW_SEND, send)
+        connection = connection_of(scope)
+        if connection is not None:
+            outbox.unsent = connection.unsent
+        await self._send(send, first)
+        if connection is not None and not first.is_last:
+            self._connect(connection, connection.writer(scope))
+        while not first.is_last:
+            await outbox.ready()
+            # What waits for room stays in the outbox, where it is counted and can be dropped.
+            has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
+            if connection is not None and (outbox.is_broken or not has_room):
+                self._counts.cut_clients += 1
+                self._is_cut = True
+                outbox.is_sent = True
+                connection.cut_off()
+                return
+            first = outbox.take()
+            await self._send(send, first)
+
+    def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
+        """Let what comes from now on go to the connection at once."""
+        outbox, listeners = self._answer.outbox, self._answer.listeners
+        outbox.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
+        if self._gzip is None and len(listeners) == 1:  # events of several would come into the middle of one's rest
+            outbox.direct, connection.stream = write, listeners[0].stream
+
+    async def _send(self, send: Send, sending: Sending) -> None:
+        self._answer.outbox.is_sent = sending.is_last
+        data = sending.data if self._gzip is None else self._gzip.compress(sending.data, is_last=sending.is_last)
+        await send({"type": "http.response.body", "body": data, "more_body": not sending.is_last})
+        now = time.time_ns()
+        for produced_at_ns in sending.produced_at_ns:
+            self._counts.to_socket.observe((now - produced_at_ns) / _NS)
+
+
+class LongResponse(Response):
+    """Sends a long answer in pieces, as its client reads it; what waits meanwhile is counted as a body is."""
+
+    def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
+        super().__init__(media_type=JSON)
+        self._data = data
+        self._room = gateway.bodies
+        self._who = who
+        self._seconds = gateway.settings.gateway.write_timeout_ms / 1000
+        self._counts = gateway.counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
+        """Send the answer; cut off a client that reads nothing, or of which too many answers wait."""
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", b"%d" % len(self._data)),
+            (b"cache-control", b"no-store"),
+        ]
+        connection = connection_of(scope)
+        try:
+            async with self._room.hold(self._who) as held:
+                held.grow_to(len(self._data))
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                for place in range(0, len(self._data), _PIECE_BYTES):
+                    if connection is not None and not await connection.has_room(self._seconds):
+                        self._counts.cut_clients += 1
+                        connection.cut_off()
+                        return
+                    piece, more = self._data[place : place + _PIECE_BYTES], place + _PIECE_BYTES < len(self._data)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except ApiError:
+            if connection is not None:
+                connection.cut_off()
+
+
+class _Gzip:
+    """One answer's compressor: what is written can be read at once."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS, _GZIP_MEMORY)
+
+    def compress(self, data: bytes, *, is_last: bool = False) -> bytes:
+        return self._stream.compress(data) + self._stream.flush(zlib.Z_FINISH if is_last else zlib.Z_SYNC_FLUSH)
+
+    def before(self, write: Write, connection: Connection) -> Write:
+
+        def compressed(chunk: bytes, *produced_at_ns: int) -> bool:
+            """Write a chunk, unless it may have to wait: what was compressed once cannot be compressed again."""
+            return not connection.is_full and write(self.compress(chunk), *produced_at_ns)
+
+        return compressed
+
+
+def _accepts_gzip(scope: Scope) -> bool:
+    given = Headers(scope=scope).get("accept-encoding", "").lower().replace(" ", "")
+    return any(each == "gzip" or (each.startswith("gzip;q=") and each[7:].strip("0.")) for each in given.split(","))

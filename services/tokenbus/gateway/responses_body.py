@@ -1,0 +1,344 @@
+"""Bodies of OpenAI's /v1/responses: their types, and the chats that they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tokenbus.gateway.bodies import (
+    Body,
+    CalledFunction,
+    Chat,
+    Content,
+    ContentPart,
+    Description,
+    Effort,
+    FullSampling,
+    Function,
+    FunctionChoice,
+    FunctionName,
+    Ignored,
+    Label,
+    Message,
+    Name,
+    Null,
+    ResponseFormat,
+    ResponseSchema,
+    Tool,
+    ToolCall,
+    Variables,
+    only,
+    says,
+)
+from tokenbus.gateway.validation import invalid
+
+FIELDS: Mapping[str, str] = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "tool_choice.function.name": "tool_choice.name",
+    "reasoning_effort": "reasoning.effort",
+}
+"""By a chat's name of a field, this body's, where they differ."""
+_LOGPROBS = "message.output_text.logprobs"
+_Kind = Literal["function"]
+_WhichTools = Literal["none", "auto", "required"]
+_Status = Literal["in_progress", "completed", "incomplete"]
+_Truncation = Literal["disabled", "auto"]
+_Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class InputText(Body, kw_only=True, tag_field="type", tag="input_text"):
+    """A text that a client wrote."""
+
+    text: Annotated[Content, says("The text.")]
+
+
+class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
+    """A text that the model wrote."""
+
+    text: Annotated[Content, says("The text.")]
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class Thought(Body, kw_only=True):
+    """What the model thought."""
+
+    type: Annotated[Literal["reasoning_text"], says("The kind of part.")]
+    text: Annotated[Content, says("The text.")]
+
+
+_Parts = Annotated[list[InputText | OutputText], Meta(min_length=1, max_length=64)]
+_Results = Annotated[list[InputText], Meta(max_length=1024)]
+_Thoughts = Annotated[list[Thought], Meta(max_length=64)]
+
+
+class Item(Body, kw_only=True, tag_field="type"):
+    """A part of a conversation."""
+
+    id: Annotated[Name | None, says("Accepted and ignored.")] = None
+    status: Annotated[_Status | None, says("Of an assistant's last message: `incomplete` is continued.")] = None
+
+
+class InputMessage(Item, kw_only=True, tag="message"):
+    """A message; its type may be left out."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], says("Who wrote the message.")]
+    content: Annotated[Content | _Parts, says("The text, or its parts.")]
+    phase: Ignored = None
+
+
+class FunctionCall(Item, kw_only=True, tag="function_call"):
+    """A call that the model made."""
+
+    call_id: Annotated[Name, says("What the item with the result names.")]
+    name: Annotated[Name, says("The name of the function.")]
+    arguments: Annotated[Content, says("Its arguments, as the text of a JSON object.")]
+
+
+class FunctionCallOutput(Item, kw_only=True, tag="function_call_output"):
+    """What a call came to."""
+
+    call_id: Annotated[Name, says("Which call it answers.")]
+    output: Annotated[Content | _Results, says("The result, as a text or its parts.")]
+
+
+class ReasoningItem(Item, kw_only=True, tag="reasoning"):
+    """What the model thought."""
+
+    content: Annotated[_Thoughts | None, says("Shown to templates that show it.")] = None
+    summary: Ignored = None
+    encrypted_content: Null = None
+
+
+class ResponsesTool(Body, kw_only=True):
+    """A function that the model may call."""
+
+    type: Annotated[_Kind, says("The kind of tool.")]
+    name: Annotated[Label, says("Its name.")]
+    description: Annotated[Description | None, says("What it does.")] = None
+    parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
+    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
+
+
+class ResponsesChoice(Body, kw_only=True):
+    """The function that the model must call."""
+
+    type: Annotated[_Kind, says("The kind of tool.")]
+    name: Annotated[Label, says("One of the functions of tools.")]
+
+
+class TextFormat(Body, kw_only=True):
+    """The form of the answer."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], says("The form of the answer.")]
+    name: Annotated[Name | None, says("The schema's name, which is ignored.")] = None
+    schema: Annotated[dict[str, Any] | None, says("The JSON Schema, where the type is json_schema.")] = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class TextConfig(Body, kw_only=True):
+    """How the model writes."""
+
+    format: Annotated[TextFormat | None, says("The form that the answer has.")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, says("Accepted and ignored.")] = None
+
+
+class Reasoning(Body, kw_only=True):
+    """How the model thinks."""
+
+    effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+
+
+class ResponsesStreamOptions(Body, kw_only=True):
+    """How an answer is streamed."""
+
+    include_obfuscation: Annotated[bool | None, says("Not offered: only false is accepted.", enum=[False, None])] = None
+
+
+_Items = Annotated[
+    list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem], Meta(min_length=1, max_length=1024)
+]
+_Tools = Annotated[list[ResponsesTool], Meta(max_length=128)]
+_Includes = Annotated[list[_Include], Meta(max_length=16)]
+
+
+class Responses(FullSampling, kw_only=True):
+    """A body of /v1/responses."""
+
+    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
+    instructions: Annotated[Content | None, says("What stands before the conversation.")] = None
+    max_output_tokens: Annotated[int | None, says("The most tokens of the answer; absent: all that fit.")] = None
+    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream_options: Annotated[ResponsesStreamOptions | None, says("Only where stream is true.")] = None
+    tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
+    tool_choice: Annotated[_WhichTools | ResponsesChoice | None, says("Whether, or which, functions are called.")] = (
+        None
+    )
+    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
+    text: Annotated[TextConfig | None, says("How the model writes.")] = None
+    reasoning: Annotated[Reasoning | None, says("How the model thinks.")] = None
+    include: Annotated[_Includes | None, says(f"With {_LOGPROBS}, tokens have their logprobs.")] = None
+    top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
+    truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut at its left.")] = None
+    chat_template_kwargs: Variables = None
+    background: Annotated[Any, only("background")] = None
+    previous_response_id: Null = None
+    conversation: Null = None
+    prompt: Null = None
+    max_tool_calls: Ignored = None
+
+
+_UNFINISHED = ("in_progress", "incomplete")
+_SAME = (
+    *(name for name in FullSampling.__struct_fields__ if name != "metadata"),
+    *("model", "stream", "parallel_tool_calls", "chat_template_kwargs"),
+)
+
+
+def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a body whose messages say that they are some, which clients may leave out."""
+    items = value.get("input") if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        return value
+    named = [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
+        for item in items
+    ]
+    return {**value, "input": named}
+
+
+def chat_of(body: Responses) -> Chat:
+    """Return the chat that a body is; raises an ApiError that names the body's field."""
+    has_logprobs = _LOGPROBS in (body.include or ())
+    if body.top_logprobs and not has_logprobs:
+        raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
+    if body.stream_options is not None:
+        if not body.stream:
+            raise invalid("stream_options", "only where stream is true, got it without")
+        if body.stream_options.include_obfuscation:
+            raise invalid("stream_options.include_obfuscation", "only false, got true")
+    given = body.tool_choice
+    choice = FunctionChoice(function=FunctionName(name=given.name)) if isinstance(given, ResponsesChoice) else given
+    continues = _continues(body)
+    return Chat(
+        messages=_messages(body),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        max_tokens=body.max_output_tokens,
+        tools=list(map(_tool, body.tools or ())) or None,
+        tool_choice=choice,
+        response_format=_form(body.text),
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        logprobs=has_logprobs,
+        top_logprobs=body.top_logprobs if has_logprobs else None,
+        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
+        **{name: getattr(body, name) for name in _SAME},
+    )
+
+
+def echoed(body: Responses) -> dict[str, Any]:
+    """Return the members of a body that its answer has again, with what holds where they are left out."""
+    text: dict[str, Any] = {} if body.text is None else _given(body.text)
+    choice = body.tool_choice or "auto"
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": choice if isinstance(choice, str) else _given(choice),
+        "tools": [msgspec.to_builtins(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+    }
+
+
+def _given(value: Body) -> dict[str, Any]:
+    return {name: member for name, member in msgspec.to_builtins(value).items() if member is not None}
+
+
+def _continues(body: Responses) -> bool:
+    last = body.input[-1] if body.input else None
+    return isinstance(last, InputMessage) and last.role == "assistant" and last.status in _UNFINISHED
+
+
+def _messages(body: Responses) -> list[Message]:
+    messages = [Message(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message(role="user", content=body.input)]
+    for item in body.input:
+        if isinstance(item, FunctionCallOutput):
+            output = item.output
+            text = output if isinstance(output, str) else "\n".join(part.text for part in output)
+            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append(Message(role=item.role, content=_content(item.content)))
+        else:
+            _add_to_answer(messages, item)
+    return messages
+
+
+def _add_to_answer(messages: list[Message], item: InputMessage | FunctionCall | ReasoningItem) -> None:
+    """Add an item to the assistant's last message, or begin one: what it thinks, says and calls is one message."""
+    last = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if isinstance(item, FunctionCall):
+        function = CalledFunction(name=item.name, arguments=item.arguments)
+        last = last or _begun(messages)
+        last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, type="function", function=function)]
+    elif isinstance(item, ReasoningItem):
+        text = "".join(part.text for part in item.content or ())
+        if text:
+            _begun(messages).reasoning = text
+    else:
+        if last is None or last.content is not None or last.tool_calls:
+            last = _begun(messages)
+        last.content = _content(item.content)
+
+
+def _begun(messages: list[Message]) -> Message:
+    messages.append(Message(role="assistant"))
+    return messages[-1]
+
+
+def _content(given: str | Sequence[InputText | OutputText]) -> str | list[ContentPart]:
+    if isinstance(given, str):
+        return given
+    return given[0].text if len(given) == 1 else [ContentPart(type="text", text=part.text) for part in given]
+
+
+def _tool(tool: ResponsesTool) -> Tool:
+    return Tool(
+        type="function",
+        function=Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict),
+    )
+
+
+def _form(text: TextConfig | None) -> ResponseFormat | None:
+    form = None if text is None else text.format
+    if form is None:
+        return None
+    if form.schema is not None and form.type != "json_schema":
+        raise invalid("text.format.schema", f"only where the type is json_schema, got it with {form.type}")
+    schema = ResponseSchema(name=form.name or "", schema=form.schema) if form.type == "json_schema" else None
+    return ResponseFormat(type=form.type, json_schema=schema)

@@ -1,0 +1,214 @@
+"""ResponsesFormat: an answer as OpenAI's /v1/responses has it."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.completion_request import CompletionRequest, Ending
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.logprob_writers import BareEntries, Part, Piece
+from tokenbus.gateway.sse import event
+from tokenbus.gateway.tool_calls import call_writer
+
+_TOO_MANY_REQUESTS = 429
+_NO_LOGPROBS = b"[]"
+_TEXT_BYTES = 60
+"""What Python's object for a text takes beyond its contents."""
+_AGAIN = 4
+"""How often the last events have what an item has: it, its part and both their ends."""
+
+
+class ResponsesFormat(Format):
+    """Writes one answer; all of its events are numbered, so Python writes them."""
+
+    def __init__(self, request: CompletionRequest, key: int) -> None:
+        self.kept = 0
+        self._request = request
+        self._id = f"{key:016x}"
+        self._created_at = int(time.time())
+        self._calls = call_writer(request)
+        self._numbered = 0
+        self._items: list[dict[str, Any]] = []
+        """The items of the output that have ended."""
+        self._item: dict[str, Any] | None = None
+        """The one that has not."""
+        self._texts: list[str] = []
+        """Its text, or its arguments, so far."""
+
+    def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
+        """Return how far the answer has come."""
+        return EventStream()
+
+    def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
+        """Return what writes the logprobs, if there are any."""
+        return () if self._request.top_logprobs is None else (BareEntries(),)
+
+    # Streamed.
+
+    def beginnings(self) -> bytes:
+        """Return the events before all rows."""
+        response = self._response("in_progress", [])
+        events = [self._event(f"response.{what}", response=response) for what in ("created", "in_progress")]
+        if self._calls is None:
+            events.append(self._begin_message())
+        return b"".join(events)
+
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
+        """Return a row's events."""
+        logprobs = _logprobs([part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)])
+        writer, is_last = self._calls, choice.ending is not None
+        content, calls = (text, []) if writer is None else writer.take(text, is_last=is_last)
+        events = []
+        is_message = self._item is not None and self._item["type"] == "message"
+        if content and not is_message:
+            events += [self._end_item("completed"), self._begin_message()]
+        if content or (is_message and logprobs != _NO_LOGPROBS):
+            members = {"content_index": 0, "logprobs": orjson.Fragment(logprobs)}
+            events.append(self._delta("response.output_text.delta", content, **members))
+        for call in calls:
+            if call.name is not None:
+                events += [self._end_item("completed"), self._begin_item(_call(call.name, "", "in_progress"))]
+            events.append(self._delta("response.function_call_arguments.delta", call.arguments))
+        if choice.ending is not None:
+            status = _status(choice.ending)
+            events.append(self._end_item(status))
+            response = self._response(status, self._items, self._usage(choice.tokens))
+            events.append(self._event(f"response.{status}", response=response))
+        return b"".join(events)
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        code = "rate_limit_exceeded" if error.status == _TOO_MANY_REQUESTS else "server_error"
+        response = self._response("failed", self._items) | {"error": {"code": code, "message": error.message}}
+        return self._event("response.failed", response=response)
+
+    # Whole.
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:  # noqa: ARG002
+        """Return the output, and whether it is complete."""
+        status = _status(end)
+        if self._calls is None:
+            output = [self._message(status, [_text(text, _logprobs([each.partition(b":")[2] for each in beside]))])]
+        else:
+            said = self._calls.message(text)
+            functions = [call["function"] for call in said.get("tool_calls", ())]
+            part = _text(said["content"], _logprobs([each.partition(b":")[2] for each in beside]))
+            output = [self._message(status, [part])] * bool(said["content"])
+            output += [_call(each["name"], each["arguments"], status) for each in functions]
+        return orjson.dumps(self._response(status, output))
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return the whole answer."""
+        (response,) = choices
+        return response[:-1] + b',"usage":%b}' % orjson.dumps(self._usage(tokens))
+
+    # Both.
+
+    def _response(self, status: str, output: list[dict[str, Any]], usage: object = None) -> dict[str, Any]:
+        is_cut = status == "incomplete"
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._created_at,
+            "model": self._request.model,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": output,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            **self._request.echoed,
+            **({} if usage is None else {"usage": usage}),
+        }
+
+    def _usage(self, tokens: int) -> dict[str, Any]:
+        prompt = self._request.prompt_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + tokens,
+        }
+
+    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        number = f"_{len(self._items)}" if self._items else ""
+        return {
+            "id": f"msg_{self._id}{number}",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def _begin_message(self) -> bytes:
+        begun = self._begin_item(self._message("in_progress", []))
+        added = {**self._place(), "content_index": 0, "part": _text("")}
+        return begun + self._event("response.content_part.added", **added)
+
+    def _begin_item(self, item: dict[str, Any]) -> bytes:
+        self._item, self._texts = item, []
+        return self._event("response.output_item.added", output_index=len(self._items), item=item)
+
+    def _end_item(self, status: str) -> bytes:
+        item, text = self._item, "".join(self._texts)
+        if item is None:
+            return b""
+        place = self._place()
+        if item["type"] == "message":
+            part = _text(text)
+            events = [
+                self._event("response.output_text.done", **place, content_index=0, text=text, logprobs=[]),
+                self._event("response.content_part.done", **place, content_index=0, part=part),
+            ]
+            item |= {"content": [part]}
+        else:
+            done = "response.function_call_arguments.done"
+            events = [self._event(done, **place, name=item["name"], arguments=text)]
+            item |= {"arguments": text}
+        item |= {"status": status}
+        self._item = None
+        events.append(self._event("response.output_item.done", output_index=len(self._items), item=item))
+        self._items.append(item)
+        return b"".join(events)
+
+    def _delta(self, name: str, text: str, **members: object) -> bytes:
+        self._texts.append(text)
+        self.kept += _TEXT_BYTES + _AGAIN * len(orjson.dumps(text))
+        return self._event(name, **self._place(), **members, delta=text)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item and self._item["id"], "output_index": len(self._items)}
+
+    def _event(self, name: str, /, **members: object) -> bytes:
+        number, self._numbered = self._numbered, self._numbered + 1
+        return event(name, {"type": name, "sequence_number": number, **members})
+
+
+def _status(end: Ending | None) -> str:
+    return "completed" if end is None or end[0] == "stop" else "incomplete"
+
+
+def _text(text: str, logprobs: bytes = _NO_LOGPROBS) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": orjson.Fragment(logprobs)}
+
+
+def _call(name: str, arguments: str, status: str) -> dict[str, Any]:
+    return {
+        "id": f"fc_{secrets.token_hex(12)}",
+        "type": "function_call",
+        "status": status,
+        "call_id": f"call_{secrets.token_hex(12)}",
+        "name": name,
+        "arguments": arguments,
+    }
+
+
+def _logprobs(found: Sequence[bytes]) -> bytes:
+    return found[0] if found else _NO_LOGPROBS

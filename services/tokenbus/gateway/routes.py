@@ -1,0 +1,368 @@
+"""The routes: what each path answers, with request counting and error handlers."""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenbus.gateway.access import Access, visitor_of
+from tokenbus.gateway.answer import JSON, Answer, Format, WholeAnswer
+from tokenbus.gateway.completion_request import CompletionRequest
+from tokenbus.gateway.control import ControlRoutes
+from tokenbus.gateway.encoder_process import Job
+from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
+from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter
+from tokenbus.gateway.gateway import Counts, Gateway
+from tokenbus.gateway.messages_format import MessagesFormat
+from tokenbus.gateway.metrics import metrics_page
+from tokenbus.gateway.openai_format import Envelope, GenerateFormat
+from tokenbus.gateway.openapi import document
+from tokenbus.gateway.processor_status import bus_panel
+from tokenbus.gateway.request_body import read_body
+from tokenbus.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
+from tokenbus.gateway.responses_format import ResponsesFormat
+from tokenbus.gateway.sse import InspectedAnswer, StreamedAnswer
+from tokenbus.gateway.validation import parse_json
+from tokenbus.logs import logger
+
+T = TypeVar("T")
+_Handler = Callable[[Request], Awaitable[Response]]
+_log = logger("gateway")
+_NO_STORE = {"cache-control": "no-store"}
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+_ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] = {
+    "/v1/completions": ("completion", Envelope),
+    "/v1/chat/completions": ("chat", Envelope),
+    "/v1/messages": ("messages", MessagesFormat),
+    "/v1/responses": ("responses", ResponsesFormat),
+    "/inference/v1/generate": ("generation", GenerateFormat),
+}
+"""By the route the reader's method for its bodies, and the form of its answers."""
+_UNWATCHED_SECONDS = 0.05
+"""Most texts are encoded before it is worth while to watch whether their client leaves."""
+_OTHER = "other"
+_DECODER = msgspec.msgpack.Decoder(CompletionRequest)
+_KEYS = 2**64
+_OF_MODEL_BYTES = 2_048
+"""What a model's tokenizer reads within a millisecond or two, whichever it is."""
+_ADMITTED_AT_ONCE = 4
+"""Requests a loop tick: beginning one costs as much as writing about 30 rows."""
+
+
+class Routes:
+    """Handles HTTP requests for one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._page = _Page(packages=[("tokenbus.gateway", "page")])
+        self._document = orjson.dumps(document(gateway.reader.types))
+        self._began = int(time.time())
+        self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
+        self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
+        """Bodies up to so long are read here: that takes no longer than a step's rows, but see `_may_take_long`."""
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        tokens = {path: self._answering(kind, form) for path, (kind, form) in _ANSWERS.items()}
+        routes = [
+            *(Route(path, handler, methods=["POST"]) for path, handler in tokens.items()),
+            Route("/v1/messages/count_tokens", self._encoding("token_count"), methods=["POST"]),
+            Route("/inspect", self._inspect, methods=["POST"]),
+            Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
+            Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
+            *ControlRoutes(self._gateway).routes(),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/bus", self._bus),
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/health", self._ping),
+            Route("/ping", self._ping, methods=["GET", "POST"]),
+            Route("/version", self._version),
+            Route("/load", self._load),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
+            Route("/", self._index),
+            Route("/page/{name}", self._index),
+        ]
+        handlers = {ApiError: _api_error, HTTPException: _no_such_route, Exception: self._defect}
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_Direct, tokens)],
+            exception_handlers=handlers,  # type: ignore[arg-type]  # each takes its own error
+        )
+        app.router.redirect_slashes = False
+        self.access = Access(app, self._gateway)
+        return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
+
+    # Tokens.
+
+    def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
+        """Return the handler of a route: `kind` is the reader's method for its bodies."""
+
+        async def handle(request: Request) -> Response:
+            return self._answer(request, await self._read(request, kind, _DECODER.decode), form)
+
+        return handle
+
+    async def _inspect(self, request: Request) -> Response:
+        gateway = self._gateway
+        asked = await self._read(request, "inspection", _DECODER.decode)
+        key = _draw_key()
+        return self._begin(
+            request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
+        )
+
+    async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
+        """Return what the reader's method `kind` makes of a request's body, as `decode` has it from an encoder."""
+        gateway = self._gateway
+        async with gateway.bodies.hold(_who(request)) as held:
+            data = await read_body(request, gateway.settings.gateway, held)
+            if not gateway.reader.knows_models:  # a body without a model means the first of them
+                await gateway.learn_models()
+            try:
+                return await self._read_from(request, kind, data, decode)
+            except ApiError as error:
+                if error.code != MODEL_NOT_FOUND:
+                    raise
+            await gateway.learn_models(is_new=True)  # its worker may have come since, or its adapter was loaded
+            return await self._read_from(request, kind, data, decode)
+
+    async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
+        reader, encoders = self._gateway.reader, self._gateway.encoders
+        if len(data) <= self._quick_bytes:
+            await self._limiter.next()
+            value = parse_json(data)
+            if not self._may_take_long(value):
+                result: T = getattr(reader, kind)(value)
+                return result
+        job = Job(kind, reader.models, reader.parents)
+        reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
+        await self._limiter.next()
+        return decode(reply)
+
+    def _may_take_long(self, value: object) -> bool:
+        """Return whether a short body may: a model's template counts as far as its variables say."""
+        return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
+
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """Return what some work returns; it is cancelled when the client leaves."""
+        working = asyncio.create_task(work)
+        watching: set[asyncio.Future[Any]] = {working}
+        try:
+            await asyncio.wait(watching, timeout=_UNWATCHED_SECONDS)
+            if not working.done():
+                watching.add(asyncio.ensure_future(request.receive()))
+                await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            self._gateway.counts.left_clients += 1
+            raise ApiError(400, "body: not encoded, as the client closed the connection", code="client_left")
+        finally:
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    def _answer(
+        self, request: Request, asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format]
+    ) -> Response:
+        settings = self._gateway.settings.gateway
+        first = _draw_key()
+        # The answer's id names its requests on the bus: the first one's id, and those after it.
+        keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
+        beside = (settings, self._gateway.buffers)
+        answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
+        return self._begin(request, asked, answer, keys)
+
+    def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
+        feed = self._gateway.feed
+        generates = []
+        for index, key in enumerate(keys):
+            generate = asked.generate(index)
+            generate.request_key = key
+            generates.append(generate)
+        caller = visitor_of(request.scope).caller
+        try:
+            feed.open(generates, answer, caller)
+        except ApiError as error:
+            self.access.limited(request.scope, error, caller)
+            raise
+
+        def close() -> None:
+            feed.close(keys)
+
+        answer.begin(close)
+        return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
+
+    def _encoding(self, kind: str) -> _Handler:
+        async def handle(request: Request) -> Response:
+            return LongResponse(await self._read(request, kind, bytes), _who(request), self._gateway)
+
+        return handle
+
+    # Facts.
+
+    async def _models(self, _request: Request) -> Response:
+        await self._gateway.learn_models()
+        return _json({"object": "list", "data": [self._model_of(model) for model in self._gateway.reader.models]})
+
+    async def _model(self, request: Request) -> Response:
+        model = request.path_params["model"]
+        await self._gateway.learn_models(is_new=model not in self._gateway.reader.models)
+        if model not in self._gateway.reader.models:
+            raise ApiError(404, f"there is no model {model!r}", param="model", code=MODEL_NOT_FOUND)
+        return _json(self._model_of(model))
+
+    def _model_of(self, model: str) -> dict[str, object]:
+        reader = self._gateway.reader
+        most, parent = reader.models.get(model, 0), reader.parents.get(model)
+        facts: dict[str, object] = {"max_model_len": most} if most else {}  # as vLLM names it, as is `parent`
+        if parent is not None:
+            facts["parent"] = parent
+        return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
+
+    async def _bus(self, _request: Request) -> Response:
+        try:
+            return _json(bus_panel(await self._gateway.status.get(), time.time()))
+        except TimeoutError as error:
+            return _json({"error": str(error)}, 503)
+
+    async def _healthz(self, request: Request) -> Response:
+        health = self._gateway.health()
+        status = 503 if health.problems else 200
+        if not visitor_of(request.scope).is_known:
+            return _json({"status": "failing" if health.problems else "ok"}, status)
+        return Response(health.body, status, _NO_STORE, JSON)
+
+    async def _ping(self, _request: Request) -> Response:
+        return Response(status_code=503 if await self._gateway.why_not_ready() else 200, headers=_NO_STORE)
+
+    async def _version(self, _request: Request) -> Response:
+        return _json({"version": version("tokenbus")})
+
+    async def _load(self, _request: Request) -> Response:
+        return _json({"server_load": len(self._gateway.feed)})
+
+    async def _readyz(self, request: Request) -> Response:
+        problems = await self._gateway.why_not_ready()
+        status: dict[str, object] = {"status": "not ready" if problems else "ready"}
+        if visitor_of(request.scope).is_known:
+            status["problems"] = problems
+        return _json(status, 503 if problems else 200)
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(metrics_page(self._gateway), headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(self._document, media_type=JSON)
+
+    async def _index(self, request: Request) -> Response:
+        return await self._page.get_response(request.path_params.get("name", "index.html"), request.scope)
+
+    async def _defect(self, request: Request, _error: Exception) -> Response:
+        self._gateway.repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
+        error = ApiError(500, "a defect of the gateway; its log says more", code="internal")
+        return error_response(error, request.url.path)
+
+
+class _Page(StaticFiles):
+    """The inspector's files: they may load nothing from elsewhere, and are sent again only when they have changed."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+class _Direct:
+    """Middleware that has some routes' handlers answer: the way through the router costs a tenth of a short request."""
+
+    def __init__(self, app: ASGIApp, handlers: Mapping[str, _Handler]) -> None:
+        self._app = app
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = error_response(error, scope["path"])
+        await response(scope, receive, send)
+
+
+class _Counted:
+    """Middleware that counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, counts: Counts, paths: set[str]) -> None:
+        self._app = app
+        self._counts = counts
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        # Few label values, whatever path is requested.
+        route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counts.requests[route, str(message["status"])] += 1
+            await send(message)
+
+        # Chunks of answers bypass the middleware, which ignores them.
+        scope.setdefault("extensions", {})[RAW_SEND] = send
+        await self._app(scope, receive, counting)
+
+
+def _who(request: Request) -> str:
+    """Return whose turn a request takes: its key's, or its machine's."""
+    return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return error_response(error, request.url.path)
+
+
+async def _no_such_route(request: Request, error: HTTPException) -> Response:
+    what = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:  # noqa: PLR2004 - a status speaks for itself
+        made = error_response(ApiError(405, f"{what}: another method", code="method_not_allowed"), request.url.path)
+        made.headers.update(error.headers or {})
+        return made
+    return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"), request.url.path)
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, _NO_STORE, JSON)
+
+
+def _draw_key() -> int:
+    return secrets.randbits(64) or 1

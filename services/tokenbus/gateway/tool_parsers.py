@@ -1,0 +1,335 @@
+"""Tool parsers: find the calls in the text of a model that may call functions, in forms that vLLM has names for."""
+
+import ast
+import json
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from tokenbus.gateway.stop_strings import beginning
+
+_MOST_CHARACTERS = 131_072
+"""Of one call, or of one list of them; what is longer is a text."""
+_MOST_BEFORE = 1024
+"""Characters before a call: spaces, and a mark."""
+_OPENING, _CLOSING = "{[", "}]"
+_NAMES: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
+"""JSON's constants, which models write among Python's."""
+_MALFORMED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError)
+"""What Python's parsers of JSON and of Python raise for texts that are none, or nested too deeply."""
+
+
+class Call(NamedTuple):
+    """A call of a function."""
+
+    name: str
+    arguments: str
+    """A text in JSON."""
+
+
+class Found(NamedTuple):
+    """What a further text brings."""
+
+    content: str
+    calls: list[Call]
+
+
+class ToolParser(ABC):
+    """Takes a text piece by piece, and holds back what may be a call; what turns out to be none is content."""
+
+    shows_special: ClassVar[bool] = False
+    """Whether its marks are special tokens in some tokenizers, whose names the text must have."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        """How many characters are held back."""
+        self._held: list[str] = []
+        """The pieces of what may be a call."""
+        self._content: list[str] = []
+        self._calls: list[Call] = []
+
+    def add(self, text: str) -> Found:
+        """Return what is certain with a further text."""
+        self._read(text)
+        return self._found()
+
+    def end(self) -> Found:
+        """Return what was held back, at the end of the text."""
+        self._finish()
+        return self._found()
+
+    @abstractmethod
+    def _read(self, text: str) -> None:
+        """Add a text's content and calls."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Add the content and calls of what is held back."""
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self.held += len(text)
+
+    def _take(self) -> str:
+        """Hold nothing back any more; return what was."""
+        text = "".join(self._held)
+        self._held, self.held = [], 0
+        return text
+
+    def _found(self) -> Found:
+        found = Found("".join(self._content), self._calls)
+        self._content, self._calls = [], []
+        return found
+
+
+class Hermes(ToolParser):
+    """Calls in a text: `<tool_call>`, an object with `name` and `arguments`, `</tool_call>`."""
+
+    shows_special = True
+    _BEGIN, _END = "<tool_call>", "</tool_call>"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_inside = False
+        self._tail = ""
+        """What may be the beginning of the next mark."""
+        self._is_behind = False
+        """Whether a call came last: spaces behind it are left out."""
+
+    def _read(self, text: str) -> None:
+        text, place = self._tail + text, 0
+        while (at := text.find(mark := self._END if self._is_inside else self._BEGIN, place)) >= 0:
+            if self._is_inside:
+                self._hold(text[place:at])
+                self._close(mark)
+            else:
+                self._say(text[place:at])
+            self._is_inside = not self._is_inside
+            place = at + len(mark)
+        end = len(text) - beginning(text[place:], mark)
+        self._tail = text[end:]
+        if not self._is_inside:
+            self._say(text[place:end])
+            return
+        self._hold(text[place:end])
+        if self.held > _MOST_CHARACTERS:
+            self._is_inside = False
+            self._say(self._BEGIN + self._take())
+
+    def _finish(self) -> None:
+        if self._is_inside:  # the model's end, or a stop, may come before the mark
+            self._close(self._tail)
+        else:
+            self._say(self._tail)
+        self._tail = ""
+
+    def _close(self, mark: str) -> None:
+        text = self._take()
+        call = _call_in(text, "arguments")
+        if call is None:
+            self._say(self._BEGIN + text + mark)
+        else:
+            self._calls.append(call)
+            self._is_behind = True
+
+    def _say(self, text: str) -> None:
+        if self._is_behind:
+            text = text.lstrip()
+        if text:
+            self._content.append(text)
+            self._is_behind = False
+
+
+class _OnlyCalls(ToolParser):
+    """An answer that is nothing but calls: each in brackets, a mark before the first one or between them."""
+
+    _opening: ClassVar[str]
+    _quotes: ClassVar[str]
+    _first: ClassVar[str] = ""
+    _between: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = ""
+        """What came before the bracket, behind the last call."""
+        self._depth = 0
+        self._quote = ""
+        """What ends the string that has begun."""
+        self._is_escaped = False
+        self._has_calls = False
+        self._is_text = False
+        """Whether the rest is a text."""
+
+    @abstractmethod
+    def _calls_in(self, text: str) -> list[Call] | None:
+        """Return the calls in brackets; None: they are none."""
+
+    def _read(self, text: str) -> None:
+        place = 0
+        while place < len(text) and not self._is_text:
+            place = self._read_value(text, place) if self._depth else self._read_before(text, place)
+        self._content.append(text[place:])
+
+    def _read_before(self, text: str, place: int) -> int:
+        at = text.find(self._opening, place)
+        end = len(text) if at < 0 else at
+        self._before += text[place:end]
+        self.held = len(self._before)
+        said, mark = self._before.strip(), self._between if self._has_calls else self._first
+        is_right = said in ("", mark) or (at < 0 and mark.startswith(said))
+        if not is_right or self.held > _MOST_BEFORE:
+            self._give_up()
+        elif at >= 0:
+            self._hold(self._opening)
+            self._depth = 1
+            end += 1
+        return end
+
+    def _read_value(self, text: str, place: int) -> int:
+        end = self._end_of_value(text, place)
+        self._hold(text[place:end])
+        if not self._depth:
+            calls = self._calls_in("".join(self._held))
+            if calls is None:
+                self._give_up()
+            else:
+                self._calls += calls
+                self._has_calls = True
+                self._take()
+                self._before = ""
+        elif self.held > _MOST_CHARACTERS:
+            self._give_up()
+        return end
+
+    def _end_of_value(self, text: str, place: int) -> int:
+        for at in range(place, len(text)):
+            character = text[at]
+            if not self._quote:
+                self._depth += (character in _OPENING) - (character in _CLOSING)
+                if not self._depth:
+                    return at + 1
+                self._quote = character if character in self._quotes else ""
+            elif self._is_escaped or character == "\\":
+                self._is_escaped = not self._is_escaped
+            elif character == self._quote:
+                self._quote = ""
+        return len(text)
+
+    def _give_up(self) -> None:
+        self._content.append(self._before + self._take())
+        self._before = ""
+        self._is_text = True
+
+    def _finish(self) -> None:
+        if self._depth or not self._has_calls:
+            self._give_up()
+        else:  # spaces and marks behind the last call
+            self._before, self.held = "", 0
+
+
+class Llama3Json(_OnlyCalls):
+    """Objects with `name` and `parameters`, or `arguments`, a semicolon between them."""
+
+    _opening = "{"
+    _quotes = '"'
+    _first = "<|python_tag|>"
+    _between = ";"
+
+    def _calls_in(self, text: str) -> list[Call] | None:
+        call = _call_in(text, "arguments", "parameters")
+        return None if call is None else [call]
+
+
+class Pythonic(_OnlyCalls):
+    """A list of calls as Python has them, with arguments by name."""
+
+    _opening = "["
+    _quotes = "\"'"
+
+    def _calls_in(self, text: str) -> list[Call] | None:
+        if len(text) > _MOST_CHARACTERS:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of unknown escapes in strings
+                listed = ast.parse(text, mode="eval").body
+            return [_python_call(each) for each in listed.elts] or None if isinstance(listed, ast.List) else None
+        except _MALFORMED:
+            return None
+
+
+PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
+    {
+        "hermes": Hermes,
+        "llama3_json": Llama3Json,
+        "pythonic": Pythonic,
+    }
+)
+"""By vLLM's names; `gateway.tool_call_parser` has the same."""
+
+
+def written(arguments: object) -> str:
+    """Return arguments as JSON; half of a pair of surrogates, which no text may have, stays escaped."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(arguments)
+    return text
+
+
+def _call_in(text: str, *names: str) -> Call | None:
+    """Return the call that is an object with `name` and, by one of some names, arguments; None: it is none."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        found = json.loads(text)
+        return _call(found["name"], next(found[name] for name in names if name in found))
+    except (*_MALFORMED, StopIteration):
+        return None
+
+
+def _call(name: object, arguments: object) -> Call:
+    if not isinstance(name, str) or not name:
+        raise ValueError("a name")
+    name.encode()
+    return Call(name, written(arguments))
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("a call with arguments by name")
+    return _call(_python_name(node.func), {_argument(each): _python_value(each.value) for each in node.keywords})
+
+
+def _argument(node: ast.keyword) -> str:
+    if node.arg is None:
+        raise ValueError("arguments by name")
+    return node.arg
+
+
+def _python_name(node: ast.expr) -> str:
+    """Return a name, which may have dots."""
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(value, name):
+            return f"{_python_name(value)}.{name}"
+    raise ValueError("a name")
+
+
+def _python_value(node: ast.expr | None) -> Any:  # noqa: ANN401 - JSON
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.List(items) | ast.Tuple(items):
+            return [_python_value(each) for each in items]
+        case ast.Dict(keys, values):
+            return {_python_value(key): _python_value(value) for key, value in zip(keys, values, strict=True)}
+        case ast.Name(name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)):
+            return -number
+    raise ValueError("a value")

@@ -1,0 +1,112 @@
+"""Checks of JSON that a client sends: against a type, in its depth and in its size, with errors that name the field."""
+
+import re
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import orjson
+
+from tokenbus.gateway.errors import ApiError
+from tokenbus.settings.errors import shown
+
+_MAX_DEPTH = 128
+"""Of lists and objects in a field: far below what any library that reads them bears."""
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+"""A text, whose end may be missing, or where a list or an object begins or ends."""
+_MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+
+def invalid(name: str, what: str) -> ApiError:
+    """Return the error of a field whose value is not accepted."""
+    return ApiError(400, f"{name or 'the body'}: {what}", param=name or None, code="invalid_value")
+
+
+def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
+    """Return a value as a type; raises an ApiError that names the field, within `where`, the limit and the value."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the place, to which the value is added.
+        limit, found, path = str(error).rpartition(" - at `$")
+        # An object whose members have any name is left at `[...]`: which of them it is, is not said.
+        limit, path = (limit, path[:-1].partition("[...]")[0]) if found else (path, "")
+    for name, index in _STEP.findall(path):
+        value = value[name] if name else value[int(index)]
+    where = (where + path).removeprefix(".")
+    member = _MEMBER.fullmatch(limit)
+    if member is not None:
+        is_missing, name = member[1] == "missing required", member[2]
+        where = f"{where}.{name}".removeprefix(".")
+        raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter of what tells one type from another
+        limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
+    got = f"a length of {len(value)}" if " of length " in limit else shown(value)
+    raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
+
+
+def _texts(kind: Any, steps: list[tuple[str, str]]) -> Iterator[str]:  # noqa: ANN401
+    """Yield the texts that a member of a type may be, which msgspec's errors do not list."""
+    if get_origin(kind) in {Union, UnionType}:
+        for each in get_args(kind):
+            yield from _texts(each, steps)
+    elif get_origin(kind) is Literal and not steps:
+        yield from get_args(kind)
+    elif get_origin(kind) is list and steps:
+        yield from _texts(get_args(kind)[0], steps[1:])
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and steps:
+        name, tag = steps[0][0], kind.__struct_config__
+        yield from [str(tag.tag)] if tag.tag_field == name else _texts(get_type_hints(kind).get(name), steps[1:])
+
+
+def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
+    """Return the JSON value of a body; raises an ApiError if it is malformed."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if str(error).startswith("depth limit"):
+            check_depth("", _written_depth(data))
+        raise ApiError(400, f"body: JSON in UTF-8, got an error: {error}", code="invalid_json") from None
+
+
+def check_json(where: str, text: str) -> None:
+    """Raise an ApiError for a field's text that is no JSON, or is nested too deep."""
+    check_depth(where, _written_depth(text.encode()))
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid(where, f"JSON, got an error: {error}") from None
+
+
+def depth_of(value: object) -> int:
+    """Return how deep lists and objects are nested in a value; 0: it is neither."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, list | dict)]:
+        depth += 1
+        level = [member for each in level for member in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def check_depth(name: str, depth: int) -> None:
+    """Raise an ApiError for a field that is nested too deep."""
+    if depth > _MAX_DEPTH:
+        raise invalid(shown(name)[1:-1] if name else "", f"nested at most {_MAX_DEPTH} deep, got {depth}")
+
+
+def json_text(where: str, value: object, most: int) -> str:
+    """Return a field's value as JSON of at most so many bytes; raises an ApiError."""
+    data = orjson.dumps(value)
+    if len(data) > most:
+        raise invalid(where, f"at most {most} bytes, got {len(data)}")
+    return data.decode()
+
+
+def _written_depth(data: bytes | bytearray) -> int:
+    """Return how deep lists and objects are nested in JSON that no parser takes."""
+    depth = deepest = 0
+    for found in _BRACKET.finditer(data):
+        depth += (found[0] in b"[{") - (found[0] in b"]}")
+        deepest = max(deepest, depth)
+    return deepest

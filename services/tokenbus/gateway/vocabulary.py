@@ -1,0 +1,262 @@
+"""Vocabulary: the text of each token id, and the JSON that is written for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.native import Form, Fragments
+from tokenbus.gateway.stop_strings import REPLACEMENT
+from tokenbus.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus.settings import SettingsError
+from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
+
+T = TypeVar("T")
+_CONTINUATION = 0x80
+"""The two highest bits of a UTF-8 continuation byte."""
+
+
+class Numbers:
+    """The tokenizer of engines without text: a token's text is its id, and a text's tokens are its bytes."""
+
+    vocabulary_size = 0
+    """None has a text of its own."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's bytes."""
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the id as text."""
+        return _number(token_id)
+
+
+class Template(Protocol):
+    """Writes chats as a model knows them."""
+
+    def reserves(self, name: str) -> bool:
+        """Tell whether its author relies on a name, as on a special token's; no variable may have that."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        continues_last: bool,
+        most: int,
+    ) -> str:
+        """Return the text of a chat; raises ValueError, as for one of more than `most` characters."""
+
+
+@runtime_checkable
+class OfModel(Protocol):
+    """What the tokenizer of a model's folder has beyond others; `model_files.ModelTokenizer` is one."""
+
+    chat_template: Template | None
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the token ids of a text to which nothing is added."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones too."""
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return what the vocabulary calls a token; None for an id without a token."""
+
+
+class Tables(NamedTuple):
+    """By token id, what an answer has for it."""
+
+    texts: Mapping[int, bytes]
+    keys: Mapping[int, bytes]
+    entries: Mapping[int, bytes]
+
+
+class Vocabulary:
+    """Tables by token id, from which answers are written. Unknown ids are numbers, where a model has them no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
+        self.probes = probed(encoder_of(tokenizer))
+        """What it makes of certain texts."""
+        self.digest = digest_of(tokenizer, self.probes)
+        """What a worker's tokenizer has to have in common with this one; 0: nothing."""
+        self.size = size = tokenizer.vocabulary_size
+        """How many token ids have a text of their own."""
+        unknown = _number if self._of_model is None else _nothing
+        self.pieces = _Table(
+            lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else unknown(token_id), size
+        )
+        """Bytes; none of special tokens."""
+        self.special_pieces = _Table(lambda token_id: self.pieces[token_id] or self.decode([token_id]).encode(), size)
+        """Bytes, those of special tokens' names too."""
+        self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id], self._special(token_id)), size)
+        """The token's unique name, as a JSON string."""
+        self.texts = _Table(
+            lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
+        )
+        """The token in an answer's list of tokens: its name, or the empty string for one that has none of its own."""
+        self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
+        """The name as the key of an object's next member, with the comma and the colon."""
+        self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
+        """The beginning of a token's object in chats, after the end of another, up to its logprob."""
+        self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
+        self.tables = Tables(self.texts, self.keys, self.entries)
+        self.id_tables = Tables(
+            _Table(_id_name, 0),
+            _Table(lambda token_id: b",%b:" % _id_name(token_id), 0),
+            _Table(lambda token_id: _entry(_id_name(token_id), self.pieces[token_id]), 0),
+        )
+        """The same with each token named by its id, as vLLM writes it."""
+        self.key_fragments = Fragments(
+            size, lambda token_id: (self.keys.made(token_id), self.texts[token_id] == b'""'), Form.LISTS
+        )
+        """The keys and the entries again, for the compiled renderer."""
+        self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
+        self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.NONE)
+        """What a token adds to the JSON of a text."""
+        self.text_characters = np.zeros(size, np.int32)
+        """How many characters begin in each token whose text fragment was made."""
+        self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
+        """How many characters begin in the token."""
+        self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
+        """The same, where special tokens have their names."""
+
+    def learn(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Make what the compiled renderer needs to write the texts of some tokens."""
+        for token_id in self.text_fragments.add(ids):
+            self.text_characters[token_id] = self.characters.made(token_id)
+
+    def _special(self, token_id: int) -> str:
+        """Return what a model's vocabulary calls a token that has no text; empty for any other."""
+        if self._of_model is None or self.pieces[token_id]:
+            return ""
+        return self._of_model.token_name(token_id) or ""
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        return self._tokenizer.encode(text)
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether it is the tokenizer of a model's folder."""
+        return self._of_model is not None
+
+    @property
+    def chat_template(self) -> Template:
+        """The model's chat template; an ApiError says that there is none."""
+        template = None if self._of_model is None else self._of_model.chat_template
+        if template is None:
+            message = "the model has no chat template: use /v1/completions, or set gateway.chat_template"
+            raise ApiError(400, f"messages: {message}", param="messages", code="no_chat_template")
+        return template
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the tokens of a text to which nothing is added, as of one that the template has written."""
+        return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of special ones where the tokenizer has some."""
+        if self._of_model is not None:
+            return self._of_model.decode(token_ids)
+        return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return what the model's vocabulary calls a token, or its text where the tokenizer is no model's."""
+        return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
+
+
+class _Table(dict[int, T]):
+    """Values by token id, each kept once it was made, unless the id is none of the vocabulary's."""
+
+    def __init__(self, make: Callable[[int], T], size: int) -> None:
+        super().__init__()
+        self._make = make
+        self._size = size
+
+    def made(self, token_id: int) -> T:
+        """Return a value that is not kept here."""
+        return self._make(token_id)
+
+    def __missing__(self, token_id: int) -> T:
+        value = self._make(token_id)
+        if token_id < self._size:
+            self[token_id] = value
+        return value
+
+
+def is_folder(tokenizer: str) -> bool:
+    """Return whether a tokenizer's name in the settings is the path of a model's folder."""
+    return "/" in tokenizer
+
+
+def vocabulary_of(tokenizer: str) -> Vocabulary:
+    """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
+    if tokenizer == "numbers":
+        return Vocabulary(Numbers())
+    if is_folder(tokenizer):
+        return Vocabulary(_tokenizer_in(tokenizer))
+    installed = names(TOKENIZERS)
+    if tokenizer not in installed:
+        expected = f"one of {', '.join((*installed, 'numbers'))}, or the path of a model's folder, with a slash"
+        raise SettingsError("gateway.tokenizer", expected, tokenizer)
+    try:
+        return Vocabulary(load_tokenizer(tokenizer))
+    except PluginError as error:
+        raise SettingsError("gateway.tokenizer", f"a tokenizer that can be loaded ({error})", tokenizer) from None
+
+
+def _tokenizer_in(folder: str) -> Tokenizer:
+    try:
+        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
+    except ImportError as error:
+        expected = f"a tokenizer that can be loaded (a model's own needs the extra models: {error})"
+        raise SettingsError("gateway.tokenizer", expected, folder) from None
+    try:
+        return ModelTokenizer(Path(folder))
+    except ValueError as error:  # a ModelFilesError
+        raise SettingsError(
+            "gateway.tokenizer", f"a model's folder with its tokenizer ({error})", str(folder)
+        ) from None
+
+
+def _name(token_id: int, piece: bytes, special: str) -> bytes:
+    """Return a token's name: its text, its bytes where they are no UTF-8, `special` or its id where it has no text."""
+    if not piece:
+        return orjson.dumps(special or f"<|{token_id}|>")
+    try:
+        return orjson.dumps(piece.decode())
+    except UnicodeDecodeError:
+        return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+
+
+def _id_name(token_id: int) -> bytes:
+    return b'"token_id:%d"' % token_id
+
+
+def _text(piece: bytes) -> tuple[bytes, bool]:
+    """Return what a token adds to the JSON of a text, and whether that depends on the tokens around it."""
+    text = piece.decode(errors="replace")
+    return orjson.dumps(text)[1:-1], text.endswith(REPLACEMENT) or text.encode() != piece
+
+
+def _entry(name: bytes, piece: bytes) -> bytes:
+    return b'},{"token":%b,"bytes":%b,"logprob":' % (name, orjson.dumps(list(piece)))
+
+
+def _characters(piece: bytes) -> int:
+    return sum(byte & 0xC0 != _CONTINUATION for byte in piece)
+
+
+def _number(token_id: int) -> bytes:
+    return b" %d" % token_id
+
+
+def _nothing(_token_id: int) -> bytes:
+    return b""

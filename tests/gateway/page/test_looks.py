@@ -1,0 +1,202 @@
+"""How the page looks: on a phone, in the dark, without motion, and as the pictures in the documents."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.gateway.page.conftest import Open
+from tests.gateway.page.doing import ended, panel, token_at, told_story
+from tests.gateway.page.made import worker
+from tests.gateway.page.scripted import ScriptedGateway
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.xdist_group("browser")
+PHONE = {"viewport": {"width": 320, "height": 640}, "is_mobile": True, "has_touch": True}
+_LOOK = "node => getComputedStyle(node).backgroundColor"
+_CONTRASTS = """() => {
+  const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const colour = text => text.match(/[\\d.]+/g).map(Number);
+  return [...document.querySelectorAll(
+    '.legend li, .t, .blank, h1, h1 span, label, button, dt, dd, b, .note, .outcome, .state, .share, ' +
+    '.id, .role, .break')]
+    .filter(node => node.offsetParent).map(node => {
+      const seen = node.matches('.break') ? getComputedStyle(node, '::before') : getComputedStyle(node);
+      for (let each = node; each; each = each.parentElement)
+        if (!node.disabled && getComputedStyle(each).opacity !== '1') return [`faded: ${node.textContent}`, 1];
+      let behind = node;
+      while (/^rgba.*, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+      const shades = [seen.color, getComputedStyle(behind).backgroundColor];
+      const [one, other] = shades.map(colour).map(light);
+      return [node.textContent, node.disabled ? 21 : (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)];
+    }).filter(([, contrast]) => contrast < 4.5);
+}"""
+
+
+def test_phone_shows_all_without_scrolling_sideways(open_page: Open, gateway: ScriptedGateway) -> None:
+    """At 320 pixels nothing is wider than the window, with the panel open too, and what is tapped stays in sight."""
+    gateway.bus["workers"] = [worker("a-worker-with-quite-a-long-name", tokens=123456789)]
+    page = open_page(gateway.url, **PHONE)
+    expect(page.locator(".worker")).to_be_visible()
+    ended(page, told_story(page, gateway))
+    wide = "document.documentElement.scrollWidth <= 320 && visualViewport.width === 320"
+    assert page.evaluate(wide)
+    expect(panel(page)).to_be_hidden()
+    token_at(page, 4).tap()
+    expect(panel(page)).to_be_visible()
+    assert page.evaluate(wide)
+    above = "node => node.getBoundingClientRect().bottom <= innerHeight - document.getElementById('panel').offsetHeight"
+    assert token_at(page, 4).evaluate(above)
+    page.get_by_role("button", name="Close").tap()
+    expect(panel(page)).to_be_hidden()
+
+
+def test_fingers_find_every_button(open_page: Open, gateway: ScriptedGateway) -> None:
+    """On a phone every button and field is at least 40 pixels high."""
+    page = open_page(gateway.url, **PHONE)
+    ended(page, told_story(page, gateway))
+    token_at(page, 4).tap()
+    expect(panel(page)).to_be_visible()
+    small = "all => all.filter(each => each.offsetParent && each.offsetHeight < 40).map(each => each.outerHTML)"
+    assert page.locator("button, textarea, input:not([type=radio])").evaluate_all(small) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_can_be_read(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
+    """In light and in dark every text, of tokens and of lost workers too, has a contrast of 4.5 or more."""
+    gateway.bus["workers"] = [worker("stays"), worker("goes")]
+    page = open_page(gateway.url, color_scheme=scheme)
+    expect(page.locator(".worker")).to_have_count(2)
+    gateway.bus["workers"] = [worker("stays")]
+    expect(page.locator(".worker.lost")).to_be_visible()
+    ended(page, told_story(page, gateway))
+    token_at(page, 4).click()
+    for view in ("Probability", "Drafts"):
+        page.get_by_text(view, exact=True).click()
+        assert page.evaluate(_CONTRASTS) == []
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1600, 1920])
+def test_looking_at_a_token_moves_nothing(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
+    """Beside the text, the panel opens without moving anything else, and where there is room it covers nothing."""
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+    ended(page, told_story(page, gateway))
+    expect(page.locator("#chart > svg")).to_be_visible()
+    places = "() => [...document.querySelectorAll('.card:not(.panel), .t')].map(each => each.getBoundingClientRect().y)"
+
+    def moved_nothing() -> bool:
+        """Look at a token; what the page draws late for other reasons has been drawn sooner or later."""
+        page.mouse.move(0, 0)
+        expect(panel(page)).to_be_hidden()
+        before = page.evaluate(places)
+        token_at(page, 5).hover()
+        expect(panel(page)).to_be_visible()
+        return bool(page.evaluate(places) == before)
+
+    wait_until(moved_nothing)
+    chart, box = page.locator("#chart").bounding_box(), panel(page).bounding_box()
+    assert chart
+    assert box
+    assert (box["x"] + box["width"] <= chart["x"]) is (width >= 1536)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_dark_is_dark(open_page: Open, gateway: ScriptedGateway) -> None:
+    """The page follows what the reader's system prefers."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    shades = [
+        sum(int(part) for part in open_page(gateway.url, color_scheme=scheme).evaluate(ground)[4:-1].split(","))
+        for scheme in ("light", "dark")
+    ]
+    assert shades[0] > 600
+    assert shades[1] < 100
+
+
+def test_nothing_moves_for_who_wants_no_motion(open_page: Open, gateway: ScriptedGateway) -> None:
+    """With reduced motion no element is animated or in transition while tokens come; without, the cursor breathes."""
+    moving = "() => document.getAnimations().length"
+    still = open_page(gateway.url, reduced_motion="reduce", **PHONE)
+    stream = told_story(still, gateway)
+    token_at(still, 2).tap()
+    assert still.evaluate(moving) == 0
+    ended(still, stream)
+    lively = open_page(gateway.url)
+    stream = told_story(lively, gateway)
+    assert lively.evaluate(moving) == 1
+    ended(lively, stream)
+
+
+def test_page_is_light_on_the_wire(open_page: Open, gateway: ScriptedGateway) -> None:
+    """All that the browser loads for the first view is under 150 KB, and comes from the gateway alone."""
+    page = open_page(gateway.url)
+    loaded = "performance.getEntriesByType('resource').map(each => [each.name, each.decodedBodySize])"
+    expect(page.locator("#pulse")).to_have_text("0 workers")
+    sizes = dict(page.evaluate(loaded))
+    assert {f"{gateway.url}/page/app.js", f"{gateway.url}/page/style.css"} <= set(sizes)
+    assert sum(sizes.values()) < 150_000
+
+
+def test_keyboard_reaches_everything_in_order(page: Page) -> None:
+    """Tab goes from the skip link through the form to the button that sends it."""
+    found = []
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        found.append(
+            page.evaluate(
+                "document.activeElement.name || document.activeElement.textContent.trim() || document.activeElement.id"
+            )
+        )
+    fields = ["prompt", "max_tokens", "temperature", "top_logprobs", "top_p", "seed", "return_entropies", "key"]
+    assert found == ["Skip to the tokens", *fields, "Generate"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_keep_what_says_something(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
+    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be distinguished."""
+    page = open_page(gateway.url, forced_colors="active", color_scheme=scheme)
+    ended(page, told_story(page, gateway))
+    token_at(page, 4).click()
+    gauge = panel(page).locator(".gauge").first
+    assert gauge.evaluate(_LOOK) != gauge.locator("i").evaluate(_LOOK)
+    for view, kinds in {"Probability": 7, "Drafts": 3}.items():
+        page.get_by_text(view, exact=True).click()
+        shades = page.locator(f'[data-for="{view.lower()}"] li').evaluate_all(f"all => all.map({_LOOK})")
+        assert len(set(shades)) == kinds
+        assert token_at(page, 3).evaluate(_LOOK) in shades
+        chosen, other = page.locator(".switch :checked + span"), page.locator(".switch :not(:checked) + span")
+        assert chosen.evaluate(_LOOK) != other.evaluate(_LOOK)
+    assert page.evaluate(_CONTRASTS) == []
+
+
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_panel_stays_beside_the_text(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
+    """Where many workers make the page long, the panel is in the window wherever the page is scrolled to."""
+    gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+    expect(page.locator(".worker")).to_have_count(24)
+    ended(page, told_story(page, gateway))
+    page.evaluate("scrollTo(0, 260)")
+    token_at(page, 5).hover()
+    box = panel(page).bounding_box()
+    assert box
+    assert 0 <= box["y"] < 100
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+def test_figures_of_a_worker_stand_in_full_rows(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
+    """A worker's six figures are in one row, or where there is less room in two of three: none is left over."""
+    gateway.bus["workers"] = [worker("worker-0", retained=0, tokens=0)]
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+    tops = "all => all.map(each => each.offsetTop)"
+    figures = page.locator(".worker dl div")
+    expect(figures).to_have_count(6)
+    found = figures.evaluate_all(tops)
+    assert [found.count(top) for top in dict.fromkeys(found)] in ([6], [3, 3])
+
+
+def test_skip_link_leads_somewhere(page: Page) -> None:
+    """The first stop of the keyboard leads to the tokens' part of the page, before there is a token too."""
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#output-title")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator('[name="view"]:checked')).to_be_focused()

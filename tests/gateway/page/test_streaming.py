@@ -1,0 +1,228 @@
+"""Typing a prompt, and tokens that arrive."""
+
+import json
+import math
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.gateway.page.doing import ask, ended, tell, token_at, tokens, told_story, wait_for
+from tests.gateway.page.made import BEGIN, STORY, STORY_TEXT, STORY_TOKENS, long_story, row, token
+from tests.gateway.page.scripted import ScriptedGateway
+
+_COUNT_CHANGES = """() => {
+  globalThis.changes = 0;
+  const watched = new MutationObserver(() => { changes += 1; });
+  watched.observe(document.getElementById("tokens"), { childList: true, subtree: true });
+}"""
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def test_request_is_what_was_typed(page: Page, gateway: ScriptedGateway) -> None:
+    """The prompt and every setting reach the gateway as they were typed; no seed is null."""
+    for label, value in {"Max tokens": "64", "Temperature": "0.7", "Alternatives": "5", "Top p": "0.9"}.items():
+        page.get_by_label(label).fill(value)
+    stream = ask(page, gateway, "Grüße,\n世界")
+    sampling = {"max_tokens": 64, "temperature": 0.7, "top_p": 0.9, "top_logprobs": 5, "seed": None}
+    assert stream.body == {"prompt": "Grüße,\n世界", **sampling, "stop": [], "drafts": True, "return_entropies": False}
+    ended(page, stream)
+    page.get_by_label("Seed").fill("41")
+    page.get_by_label("Entropy").check()
+    body = ask(page, gateway).body
+    assert (body["seed"], body["return_entropies"]) == (41, True)
+
+
+def test_tokens_appear_while_the_stream_is_open(page: Page, gateway: ScriptedGateway) -> None:
+    """Each row is on the page before the next one is sent, and the end says how it ended."""
+    stream = ask(page, gateway)
+    wait_for(page, "streaming")
+    shown = 0
+    for each in STORY:
+        tell(stream, [each])
+        shown += len(each["tokens"])
+        expect(tokens(page)).to_have_count(shown)
+    assert page.locator("#tokens").evaluate("box => box.textContent") == STORY_TEXT
+    ended(page, stream)
+    expect(page.locator("#ending")).to_have_text("The model ended its text: 8 tokens.")
+
+
+def test_tokens_have_the_colour_of_their_probability(page: Page, gateway: ScriptedGateway) -> None:
+    """Each token is of the legend's class that its probability falls into, edges included, and looks like it."""
+    stream = ask(page, gateway)
+    edges = [1.0, 0.9, 0.8999, 0.7, 0.5, 0.3001, 0.1, 0.01, 0.0099]
+    tell(stream, [row(1, 0, [token("x", probability) for probability in edges])])
+    expect(tokens(page)).to_have_count(len(edges))
+    classes = tokens(page).evaluate_all("all => all.map(each => each.className.split(' ').find(c => /^p\\d$/.test(c)))")
+    assert classes == ["p0", "p0", "p1", "p1", "p2", "p3", "p4", "p5", "p6"]
+    look = "node => getComputedStyle(node).backgroundColor"
+    legend = page.locator('[data-for="probability"] li').evaluate_all(f"all => all.map({look})")
+    assert len(set(legend)) == 7
+    assert [token_at(page, index).evaluate(look) for index in (0, 2, 4, 5, 6, 7, 8)] == legend
+
+
+def test_figures_say_what_came(page: Page, gateway: ScriptedGateway) -> None:
+    """Tokens, tokens a step, accepted drafts and perplexity are counted from what came, and the request is named."""
+    ended(page, told_story(page, gateway))
+    figures = page.locator("#figures")
+    logprobs = [token["logprob"] for each in STORY for token in each["tokens"]]
+    expected: dict[str, str | re.Pattern[str]] = {
+        "tokens": "8",
+        "tokens/s": re.compile(r"^[\d,]+$"),
+        "tokens a step": "2.00",
+        "drafts accepted": "57.1\u202f%",
+        "perplexity": f"{math.exp(-sum(logprobs) / len(logprobs)):.2f}",
+    }
+    for name, value in expected.items():
+        figure = figures.locator("div", has=page.get_by_text(name, exact=True)).locator("dd")
+        expect(figure).to_have_text(value)
+    expect(page.locator("#origin")).to_have_text(f"made · 5 prompt tokens · request {BEGIN['request']}")
+
+
+def test_stop_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
+    """Stop closes the connection, which is what aborts the request, and keeps what came."""
+    stream = told_story(page, gateway)
+    page.get_by_role("button", name="Stop").click()
+    assert stream.wait_until_closed()
+    wait_for(page, "stopped")
+    expect(tokens(page)).to_have_count(STORY_TOKENS)
+    expect(page.locator("#ending")).to_have_text("Stopped: 8 tokens.")
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+
+
+def test_new_request_takes_the_place_of_the_running_one(page: Page, gateway: ScriptedGateway) -> None:
+    """Asking again closes the stream that is open, and nothing of the old answer stays."""
+    first = told_story(page, gateway)
+    second = ask(page, gateway, "again")
+    assert first.wait_until_closed()
+    tell(second, STORY[:1])
+    expect(tokens(page)).to_have_count(1)
+    ended(page, second, "length", 1)
+    expect(page.locator("#ending")).to_have_text("Max tokens reached: 1 token.")
+
+
+def test_stream_in_pieces_is_the_same_stream(page: Page, gateway: ScriptedGateway) -> None:
+    """Wherever the network cuts the bytes, within characters too, and whatever ends a line, the events are the same."""
+    stream = ask(page, gateway)
+    first, second = '{"step": 1, "position": 0,', '"tokens": [{"id": 1, "text": "é 😀", "logprob": -1, "rank": 1}]}'
+    event = ["event: row", f"data: {first}", f"data: {second}"]
+    for byte in "\r\n".join([": a comment", "", *event, "", ""]).encode():
+        stream.write(bytes([byte]))
+    expect(token_at(page, 0)).to_have_text("é 😀")
+    ended(page, stream, count=1)
+
+
+def test_text_is_only_ever_text(page: Page, gateway: ScriptedGateway) -> None:
+    """Markup, invisible characters and parts of characters are shown as what they are, in the text and in the panel."""
+    stream = ask(page, gateway)
+    texts = ["<img src=x onerror=alert(1)>", "", "\u202e", " ", "\n\n"]
+    tell(stream, [row(1, 0, [token(text, 0.5) for text in texts])])
+    expect(tokens(page)).to_have_count(len(texts))
+    assert page.locator("#tokens").evaluate("box => box.textContent") == "".join(texts)
+    assert page.locator("#tokens img").count() == 0
+    for index, shown in enumerate(["<img␣src=x␣onerror=alert(1)>", "∅", "\\u{202e}", "␣", "↵↵"]):
+        token_at(page, index).dispatch_event("click")
+        expect(page.locator("#panel h2 bdi")).to_have_text(shown)
+    ended(page, stream)
+
+
+def test_thousands_of_tokens_stay_in_order(page: Page, gateway: ScriptedGateway) -> None:
+    """Eight thousand tokens are there, in order, in few changes of the page, and the end of the text is in sight."""
+    page.evaluate(_COUNT_CHANGES)
+    stream, rows = ask(page, gateway), long_story(2000)
+    stream.write("".join(f"event: row\ndata: {json.dumps(each)}\n\n" for each in rows).encode())
+    expect(tokens(page)).to_have_count(8000)
+    text = "".join(token["text"] for each in rows for token in each["tokens"])
+    assert page.locator("#tokens").evaluate("box => box.textContent") == text
+    assert page.evaluate("changes") < 500
+    expect(token_at(page, 7999)).to_be_in_viewport()
+    ended(page, stream, count=8000)
+
+
+@pytest.mark.parametrize("way", ["double click", "held keys"])
+def test_one_wish_is_one_request(page: Page, gateway: ScriptedGateway, way: str) -> None:
+    """A double click, and Ctrl+Enter that is held down, ask once."""
+    prompt = page.get_by_label("Prompt")
+    if way == "double click":
+        page.get_by_role("button", name="Generate").dblclick()
+    else:
+        prompt.focus()
+        page.keyboard.down("Control")
+        for _ in range(3):
+            page.keyboard.down("Enter")
+        page.keyboard.up("Enter")
+        page.keyboard.up("Control")
+    first = gateway.next_stream()
+    first.send("begin", BEGIN)
+    tell(first, STORY)
+    ended(page, first)
+    assert ask(page, gateway, "the second wish").body["prompt"] == "the second wish"
+
+
+def test_keyboard_has_a_place_after_stop(page: Page, gateway: ScriptedGateway) -> None:
+    """After Stop by keyboard the focus moves to Generate, because Stop is disabled."""
+    stream = told_story(page, gateway)
+    page.get_by_role("button", name="Stop").focus()
+    page.keyboard.press("Enter")
+    assert stream.wait_until_closed()
+    wait_for(page, "stopped")
+    expect(page.get_by_role("button", name="Generate")).to_be_focused()
+
+
+def test_lines_have_their_own_direction(page: Page, gateway: ScriptedGateway) -> None:
+    """Hebrew begins at the right, the next line at the left, and a token that turns the text turns no other."""
+    stream = ask(page, gateway)
+    texts = ["\u05e9\u05dc\u05d5\u05dd", "\u05e2\u05d5\u05dc\u05dd", "\n", "one", "\u202e", "two", "three"]
+    tell(stream, [row(1, 0, [token(text, 0.5) for text in texts])])
+    expect(tokens(page)).to_have_count(len(texts))
+    lefts = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().left)")
+    assert lefts[0] > lefts[1]
+    assert lefts[3] < lefts[4] < lefts[5] < lefts[6]
+    assert lefts[1] - lefts[3] > 100
+    ended(page, stream, count=len(texts))
+
+
+def test_what_has_no_ink_can_be_pointed_at(page: Page, gateway: ScriptedGateway) -> None:
+    """A part of a character, and invisible characters, have a mark that is wide enough to be hit."""
+    stream = ask(page, gateway)
+    tell(stream, [row(1, 0, [token(text, 0.5) for text in ("", "\u200b", "\u202e", "\r", "\n", " ")])])
+    expect(tokens(page)).to_have_count(6)
+    widths = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    assert min(widths) > 5
+    ended(page, stream, count=6)
+
+
+def test_drawing_that_takes_long_leaves_time_for_the_rest(page: Page) -> None:
+    """What takes 50 ms to draw is drawn some five times a second, and what takes none in every frame."""
+    drawn = page.evaluate("""async () => {
+      const { eachFrame } = await import("/page/dom.js");
+      let now = 0;
+      const due = [];
+      performance.now = () => now;
+      globalThis.requestAnimationFrame = (call) => due.push([now + 16, call]);
+      globalThis.setTimeout = (call, wait, ...rest) => due.push([now + wait, () => call(...rest)]);
+      const times = (cost) => {
+        const found = [];
+        const draw = eachFrame(() => { found.push(now); now += cost; });
+        for (const until = now + 1000; now < until; ) {
+          draw();
+          due.sort(([one], [other]) => one - other);
+          const [at, call] = due.shift();
+          now = Math.max(now, at);
+          call();
+        }
+        return found.length;
+      };
+      return [times(50), times(0)];
+    }""")
+    assert 3 <= drawn[0] <= 6
+    assert drawn[1] >= 50
+
+
+def test_reload_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
+    """Reloading the page while tokens come leaves no request behind, and a new one can be sent at once."""
+    stream = told_story(page, gateway)
+    page.reload()
+    assert stream.wait_until_closed()
+    wait_for(page, "idle")
+    ended(page, told_story(page, gateway))

@@ -1,0 +1,107 @@
+"""Answers made of batches without a bus, and what OpenAI's clients would read in them."""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.services.builders import settings
+from tokenbus.gateway.answer import Format, WholeAnswer
+from tokenbus.gateway.buffers import Buffers
+from tokenbus.gateway.completion_request import CompletionRequest
+from tokenbus.gateway.event_writer import EventWriter
+from tokenbus.gateway.openai_format import Envelope
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.sse import StreamedAnswer
+from tokenbus.gateway.vocabulary import Vocabulary
+from tokenbus_contracts import LogprobBatch
+
+KEY = 0xA
+Steps = Sequence[tuple[LogprobBatch, LogprobBatch | None]]
+
+
+class Spelling:
+    """A tokenizer whose tokens are the pieces of one text."""
+
+    def __init__(self, pieces: dict[int, str]) -> None:
+        self._pieces = pieces
+        self.vocabulary_size = max(pieces) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Return nothing: no test encodes a text."""
+        del text
+        return []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's text."""
+        return self._pieces.get(token_id, "").encode()
+
+
+def spelled(text: str, steps: Steps) -> Vocabulary:
+    """Return a vocabulary in which the tokens of some steps' rows, together, are a text."""
+    ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
+    cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
+    return Vocabulary(
+        Spelling({token: text[begin:end] for token, begin, end in zip(ids, cuts, cuts[1:], strict=False)})
+    )
+
+
+async def said(
+    asked: CompletionRequest,
+    steps: Steps,
+    vocabulary: Vocabulary,
+    form: Callable[[CompletionRequest, int], Format] = Envelope,
+) -> bytes:
+    """Return what an answer sends of some steps, of which its requests have the first rows."""
+    maker = StreamedAnswer if asked.is_streamed else WholeAnswer
+    answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
+    answer.begin(lambda: None)
+    writer = EventWriter(vocabulary, len(answer.listeners))
+    keys = steps[0][0].request_keys.tolist()
+    wanting = dict(zip(keys, answer.listeners, strict=False))
+    for key, listener in wanting.items():
+        writer.open(key, listener.stream)
+    for target, draft in steps:
+        rows = writer.rows_of([RenderedStep(target, vocabulary, draft)])
+        for key, left in rows.write(0, len(rows)):
+            for view, place, events, _ in left if key in wanting else ():
+                if events is not None:
+                    answer.put_events(events, view.produced_at_ns)
+                elif not wanting[key].take(view, place):
+                    del wanting[key]
+                    writer.close(key)
+    assert answer.error is None
+    await answer.ready()
+    sending = answer.outbox.take(2**30)
+    assert sending.is_last
+    return sending.data
+
+
+def chunks(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream, which must end as streams do."""
+    *events, done, rest = data.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in events:
+        yield json.loads(event.removeprefix("data: "))
+
+
+def named(data: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream that has no mark at its end; each is named by its data's type."""
+    found = []
+    for event in data.decode().removesuffix("\n\n").split("\n\n"):
+        name, _, text = event.partition("\n")
+        found.append(json.loads(text.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def array(text: str, kind: str) -> npt.NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+def joined(parts: Iterable[Any], name: str) -> list[Any]:
+    """Return a list that came in several parts."""
+    return [each for part in parts if part is not None for each in part[name] or ()]

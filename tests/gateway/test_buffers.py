@@ -1,0 +1,161 @@
+"""What waits for a client's socket: in order, bounded, and past the queue where the socket has room."""
+
+import asyncio
+
+import pytest
+
+from tokenbus.gateway.answer import Answer
+from tokenbus.gateway.buffers import Buffers, Outbox, Sending
+
+
+async def _next(outbox: Outbox) -> Sending:
+    """Wait for something, and take it."""
+    await outbox.ready()
+    return outbox.take()
+
+
+async def test_what_waits_is_sent_together_and_in_order() -> None:
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
+    outbox.put(b"a", 1)
+    outbox.put(b"b", 2)
+    first = await _next(outbox)
+    assert (first.data, first.produced_at_ns, first.is_last) == (b"ab", [1, 2], False)
+    outbox.put(b"c")
+    outbox.close()
+    outbox.put(b"too late")
+    last = await _next(outbox)
+    assert (last.data, last.is_last) == (b"c", True)
+
+
+async def test_bound_is_told() -> None:
+    """Above the bound `on_full` is called once and may still put a last chunk; the peak can be read."""
+    told = []
+
+    def full() -> None:
+        told.append(outbox.size)
+        outbox.put(b"!")
+        outbox.close()
+
+    outbox = Outbox(3, full, Buffers(2**30))
+    outbox.put(b"abc")
+    assert not told
+    outbox.put(b"d")
+    assert (told, outbox.peak) == ([4], 5)
+    assert (await _next(outbox)).data == b"abcd!"
+    assert (outbox.size, outbox.peak) == (0, 5)
+
+
+async def test_chunks_pass_by_only_while_nothing_waits() -> None:
+    written: list[bytes] = []
+    room = True
+
+    def write(chunk: bytes, *_produced_at_ns: int) -> bool:
+        if room:
+            written.append(chunk)
+        return room
+
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
+    outbox.write = write
+    outbox.put(b"nobody waits yet")
+    assert not written
+    assert (await _next(outbox)).data == b"nobody waits yet"
+    waiting = asyncio.create_task(_next(outbox))
+    await asyncio.sleep(0)
+    outbox.put(b"1")
+    room = False
+    outbox.put(b"2")
+    room = True
+    outbox.put(b"3")
+    assert (await waiting).data == b"23"
+    assert written == [b"1"]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """What is put between `gather` and `flush` is one write, with the times of all; without room it waits in order."""
+    written: list[tuple[bytes, tuple[int, ...]]] = []
+
+    def write(chunk: bytes, *produced_at_ns: int) -> bool:
+        if has_room:
+            written.append((chunk, produced_at_ns))
+        return has_room
+
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
+    outbox.write = write
+    waiting = asyncio.create_task(_next(outbox))
+    await asyncio.sleep(0)
+    outbox.gather()
+    outbox.put(b"1", 11)
+    outbox.put(b"2", 12)
+    outbox.close()
+    assert not written
+    outbox.flush()
+    last = await waiting
+    assert last.is_last
+    assert (written, last.data) == (([(b"12", (11, 12))], b"") if has_room else ([], b"12"))
+
+
+async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
+    buffers = Buffers(2**30)
+    outbox = Outbox(10**6, lambda: None, buffers)
+    outbox.put(b"a" * 200_000)
+    assert (outbox.size, buffers.size) == (200_000, 200_000)
+    taken = outbox.take()
+    assert len(taken.data) < 100_000
+    assert not taken.is_last
+    assert buffers.size == 200_000 - len(taken.data)
+    outbox.drop()
+    assert (outbox.size, buffers.size, buffers.peak) == (0, 0, 200_000)
+
+
+class _Answer(Answer):
+    """An answer that holds what it says, and frees it when it ends."""
+
+    def __init__(self, buffers: Buffers, held: int) -> None:
+        super().__init__(2**30, buffers)
+        self.is_evicted = False
+        self.size_said = 0
+        buffers.join(self)
+        self.outbox.hold(held)
+
+    def evict(self, size: int) -> None:
+        self.is_evicted, self.size_said = True, size
+        self.outbox.drop()
+
+
+def test_who_holds_the_most_ends_first() -> None:
+    buffers = Buffers(100)
+    answers = [_Answer(buffers, held) for held in (5, 40, 10, 30)]
+    assert not any(answer.is_evicted for answer in answers)
+    last = _Answer(buffers, 25)
+    assert [answer.is_evicted for answer in [*answers, last]] == [False, True, False, False, False]
+    assert (buffers.size, buffers.evicted) == (70, 1)
+    buffers.evict(1, beside={answers[0]: 100})
+    assert (answers[0].is_evicted, answers[0].size_said) == (True, 105)
+    assert buffers.evicted == 2
+
+
+def test_who_leaves_the_most_unread_ends_alone() -> None:
+    """An answer that is not whole yet has nothing that its client could have read, and one that is needs no more."""
+    buffers = Buffers(2**30)
+    collected, whole, read, unread, most = (_Answer(buffers, held) for held in (500, 0, 0, 0, 0))
+    for answer, size in ((whole, 400), (read, 29), (unread, 30), (most, 40)):
+        answer.outbox.put(b"a" * size)
+    whole.outbox.close()
+    answers = [collected, whole, read, unread, most]
+    for ended in ({most}, {most, unread}, {most, unread}):
+        buffers.evict_unread(30)
+        assert {each for each in answers if each.is_evicted} == ended
+
+
+def test_an_answer_is_evicted_once() -> None:
+    """One whose socket stays full after its end counts once, and the next time the one after it ends."""
+    buffers = Buffers(2**30)
+    second, first = _Answer(buffers, 10), _Answer(buffers, 20)
+    first.outbox.unsent = second.outbox.unsent = lambda: 1000
+    buffers.evict_unread(1)
+    assert (first.is_evicted, second.is_evicted, buffers.evicted) == (True, False, 1)
+    buffers.evict_unread(1)
+    assert (second.is_evicted, buffers.evicted) == (True, 2)
+    buffers.evict_unread(1)
+    assert buffers.evicted == 2

@@ -1,0 +1,140 @@
+"""Dispatcher: each request's rows go to its listener, and its error after them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.client.test_client import Processor, meeting
+from tests.services.builders import generate_of, settings
+from tests.support.waiting import turns
+from tokenbus.gateway.answer import Answer
+from tokenbus.gateway.api_keys import Caller
+from tokenbus.gateway.buffers import Buffers, Outbox
+from tokenbus.gateway.dispatcher import Dispatcher
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
+from tokenbus.testing import RowShape
+from tokenbus_contracts import PromptScores, RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+
+class _Listener:
+    """Counts the tokens that it takes, at most so many of them."""
+
+    stream: EventStream | None = None
+
+    def __init__(self, most: int = 1000) -> None:
+        self.tokens = 0
+        self.most = most
+        self.seen: list[int | str] = []
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Count a row's tokens."""
+        self.tokens = min(self.most, self.tokens + view.counts[place])
+        self.seen.append(self.tokens)
+        return True
+
+    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Prompts do not matter here."""
+
+    def end(self, error: ApiError) -> None:
+        self.seen.append(error.message)
+
+
+@asynccontextmanager
+async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+    """Run a dispatcher, whose processor the test plays."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    chosen = settings().gateway
+    async with client:
+        await processor.welcome()
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
+        running = asyncio.create_task(dispatcher.run())
+        await turns()
+        yield processor, dispatcher, Caller(None, chosen, time.monotonic)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _answer(*listeners: _Listener) -> Any:  # noqa: ANN401 - the part of an answer that the dispatcher uses
+    outbox = Outbox(2**30, lambda: None, Buffers(2**30))
+    return cast("Any", SimpleNamespace(listeners=listeners, outbox=outbox))
+
+
+@pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
+async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: int, told: int) -> None:
+    """Tokens that came and were not handed out are not counted as emitted: a client that resumes would miss them."""
+    async with _running() as (processor, dispatcher, caller):
+        listener = _Listener(most)
+        dispatcher.open([generate_of(5)], _answer(listener), caller)
+        await processor.body("generate")
+        for place in range(emitted):
+            processor.rows(RowShape(5, place, 1))
+        processor.fails(5, ErrorCode.ERROR_CODE_GAP, "lost")
+        await turns()
+        assert listener.seen[-1] == f"lost (after {told} tokens)"
+        assert len(dispatcher) == 0
+
+
+async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() -> None:
+    async with _running() as (processor, dispatcher, caller):
+        tasks = len(asyncio.all_tasks())
+        listeners = [_Listener() for _ in range(20)]
+        dispatcher.open([generate_of(key) for key in range(5, 25)], _answer(*listeners), caller)
+        assert len(asyncio.all_tasks()) == tasks
+        await processor.body("generate")
+        processor.rows(*(RowShape(key, 0, 2) for key in range(5, 25)))
+        processor.rows(*(RowShape(key, 2, 1) for key in range(5, 25)))
+        for key in range(5, 25):
+            processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
+        await turns()
+        assert [listener.seen for listener in listeners] == [[2, 3, "broke (after 3 tokens)"]] * 20
+
+
+async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it() -> None:
+    """A caller's room is free again when the processor has ended a request, not when the gateway gave it up."""
+    async with _running() as (processor, dispatcher, caller):
+        keys = dispatcher.open([generate_of(5)], _answer(_Listener()), caller)
+        await processor.body("generate")
+        dispatcher.close(keys)
+        await processor.body("abort")
+        assert caller.open_requests == 1
+        processor.rows(RowShape(5, 0, 0, RowStatus.ABORTED))
+        await turns()
+        assert caller.open_requests == 0
+
+
+@pytest.mark.parametrize("tokens_of_the_other", [1, 8])
+async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int) -> None:
+    buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
+    async with _running(buffers) as (processor, dispatcher, caller):
+        listener, closed = _Listener(), _Listener()
+        answer = _Holder(listener, buffers)
+        buffers.join(answer)
+        dispatcher.open([generate_of(5)], answer, caller)
+        dispatcher.open([generate_of(6)], _answer(closed), caller)
+        dispatcher.close([6])
+        await turns()
+        processor.rows(RowShape(5, 0, 1), RowShape(6, 0, tokens_of_the_other))
+        await turns()
+        assert (answer.evictions, listener.seen, closed.seen) == (0, [1], [])
+        assert dispatcher.backlog.size == 0
+
+
+class _Holder(Answer):
+    """An answer that holds nothing, and counts how often it was evicted."""
+
+    def __init__(self, listener: _Listener, buffers: Buffers) -> None:
+        super().__init__(1000, buffers)
+        self.listeners = [listener]
+        self.evictions = 0
+
+    def evict(self, _size: int) -> None:
+        self.evictions += 1

@@ -1,0 +1,368 @@
+"""Calls of functions: what a chat's body makes of the output's form, and what the output's text becomes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from tests.gateway.rendering import Spelling, chunks, said
+from tests.services.builders import settings
+from tests.support.model_folder import END, byte_level, write_model
+from tokenbus.gateway.buffers import Buffers
+from tokenbus.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.openai_format import Envelope
+from tokenbus.gateway.output_form import AutoCalls, ForcedCall
+from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.sse import StreamedAnswer
+from tokenbus.gateway.tool_calls import CallWriter
+from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
+from tokenbus.model_files import ModelTokenizer
+from tokenbus.testing import RowShape, batch
+from tokenbus_contracts import LogprobBatch, RowStatus
+
+CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}
+PLACE = {key: value for key, value in CITY.items() if key != "$defs"}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}},
+    {"function": {"name": "now", "strict": True}},
+]
+CHAT = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "a"}]}
+READER = Reader(settings(), vocabulary_of("bytes"))
+ARGUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('a"\\{}[],: é', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"}', max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def read(**fields: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+    """Return what the gateway makes of a chat with these fields."""
+    return READER.chat(CHAT | fields)
+
+
+def schema(request: CompletionRequest) -> Any:  # noqa: ANN401 - JSON
+    """Return the JSON Schema that a request's output has to hold."""
+    return json.loads(request.generate(0).sampling.structured_output.json_schema.schema)
+
+
+@pytest.mark.parametrize("choice", [None, "none", "auto"])
+def test_output_is_free_unless_a_call_is_forced(choice: str | None) -> None:
+    request = read(tools=TOOLS, tool_choice=choice)
+    assert request.forced is None
+    assert not request.generate(0).sampling.HasField("structured_output")
+
+
+@pytest.mark.parametrize(
+    ("fields", "auto"),
+    [
+        ({}, None),
+        ({"tools": TOOLS}, AutoCalls("hermes", is_one=False)),
+        ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, AutoCalls("hermes", is_one=True)),
+        ({"tools": TOOLS, "tool_choice": "none"}, None),
+        ({"tools": TOOLS, "tool_choice": "required"}, None),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "now"}}}, None),
+    ],
+)
+def test_calls_are_looked_for_where_functions_may_be_called(fields: dict[str, Any], auto: AutoCalls | None) -> None:
+    assert read(**fields).auto is None
+    request = Reader(settings({"gateway.tool_call_parser": "hermes"}), vocabulary_of("bytes")).chat(CHAT | fields)
+    assert request.auto == auto
+    # Some tokenizers have `<tool_call>` as a special token, which texts leave out.
+    assert request.generate(0).sampling.include_special_tokens == (auto is not None)
+
+
+def test_form_without_special_tokens_leaves_them_out() -> None:
+    reader = Reader(settings({"gateway.tool_call_parser": "pythonic"}), vocabulary_of("bytes"))
+    request = reader.chat(CHAT | {"tools": TOOLS})
+    assert request.auto == AutoCalls("pythonic", is_one=False)
+    assert not request.stopping.shows_special
+
+
+def test_function_by_its_name_forces_its_arguments() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert schema(read(tools=TOOLS, tool_choice=named)) == CITY
+    assert schema(read(tools=TOOLS, tool_choice={"function": {"name": "now"}})) == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_required_forces_a_list_of_calls(is_one: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    functions = [("weather", PLACE), ("now", {"type": "object", "properties": {}})]
+    assert schema(read(tools=TOOLS, tool_choice="required", parallel_tool_calls=not is_one)) == {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "anyOf": [
+                {
+                    "properties": {"name": {"type": "string", "enum": [name]}, "parameters": parameters},
+                    "required": ["name", "parameters"],
+                }
+                for name, parameters in functions
+            ],
+        },
+        "$defs": CITY["$defs"],
+    } | ({"maxItems": 1} if is_one else {})
+
+
+def test_forced_call_comes_before_the_form_of_a_text() -> None:
+    """`response_format` is about the text of an answer, which a forced call leaves none."""
+    request = read(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
+    assert schema(request)["type"] == "array"
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"tool_choice": "required"}, "tool_choice: only with tools, got it without"),
+        ({"tool_choice": "auto"}, "tool_choice: only with tools, got it without"),
+        (
+            {"tools": TOOLS, "tool_choice": {"function": {"name": "rain"}}},
+            "tool_choice.function.name: one of weather, now, got 'rain'",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+            "structured_outputs: none where tool_choice forces a call, got one",
+        ),
+        (
+            {"tools": [{"function": {"name": "f", "parameters": {"const": "x" * 300_000}}}]},
+            "tools: at most 262144 bytes, got 300090",
+        ),
+        (
+            {"tools": [{"function": {"name": "f", "parameters": DEEP}}]},
+            "tools: nested at most 128 deep, got 304",
+        ),
+        (
+            {
+                "tools": [*TOOLS, {"function": {"name": "g", "parameters": {"$defs": {"City": {"type": "null"}}}}}],
+                "tool_choice": "required",
+            },
+            "tools: one definition of a name in $defs, got two of 'City' that differ",
+        ),
+        (
+            {"tools": [{"function": {"name": "g", "parameters": {"$defs": []}}}], "tool_choice": "required"},
+            "tools: objects as the $defs of parameters, got list for 'g'",
+        ),
+        ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content: required, got nothing"),
+        (
+            {"continue_final_message": True},
+            "continue_final_message: only where add_generation_prompt is false, got both",
+        ),
+        (
+            {"chat_template_kwargs": {"tools": [], "a": 1}},
+            "chat_template_kwargs.tools: no name of a field, a special token or a function of the template, got one",
+        ),
+        (
+            {"chat_template_kwargs": {"a": "x" * 70_000}},
+            "chat_template_kwargs: at most 65536 bytes, got 70008",
+        ),
+    ],
+)
+def test_chat_that_does_not_fit_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(**fields)
+    assert (raised.value.status, raised.value.message, raised.value.param) == (400, line, line.partition(": ")[0])
+
+
+@given(
+    st.lists(st.tuples(st.text('ab"\\é', min_size=1, max_size=4), ARGUMENTS), min_size=1, max_size=3),
+    st.sampled_from([None, 1]),
+    st.lists(st.integers(1, 9), min_size=1),
+)
+def test_calls_come_as_their_text_does(calls: list[tuple[str, Any]], indent: int | None, sizes: list[int]) -> None:
+    text = json.dumps([{"name": name, "parameters": given} for name, given in calls], indent=indent)
+    writer = CallWriter(ForcedCall(None, ""))
+    found: list[dict[str, Any]] = []
+    place = 0
+    while place < len(text):
+        size = sizes[place % len(sizes)]
+        for piece in json.loads(writer.delta(text[place : place + size])).get("tool_calls", ()):
+            if piece["index"] == len(found):
+                assert (piece["type"], piece["id"][:14]) == ("function", "chatcmpl-tool-")
+                found.append(piece["function"])
+            else:
+                assert piece.keys() == {"index", "function"}
+                found[piece["index"]]["arguments"] += piece["function"]["arguments"]
+        place += size
+    assert [(each["name"], json.loads(each["arguments"])) for each in found] == calls
+    assert all(each["arguments"] in text for each in found)
+    whole = [each["function"] for each in writer.calls(text)]
+    assert [(each["name"], json.loads(each["arguments"])) for each in whole] == calls
+
+
+BEGUN = '[{"name": "f", "parameters": {"a"'
+
+
+@pytest.mark.parametrize("text", [BEGUN, BEGUN + ": " + "[" * 100_000, "[]", "", "{}", "[1]"])
+def test_output_that_was_cut_off_has_no_whole_call(text: str) -> None:
+    assert CallWriter(ForcedCall(None, "")).calls(text) == []
+
+
+def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
+    """JSON may name one, UTF-8 has none: an answer with it could not be sent."""
+    (call,) = CallWriter(ForcedCall(None, "")).calls('[{"name": "f", "parameters": {"a": "\\ud83d é"}}]')
+    assert call["function"]["arguments"] == '{"a": "\\ud83d \\u00e9"}'
+
+
+Steps = list[tuple[LogprobBatch, None]]
+
+
+def written(text: str, status: RowStatus = RowStatus.FINISHED_STOP, top_k: int = 0) -> tuple[Steps, Vocabulary]:
+    """Return steps of one request in which a model writes a text, some characters a token."""
+    statuses = [RowStatus.ACTIVE] * 9 + [status]
+    shapes = [RowShape(3, 2 * place, 2, each, top_k=top_k) for place, each in enumerate(statuses)]
+    steps: Steps = [(batch([shape], step=step), None) for step, shape in enumerate(shapes, 1)]
+    ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
+    assert len(set(ids)) == len(ids)
+    cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
+    pieces = {token: text[begin:end] for token, begin, end in zip(ids, cuts, cuts[1:], strict=False)}
+    return steps, Vocabulary(Spelling(pieces))
+
+
+TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
+
+
+@pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
+@pytest.mark.parametrize("name", [None, "weather"])
+async def test_answer_has_calls_instead_of_a_text(name: str | None, status: RowStatus) -> None:
+    steps, vocabulary = written(TEXT if name is None else '{"city": "Bern"}', status)
+    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, forced=ForcedCall(name, ""))
+    (whole,) = json.loads(await said(asked, steps, vocabulary))["choices"]
+    assert whole["message"].items() >= {"role": "assistant", "content": ""}.items()
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    streamed = list(chunks(await said(replace(asked, is_streamed=True), steps, vocabulary)))
+    first, *others = [chunk["choices"][0] for chunk in streamed]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    deltas = [each for choice in others for each in choice["delta"].get("tool_calls", ())]
+    assert [each["function"].get("name") for each in deltas] == ["weather"] + [None] * (len(deltas) - 1)
+    assert "".join(each["function"]["arguments"] for each in deltas) == call["function"]["arguments"]
+    assert all("content" not in choice["delta"] for choice in others)
+    stopped = "stop" if name is not None else "tool_calls"
+    ended = stopped if status is RowStatus.FINISHED_STOP else "length"
+    assert (whole["finish_reason"], others[-1]["finish_reason"]) == (ended, ended)
+
+
+FOUND = """\
+So:
+<tool_call>{"name":"weather","arguments":{"city":"Bern"}}</tool_call>
+<tool_call>{"name":"now","arguments":{}}</tool_call>"""
+CALLS = [("weather", '{"city": "Bern"}'), ("now", "{}")]
+
+
+async def answered(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -> tuple[Any, list[Any]]:
+    """Return the one choice of a whole answer, and those of a stream's chunks."""
+    (whole,) = json.loads(await said(asked, steps, vocabulary))["choices"]
+    streamed = await said(replace(asked, is_streamed=True), steps, vocabulary)
+    return whole, [chunk["choices"][0] for chunk in chunks(streamed)]
+
+
+def calls_in(said: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the names and arguments of calls, which have all that OpenAI's clients look at."""
+    calls = [call for each in said for call in each.get("tool_calls", ())]
+    assert all(call["type"] == "function" and call["id"][:14] == "chatcmpl-tool-" for call in calls)
+    assert len({call["id"] for call in calls}) == len(calls)
+    assert [call.get("index", place) for place, call in enumerate(calls)] == list(range(len(calls)))
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+async def test_answer_has_the_calls_that_are_in_its_text(is_one: bool) -> None:  # noqa: FBT001 - a parameter
+    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one))
+    whole, streamed = await answered(asked, *written(FOUND))
+    assert whole["message"]["content"] == "So:\n"
+    assert calls_in([whole["message"]]) == CALLS[: 1 if is_one else 2]
+    deltas = [each["delta"] for each in streamed]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(each.get("content", "") for each in deltas) == "So:\n"
+    assert calls_in(deltas) == CALLS[: 1 if is_one else 2]
+    assert all(deltas[:-1])  # nothing is sent of what brings nothing
+    assert [each["finish_reason"] for each in streamed] == [None] * (len(streamed) - 1) + ["tool_calls"]
+    assert whole["finish_reason"] == "tool_calls"
+
+
+async def test_answer_that_is_cut_off_says_so() -> None:
+    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
+    cut = FOUND.removesuffix("}</tool_call>")
+    whole, streamed = await answered(asked, *written(cut, RowStatus.FINISHED_LENGTH))
+    rest = '<tool_call>{"name":"now","arguments":{}'
+    assert (whole["message"]["content"], calls_in([whole["message"]])) == ("So:\n" + rest, CALLS[:1])
+    assert "".join(each["delta"].get("content", "") for each in streamed) == "So:\n" + rest
+    assert calls_in([each["delta"] for each in streamed]) == CALLS[:1]
+    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("text", ["It rains, I am sure of it.", "<tool_call>no, not a call</tool_call>"])
+async def test_answer_without_calls_is_its_text(text: str) -> None:
+    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
+    whole, streamed = await answered(asked, *written(text))
+    assert whole["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert "".join(each["delta"].get("content", "") for each in streamed) == text
+    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "stop"
+
+
+async def test_spaces_before_calls_are_no_content_of_a_whole_answer() -> None:
+    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
+    whole, _ = await answered(asked, *written(FOUND.removeprefix("So:")))
+    assert (whole["message"]["content"], calls_in([whole["message"]])) == (None, CALLS)
+
+
+async def test_tokens_beside_calls_are_those_beside_a_text() -> None:
+    """Logprobs and ids are the model's, whatever its text becomes."""
+    text = CompletionRequest(model="m", prompts=[[1]], is_chat=True, top_logprobs=2, wants_ids=True)
+    told = written(FOUND, top_k=2)
+    (plain, chunked), (whole, streamed) = [
+        await answered(asked, *told) for asked in (text, replace(text, auto=AutoCalls("hermes", is_one=False)))
+    ]
+    assert plain["message"]["content"] == FOUND
+    assert calls_in([whole["message"]]) == CALLS
+    for name in ("logprobs", "token_ids"):
+        assert whole[name] == plain[name]
+        assert [each.get(name) for each in streamed] == [each.get(name) for each in chunked]
+
+
+async def test_what_is_held_back_counts_to_what_waits_for_all_clients() -> None:
+    steps, vocabulary = written(FOUND)
+    asked = CompletionRequest(
+        model="m", prompts=[[1]], is_chat=True, is_streamed=True, auto=AutoCalls("hermes", is_one=False)
+    )
+    buffers = Buffers(2**30)
+    answer = StreamedAnswer(asked, Envelope(asked, 1), settings().gateway, buffers)
+    sizes = []
+    for target, _ in steps:
+        answer.listeners[0].take(RenderedStep(target, vocabulary), 0)
+        answer.outbox.take(2**30)  # what is not held back is sent
+        sizes.append(buffers.size)
+    assert max(sizes) > len("weather")
+    assert sizes[-1] == 0
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+async def test_marks_may_be_special_tokens(tmp_path: Path, is_special: bool) -> None:  # noqa: FBT001 - a parameter
+    """Qwen's tokenizers have `<tool_call>` as a token of the text, others as a special one."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(mark, special=is_special) for mark in ("<tool_call>", "</tool_call>")])
+    model = ModelTokenizer(write_model(tmp_path, tokenizer))
+    assert len(model.encode("<tool_call>")) == 1
+    steps: Steps = []
+    for place, token in enumerate(ids := model.encode(FOUND + END)):
+        status = RowStatus.FINISHED_STOP if place == len(ids) - 1 else RowStatus.ACTIVE
+        made = batch([RowShape(3, place, 1, status)], step=place + 1)
+        made = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array([token], np.uint32)})
+        steps.append((made, None))
+    reader = Reader(settings({"gateway.tool_call_parser": "hermes"}), vocabulary_of("bytes"))
+    whole, streamed = await answered(reader.chat(CHAT | {"tools": TOOLS}), steps, Vocabulary(model))
+    assert (whole["message"]["content"], calls_in([whole["message"]])) == ("So:\n", CALLS)
+    deltas = [each["delta"] for each in streamed]
+    assert ("".join(each.get("content", "") for each in deltas), calls_in(deltas)) == ("So:\n", CALLS)
