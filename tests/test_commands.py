@@ -15,8 +15,8 @@ from signal import SIGINT, SIGTERM
 import numpy as np
 import pytest
 
+from tests.cli.helpers import payloads, recording
 from tests.pages import PAGES, ROOT, blocks
-from tests.services.cli.helpers import payloads, recording
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus.gateway.api_keys import read_keys
 from tokenbus.settings import Settings
@@ -28,7 +28,7 @@ NOT_RUN = {
         ". .venv-vllm/bin/activate",
     ),
     "it is what runs this": ("make test",),
-    "tests/services/cli/test_export.py and test_inspect.py run such lines": (
+    "tests/cli/test_export.py and test_inspect.py run such lines": (
         *("tokenbus record 'rollouts/", "tokenbus export rollout.tokenbus", "tokenbus export trainer.tokenbus"),
     ),
     "it takes minutes; a test runs something smaller": (

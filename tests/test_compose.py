@@ -127,7 +127,7 @@ def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"tokenbus_services/cli/worker.py", "tokenbus_contracts/py.typed", "tokenbus_gpu_ops/py.typed"} <= set(names)
+    assert {"tokenbus/cli/worker.py", "tokenbus_contracts/py.typed", "tokenbus_gpu_ops/py.typed"} <= set(names)
 
 
 def test_the_image_is_made_of_locked_packages() -> None:

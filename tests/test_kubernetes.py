@@ -11,9 +11,9 @@ import pytest
 from tests.pages import ROOT
 from tests.shell import command_lines
 from tests.support.kubectl import kustomized
+from tokenbus.cli import gateway, processor, worker
+from tokenbus.cli.arguments import Parser
 from tokenbus.settings import Settings
-from tokenbus_services.cli import gateway, processor, worker
-from tokenbus_services.cli.arguments import Parser
 
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 VERSIONS = ("1.30", "1.37")

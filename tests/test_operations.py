@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 from tests.metrics.running import FAMILIES
 from tests.pages import ROOT, blocks
+from tokenbus.cli.arguments import Parser
 from tokenbus.delivery.errors import code_name
 from tokenbus.processor.stream import Fate
 from tokenbus.settings import ENTRIES, SECTIONS, Settings
@@ -23,7 +24,6 @@ from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.cli.arguments import Parser
 
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()
@@ -175,7 +175,7 @@ def test_unit_starts_what_can_be_started() -> None:
     program, command, *rest = shlex.split(unit["Service"]["ExecStart"])
     assert program.endswith("/tokenbus")
     parser = Parser(prog=command)
-    importlib.import_module(f"tokenbus_services.cli.{command}").declare(parser)
+    importlib.import_module(f"tokenbus.cli.{command}").declare(parser)
     assert parser.options(rest).settings == "/etc/tokenbus.toml"
     settings = Settings.load(environment={})
     drains = max(settings.processor.drain_timeout_ms, 2 * settings.worker.drain_timeout_ms)

@@ -105,9 +105,7 @@ def test_what_needs_a_newer_python_says_so_in_one_line(python: str) -> None:
 @pytest.mark.parametrize("command", ["up", "processor", "tap", "keys", "demo"])
 def test_command_that_needs_a_newer_python_says_so_in_one_line(python: str, command: str) -> None:
     """`tokenbus` runs on it, as FastDeploy's images need, and a command that cannot ends with one line and status 1."""
-    run = _run(
-        python, "-c", "import sys; from tokenbus_services.cli import main; sys.exit(main(sys.argv[1:]))", command
-    )
+    run = _run(python, "-c", "import sys; from tokenbus.cli import main; sys.exit(main(sys.argv[1:]))", command)
     assert run.returncode == 1
     assert run.stderr.startswith("tokenbus: ")
     assert "needs Python 3.11 or newer; this is 3.10" in run.stderr
@@ -116,7 +114,7 @@ def test_command_that_needs_a_newer_python_says_so_in_one_line(python: str, comm
 
 def test_broken_package_is_not_taken_for_an_old_python(python: str) -> None:
     """A command that lacks a package of someone else's says which, on 3.10 too."""
-    hidden = "import sys; sys.modules['numpy'] = None; from tokenbus_services.cli import main; main(['worker'])"
+    hidden = "import sys; sys.modules['numpy'] = None; from tokenbus.cli import main; main(['worker'])"
     run = _run(python, "-c", hidden)
     assert run.returncode
     assert "needs Python" not in run.stderr
@@ -146,7 +144,7 @@ def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
     command = (
         "import sys\n"
         "from tokenbus_engines.fastdeploy_switch.command import declare, run\n"
-        "from tokenbus_services.cli.arguments import Parser\n"
+        "from tokenbus.cli.arguments import Parser\n"
         "parser = Parser(prog='tokenbus fastdeploy')\n"
         "declare(parser)\n"
         "run(parser.options(sys.argv[1:]))\n"

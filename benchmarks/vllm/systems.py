@@ -35,7 +35,7 @@ _VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # else each system wants most of a CPU's memory
 }
 _USE_RUST = "VLLM_USE_RUST_FRONTEND"
-_MAIN = "import sys; from tokenbus_services.cli import main; sys.exit(main())"
+_MAIN = "import sys; from tokenbus.cli import main; sys.exit(main())"
 # The command of vllm-cpu fails, since it asks for the version of a package called vllm.
 _SERVE = """\
 import importlib.metadata, sys

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.cli.helpers import COMMAND, Service, addresses, generate
+from tests.cli.helpers import COMMAND, Service, addresses, generate
 from tests.support.processes import run
 from tests.support.waiting import MOST
+from tokenbus.cli import main
 from tokenbus.client import Client
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
 from tokenbus.settings import Settings, SettingsError
 from tokenbus.worker import EngineKind
-from tokenbus_services.cli import main
 
 PLUGIN = '''
 """An engine of another distribution: each request gets the number of its row in every step, up to a limit."""
@@ -134,10 +134,7 @@ async def test_engine_of_another_distribution_runs_by_its_name(tmp_path: Path) -
 
 @pytest.mark.usefixtures("installed")
 def test_help_lists_engines_and_says_which_are_broken() -> None:
-    code = (
-        "import sys; from tokenbus_services.cli import main; main(['worker', '--help']);"
-        "sys.exit('paddle' in sys.modules)"
-    )
+    code = "import sys; from tokenbus.cli import main; main(['worker', '--help']);sys.exit('paddle' in sys.modules)"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=MOST, check=True)
     lines = [line.strip() for line in listed.stdout.splitlines()]
     assert "counting: counts" in lines

@@ -20,10 +20,10 @@ from tests.integration.bytewise import LONG, alone, asked, connected, sent, serv
 from tests.integration.deployment import Deployment
 from tests.integration.serving import answers, error_of, is_true, plainly
 from tests.support.waiting import MOST, soon, until
+from tokenbus.cli import main
 from tokenbus.gateway.api_keys import made, read_keys, write_keys
 from tokenbus.gateway.server import Serving, serve_gateway
 from tokenbus.settings import SettingsError
-from tokenbus_services.cli import main
 
 pytestmark = pytest.mark.xdist_group("gateway")
 BODY: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 3}

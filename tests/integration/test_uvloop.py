@@ -6,11 +6,11 @@ from signal import SIGTERM
 import httpx
 import uvloop
 
+from tests.cli.local import FEW, Command, environment
+from tests.cli.test_up import pids
 from tests.integration.asking import all_exact, ask, wanted
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import trio
-from tests.services.cli.local import FEW, Command, environment
-from tests.services.cli.test_up import pids
 from tests.support.waiting import MOST, soon
 from tokenbus.client import RequestEnd, StepRows
 from tokenbus_engines.synthetic import true_tokens

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.helpers import hello, payloads, recording
 from tests.contracts.strategies import canonical, valid_messages
 from tests.services.builders import BATCH, EPOCH, EVENT, WORKER
-from tests.services.cli.helpers import hello, payloads, recording
 from tokenbus.delivery.step import TokenExtras, extras_by_token
 from tokenbus.recordings import parquet
 from tokenbus.recordings.items import StreamItem, read_items

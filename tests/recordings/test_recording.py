@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenbus
+from tests.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tests.pages import blocks
-from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
+from tokenbus.cli.recording_files import Files
 from tokenbus.recordings.items import (
     Lives,
     Recorder,
@@ -24,7 +25,6 @@ from tokenbus.recordings.items import (
 )
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.cli.recording_files import Files
 
 ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)

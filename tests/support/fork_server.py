@@ -18,8 +18,8 @@ from tests.support.settings import take_constants
 
 COMMAND = str(Path(sys.executable).parent / "tokenbus")
 _PRELOADED = (
-    *(f"tokenbus_services.cli.{name}" for name in ("check", "gateway", "processor", "record", "tap")),
-    "tokenbus_services.cli.worker",
+    *(f"tokenbus.cli.{name}" for name in ("check", "gateway", "processor", "record", "tap")),
+    "tokenbus.cli.worker",
     "tokenbus_engines.ngram",
     "tokenbus_engines.synthetic",
 )
@@ -114,7 +114,7 @@ def _run(request: Request) -> None:
     if program == COMMAND:
         sys.path[0] = str(Path(program).parent)
         sys.argv = request.command
-        main = importlib.import_module("tokenbus_services.cli").main
+        main = importlib.import_module("tokenbus.cli").main
         sys.exit(main())
     _, module, *rest = arguments  # python -m MODULE
     sys.path[0] = request.folder

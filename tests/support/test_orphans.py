@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.local import is_running
 from tests.pages import ROOT
-from tests.services.cli.local import is_running
 from tests.support import killed, nats
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, wait_until

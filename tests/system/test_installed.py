@@ -14,9 +14,9 @@ from signal import SIGTERM
 import httpx
 import pytest
 
+from tests.cli.local import Command, environment
 from tests.engines.fastdeploy import stand_in
 from tests.engines.fastdeploy.test_switch import SWITCHED, Machine
-from tests.services.cli.local import Command, environment
 from tests.support.waiting import MOST
 
 pytestmark = pytest.mark.xdist_group("distribution")  # what its tests share is made once
@@ -25,7 +25,7 @@ PAGE = ROOT / "services" / "tokenbus_services" / "gateway" / "page"
 
 _USE = """
 import sys
-import tokenbus_contracts, tokenbus_gpu_ops, tokenbus_services.cli
+import tokenbus_contracts, tokenbus_gpu_ops, tokenbus.cli
 assert tokenbus_contracts.__file__.startswith(sys.argv[1]), tokenbus_contracts.__file__
 batch = tokenbus_contracts.decode(open(sys.argv[2], "rb").read())
 print(batch.token_ids.tolist(), sorted(m for m in ("paddle", "torch", "cupy", "cuda", "zmq") if m in sys.modules))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.services.cli.helpers import generate, memory_settings
+from tests.cli.helpers import generate, memory_settings
 from tests.support.waiting import MOST, soon, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client

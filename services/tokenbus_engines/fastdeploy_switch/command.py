@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenbus.cli.arguments import Parser
+from tokenbus.cli.commands import CommandKind
+from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.printable import reason_of
 from tokenbus_engines.fastdeploy_switch import FORM, SWITCH, read_switch
-from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.cli.commands import CommandKind
-from tokenbus_services.cli.errors import WRONG_USE, CommandError
 
 _DESCRIPTION = """\
 Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each

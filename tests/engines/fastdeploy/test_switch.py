@@ -89,7 +89,7 @@ def make_environment(folder: Path, *, with_switch: bool = True) -> Path:
     (about / "entry_points.txt").write_text("\n".join(listed))
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenbus\nVersion: 0\n")
     program = programs / "tokenbus"
-    program.write_text(f"#!{programs}/python\nfrom tokenbus_services.cli import main\nraise SystemExit(main())\n")
+    program.write_text(f"#!{programs}/python\nfrom tokenbus.cli import main\nraise SystemExit(main())\n")
     program.chmod(0o755)
     return programs
 

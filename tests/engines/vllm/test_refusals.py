@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenbus_services.cli import main
+from tokenbus.cli import main
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenbus.cli.engines import load_engine_settings
+from tokenbus.cli.errors import CommandError
 from tokenbus_engines.vllm.served_name import served_name
-from tokenbus_services.cli.engines import load_engine_settings
-from tokenbus_services.cli.errors import CommandError
 
 
 def _model(folder: Path, *rest: str, named: str | None = None) -> str:

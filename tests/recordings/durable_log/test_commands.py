@@ -6,8 +6,7 @@ from io import BytesIO
 from subprocess import CompletedProcess
 from typing import Any
 
-from tests.recordings.durable_log.using import STREAM, Life, filled
-from tests.services.cli.helpers import (
+from tests.cli.helpers import (
     COMMAND,
     EPOCH,
     WORKER,
@@ -19,15 +18,16 @@ from tests.services.cli.helpers import (
     recording,
     take_all,
 )
+from tests.recordings.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.cli.record import record_to_log
+from tokenbus.cli.watching import watched
 from tokenbus.processor import Processor
 from tokenbus.recordings.items import hello_entry, read_items
 from tokenbus_engines.synthetic import true_tokens
-from tokenbus_services.cli.record import record_to_log
-from tokenbus_services.cli.watching import watched
 
 
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from nats.js import JetStreamContext
 
+from tests.cli.helpers import BATCH, EPOCH, hello
 from tests.recordings.durable_log.using import (
     STREAM,
     Life,
@@ -21,7 +22,6 @@ from tests.recordings.durable_log.using import (
     writer_of,
     written,
 )
-from tests.services.cli.helpers import BATCH, EPOCH, hello
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
 from tokenbus.recordings.durable_log.reader import read_log

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.helpers import hello, payloads
 from tests.pages import blocks
 from tests.recordings.durable_log.using import (
     STREAM,
@@ -22,7 +23,6 @@ from tests.recordings.durable_log.using import (
     writer_of,
     written,
 )
-from tests.services.cli.helpers import hello, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus.recordings.durable_log.reader import read_log

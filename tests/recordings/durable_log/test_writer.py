@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from tests.cli.helpers import EPOCH, hello, payloads
 from tests.recordings.durable_log.using import (
     STREAM,
     Life,
@@ -19,7 +20,6 @@ from tests.recordings.durable_log.using import (
     writer_of,
     written,
 )
-from tests.services.cli.helpers import EPOCH, hello, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus.bus import AddressError

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from nats.js.api import StreamConfig
 
+from tests.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
 from tests.metrics.running import Bus, Scrape, scrape, settings
-from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, until
 from tokenbus.metrics.health import Health, LoopWatch

@@ -1,0 +1,151 @@
+"""The command `tokenbus`: one module for each of its subcommands."""
+
+import argparse
+import gc
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from types import ModuleType
+from typing import TextIO
+
+from tokenbus.cli.arguments import Parser
+from tokenbus.cli.commands import COMMANDS, CommandKind, summaries
+from tokenbus.cli.errors import CommandError
+from tokenbus.plugins import PluginError, load, names
+from tokenbus.printable import printable, reason_of
+from tokenbus.python_version import PythonVersionError
+
+_GROUPS = {
+    "run": {
+        "demo": "start a system, send 200 requests, check every token, and stop",
+        "up": "run a whole system on this machine",
+        "processor": "take workers' streams, and deliver each request its tokens",
+        "worker": "run an engine, and publish its tokens",
+        "gateway": "serve OpenAI's API and the inspector's page over HTTP",
+    },
+    "look": {
+        "tap": "show workers' streams as they pass, or a durable log",
+        "record": "write workers' streams to files, or to a durable log in NATS JetStream",
+        "inspect": "show a recording's tokens by probability",
+        "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
+    },
+    "keys": {
+        "keys": "make processes' keys for encrypted tcp, and say which may connect, in which roles",
+        "api-keys": "make, list and revoke API keys for the gateway",
+    },
+    "schema": {
+        "check": "check message files and recordings against the schema, and say what is wrong",
+        "schema": "print the schema in other tools' forms, or what a change of it breaks",
+    },
+}
+"""The commands by what they are for, each in the order in which a newcomer needs them."""
+_COMMANDS = {name for group in _GROUPS.values() for name in group}
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status; a wrong use of the command line is status 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # as after `>&-`
+        _complain("standard output is closed")
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without é still gets the line
+    try:
+        status = _status(given or ["--help"])
+        sys.stdout.flush()  # here, where a failure can still be reported
+    except BrokenPipeError:
+        # The reader went away, as `| head` does, so the command did not succeed.
+        _give_up(sys.stdout)
+        return 1
+    except OSError as error:
+        what = error.filename
+        if what is None:  # standard output has no name; what has one was a file
+            _give_up(sys.stdout)
+            what = "cannot write to standard output"
+        _complain(f"{what}: {reason_of(error)}")
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return status
+
+
+def _status(given: list[str]) -> int:
+    command, *rest = given
+    try:
+        found = _command(command)
+        parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
+        found.declare(parser)
+        return int(found.run(parser.options(rest)))
+    except SystemExit as end:  # argparse's; what it printed is not flushed yet
+        return int(end.code or 0)
+    except CommandError as error:
+        _complain(str(error))
+        return error.status
+    except (PluginError, PythonVersionError) as error:
+        _complain(str(error))
+        return 1
+
+
+def _command(name: str) -> ModuleType | CommandKind:
+    if name in _COMMANDS:
+        return _imported(f"tokenbus.cli.{name.replace('-', '_')}")
+    if name not in names(COMMANDS):
+        _parser().parse_args([name])
+        raise CommandError(f"{name}: no such command")
+    return load(COMMANDS, name, CommandKind)
+
+
+def _imported(name: str) -> ModuleType:
+    """Import the module of one command, so that none waits for another's libraries."""
+    # What is imported stays: to search it for garbage, again and again as it grows, is a tenth of a start.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PythonVersionError.instead_of(error, "this command") from None
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _complain(what: str) -> None:
+    if sys.stderr is None:  # with None, print would choose standard output
+        return
+    try:
+        print(f"tokenbus: {printable(what)}", file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Discard what is buffered; else Python tries to write it once more as it exits, and complains."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _parser() -> Parser:
+    added = {name: summary for name, summary in summaries(COMMANDS, CommandKind).items() if name not in _COMMANDS}
+    groups = {**_GROUPS, "engines and plugins": added} if added else _GROUPS
+    commands = [name for group in groups.values() for name in group]
+    width = max(map(len, commands))
+    listed = (
+        f"{heading}:\n" + "".join(f"  {name:{width}}  {summary}\n" for name, summary in group.items())
+        for heading, group in groups.items()
+    )
+    parser = Parser(
+        prog="tokenbus",
+        usage="tokenbus COMMAND [options]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"
+        + "\n".join(listed),
+        epilog="`tokenbus COMMAND --help` has the options of each, with examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,248 @@
+"""tokenbus check: whether message files and recordings hold, a message row by row if asked."""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import stat
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
+
+from tokenbus.cli.tap import batch_values, row_values
+from tokenbus.cli.terminal import styled
+from tokenbus.printable import printable, reason_of
+from tokenbus.recordings.items import RecordingError, StreamItem, read_items
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
+from tokenbus_contracts.codec import parse
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_contracts.malformed import place_of
+from tokenbus_contracts.validate import check_batch
+
+_DESCRIPTION = """\
+A file holds one encoded LogprobBatch, or a recording. Each gets one line: ok and a summary, or the place in the file,
+the field, the limit and the value that it is refused for. The exit status is 0 if all files hold, else 1.
+
+examples:
+  tokenbus check step-41.binpb                 against what a deployment takes by default
+  tokenbus check --limits schema *.binpb       against the schema's own bounds
+  tokenbus check --rows refused/*.binpb        a verdict for each row of a message
+  tokenbus check recorded/*                    each item of recordings
+  tokenbus check --json step-41.binpb | jq .   for machines
+"""
+
+_HEAD = 4
+_RECORDING = "RECORDING"
+_MORE = 0x80
+"""Set in every byte of a varint but the last."""
+_FRAME_BEGINS = b"\x09"
+"""The first byte of a worker's frame: the tag of its epoch."""
+_STYLES = {"ok": "green", "refused": "red"}
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a message or a recording; -: a message from standard input"
+    )
+    parser.add_argument("--rows", action="store_true", help="give a verdict for each row of a message too")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+    parser.add_argument(
+        "--limits",
+        choices=("default", "schema"),
+        default="default",
+        help="which bounds to hold the messages against (default: a deployment's)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check every file; return 1 if one of them does not hold."""
+    limits = Limits.schema() if options.limits == "schema" else Limits.default()
+    reports = (report_of(name, limits, rows=options.rows) for name in options.files)
+    if options.json:
+        files = list(reports)
+        held = all(report["ok"] for report in files)
+        print(json.dumps({"ok": held, "limits": options.limits, "files": files}, indent=2, allow_nan=False))
+        return 0 if held else 1
+    held = True
+    for report in reports:
+        _show(report)
+        held &= report["ok"]
+    return 0 if held else 1
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print a file's lines, at once: the next file may be a pipe that has nothing to say for hours."""
+    if not report["ok"]:
+        place = f"byte {report['offset']}: " if "offset" in report else ""
+        item = f" (item {report['item']})" if "item" in report else ""
+        _print_verdict("refused", f"{report['file']}: {place}{report['error']}{item}")
+    elif report["holds"]["kind"] == _RECORDING:
+        holds = report["holds"]
+        life = f"{holds.get('worker_id', '-')}/{holds.get('epoch', '-')}"
+        counts = f"{holds['batches']} batches, {holds['rows']} rows, {holds['tokens']} tokens"
+        missing = f"{holds['items']} items, {holds['missing_items']} missing"
+        _print_verdict("ok", f"{report['file']}: {life} recording, {missing}, {counts}")
+    else:
+        holds = report["holds"]
+        statuses = ", ".join(f"{count} {name}" for name, count in holds["statuses"].items()) or "none"
+        _print_verdict(
+            "ok",
+            f"{report['file']}: {holds['worker_id']}/{holds['epoch']} "
+            f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}, "
+            f"{holds['rows']} rows ({statuses}), {holds['tokens']} tokens, {holds['alternatives']} alternatives",
+        )
+    for row in report.get("rows", ()):
+        _show_row(row)
+    sys.stdout.flush()
+
+
+def _show_row(row: dict[str, Any]) -> None:
+    where = f"row {row['row']} key {row['request_key']}"
+    if not row["ok"]:
+        _print_verdict("refused", f"{where}: {row['error']}", indent="  ")
+        return
+    logprobs = row["logprobs"] or ["-"] * len(row["token_ids"])
+    tokens = " ".join(
+        f"{token_id}({logprob if isinstance(logprob, str) else format(logprob, '.3f')})"
+        for token_id, logprob in zip(row["token_ids"], logprobs, strict=True)
+    )
+    _print_verdict(
+        "ok",
+        f"{where} index {row['batch_index']} position {row['position']} "
+        f"{row['status']} top-k {row['top_k']}: {tokens or 'no token'}",
+        indent="  ",
+    )
+
+
+def _print_verdict(verdict: str, text: str, indent: str = "") -> None:
+    padding = " " * (len("refused  ") - len(verdict))
+    print(f"{indent}{styled(verdict, _STYLES[verdict])}{padding}{printable(text)}")
+
+
+def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
+    """Return whether a file is valid, with a summary or its fault, and if asked the same for each row of a message."""
+    report: dict[str, Any] = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
+    try:
+        with _opened(name) as file:
+            head = file.read(_HEAD)
+            if _begins_recording(head):
+                return report | _recording_report(_from_the_start(file), limits)
+            return report | _message_report(head + _rest(file, limits), limits, rows=rows)
+    except ContractError as error:
+        return report | _refusal(error, 0)
+    except OSError as error:
+        return report | {"error": reason_of(error)}
+
+
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+    if name == "-":
+        if sys.stdin is None:  # as after `<&-`
+            raise OSError(0, "standard input is closed")
+        return contextlib.nullcontext(sys.stdin.buffer)
+    mode = os.stat(name).st_mode  # noqa: PTH116 - of a pipe, before it would be waited for
+    if stat.S_ISDIR(mode):
+        raise OSError(0, "a directory, not a message file")
+    if not stat.S_ISREG(mode):
+        raise OSError(0, "no regular file")
+    return open(name, "rb")  # noqa: PTH123 - the caller closes it
+
+
+def _begins_recording(head: bytes) -> bool:
+    """Tell a recording, which begins with the size of a frame and the frame, from a message."""
+    size = next((place for place, byte in enumerate(head) if byte < _MORE), len(head))
+    return head[size + 1 : size + 2] == _FRAME_BEGINS
+
+
+def _from_the_start(file: BinaryIO) -> BinaryIO:
+    if not file.seekable():
+        raise OSError(0, "a recording: name its file, a pipe cannot be read")
+    file.seek(0)
+    return file
+
+
+def _rest(file: BinaryIO, limits: Limits) -> bytes:
+    """Return what follows the head; of a file that is too large to hold, nothing is read."""
+    most = limits.max_message_bytes
+    if (size := os.fstat(file.fileno()).st_size) > most:  # of a pipe it is 0
+        raise ContractError("message", most, size, rule=Rule.BYTES)
+    return file.read(most + 1 - _HEAD)
+
+
+def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any]:
+    batch = None
+    report: dict[str, Any] = {"ok": True}
+    try:
+        batch = decode(data, limits)
+        header = batch.header
+        stream = {"worker_id": header.worker_id, "epoch": str(header.epoch), "sequence": str(header.sequence)}
+        report["holds"] = stream | {"rows": batch.row_count} | batch_values(batch)
+    except ContractError as error:
+        report = {"ok": False} | _refusal(error, place_of(data, error.field))
+    if rows:
+        with contextlib.suppress(ContractError):
+            batch = batch or parse(data, limits)
+            if batch.has_consistent_lengths():
+                report["rows"] = [_row_report(batch, row, limits) for row in range(batch.row_count)]
+    return report
+
+
+def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
+    holds = Counter[str](items=0, missing_items=0, batches=0, rows=0, tokens=0)
+    life: dict[str, str] = {}
+    try:
+        for item in read_items(file):
+            life = {"worker_id": item.worker_id, "epoch": str(item.epoch)}
+            holds.update(items=1, missing_items=item.missing_items)
+            try:
+                holds.update(_counts(item, limits))
+            except ContractError as error:
+                begin = int(item.position.partition(".")[0]) - len(item.payload)
+                refused = _refusal(error, begin + place_of(item.payload, error.field))
+                return refused | {"item": str(item.sequence)}
+    except RecordingError as error:
+        limit, _, actual = error.reason.partition(", got ")
+        named = {"field": "entry", "rule": str(Rule.MALFORMED), "limit": limit, "actual": actual}
+        return {"error": error.reason, "offset": error.offset} | named
+    return {"ok": True, "holds": {"kind": _RECORDING} | life | dict(holds)}
+
+
+def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
+    if item.kind != PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+        if item.event is None:
+            raise ContractError("item.payload_kind", "a kind that the schema names", int(item.kind), rule=Rule.NAMED)
+        return {}
+    batch = decode(item.payload, limits)
+    return {"batches": 1, "rows": batch.row_count, "tokens": batch.token_ids.size}
+
+
+def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]:
+    report: dict[str, Any] = {"row": row, "request_key": str(batch.request_keys[row]), "ok": False}
+    try:
+        alone = batch.select([row])
+        check_batch(alone, limits)
+    except ContractError as error:
+        return report | _refusal(error)
+    found = alone.row(0)
+    return report | {
+        "ok": True,
+        **row_values(found),
+        "logprobs": [value if math.isfinite(value) else str(value) for value in found.logprobs.tolist()],
+        "top_k": int(batch.top_ks[row]),
+        "proposal_token_ids": found.proposal_token_ids.tolist(),
+        "stop": found.stop,
+    }
+
+
+def _refusal(error: ContractError, offset: int | None = None) -> dict[str, Any]:
+    place = {} if offset is None else {"offset": offset}
+    return place | {
+        "error": str(error),
+        "field": error.field,
+        "rule": str(error.rule),
+        "limit": str(error.limit),
+        "actual": str(error.actual),
+    }

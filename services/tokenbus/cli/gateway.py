@@ -1,0 +1,58 @@
+"""tokenbus gateway: OpenAI's API and Anthropic's over HTTP, and the inspector, until a signal."""
+
+import argparse
+from contextlib import AbstractAsyncContextManager
+
+from tokenbus.cli.configuration import declare_settings
+from tokenbus.cli.errors import CommandError
+from tokenbus.cli.serving import serve
+from tokenbus.settings import Settings
+
+_DESCRIPTION = """\
+Serve OpenAI's API (/v1/completions, /v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages), and
+for token ids vLLM's (/inference/v1/generate) in front of a processor, and at / a page with tokens coloured by
+probability. The processor need not be there yet; /readyz tells when requests find a worker. Once it listens it logs
+"listening". After SIGTERM or SIGINT it takes no new request, lets the open ones end for gateway.drain_timeout_ms, and
+leaves with status 0; a second signal ends it at once.
+
+examples:
+  tokenbus gateway                                                       at http://127.0.0.1:8000
+  tokenbus gateway --address 127.0.0.1:8080 --clients-address ipc:///run/tokenbus/clients.sock
+  tokenbus gateway --models small,large --tokenizer bytes --set gateway.max_requests=4096
+  tokenbus gateway --set gateway.reuse_port=true --metrics-address 127.0.0.1:9101      one of several at one port
+  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+    -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
+
+settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is, or with commas
+between all of them: docs/scaling.md), bus.key_file and bus.server_key (docs/security.md), limits.max_top_k (the most
+alternatives), gateway.metrics_address (empty: its metrics are at /metrics alone). It needs the extra gateway.
+"""
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    declare_settings(
+        parser,
+        {
+            "--address": "gateway.address",
+            "--models": "gateway.models",
+            "--tokenizer": "gateway.tokenizer",
+            "--max-requests": "gateway.max_requests",
+            "--clients-address": "bus.clients_address",
+            "--metrics-address": "gateway.metrics_address",
+        },
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a gateway until a signal."""
+    return serve(options, _gateway)
+
+
+def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
+    try:
+        from tokenbus.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
+    except ModuleNotFoundError as error:
+        raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
+    return serve_gateway(settings)

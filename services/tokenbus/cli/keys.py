@@ -1,0 +1,171 @@
+"""tokenbus keys: the keys of processes, which of them may connect, and what each may do."""
+
+import argparse
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tokenbus.bus import Role
+from tokenbus.bus.allow_list import AllowedKey, AllowListError, checked_name, new_key, read_keys, write_keys
+from tokenbus.bus.keys import create_key, public_key
+from tokenbus.bus.watched_files import locked
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.printable import printable, reason_of
+
+_DESCRIPTION = """\
+Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says
+which keys may connect to the processor, and to decode workers for hand-offs. Both read the list again within a second,
+without a restart, and cut off the connections of a revoked key.
+
+  make NAME            make the key of one process, NAME.key_secret and NAME.key, in a folder; no file is replaced
+  add NAME PUBLIC      allow a key, in each --role that is given
+  list                 show the allow-list
+  revoke NAME|PUBLIC   cut a key off
+
+A process needs its own secret key as bus.key_file: only its owner may read it, and it is never printed. All others need
+the processor's public key as bus.server_key. PUBLIC is the path of a public key, as keys/worker-0.key, or the key's 40
+characters.
+
+  --role worker    publish, under the worker ids that its patterns match
+  --role client    ask for requests, under the client names that its patterns match
+  --role observer  watch workers' streams (tap, record, the inspector)
+  --role handoff   hand requests off to decode workers, as a prefill worker does
+  --role operator  pause workers' engines, change their weights and adapters
+
+To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A
+revoked key stays in the file, so that it cannot be added again.
+
+examples:
+  tokenbus keys make processor
+  tokenbus keys make worker-0
+  tokenbus keys add worker-0 keys/worker-0.key --role worker
+  tokenbus keys add gateway keys/gateway.key --role client --role observer
+  tokenbus keys revoke worker-0
+  tokenbus keys list --json | jq '.keys[] | select(.revoked == null).name'
+"""
+_VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
+_DEFAULT = "keys/allowed.toml"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.usage = f"{parser.prog} {{make,add,list,revoke}} [NAME] [PUBLIC] [options]"
+    parser.add_argument("action", choices=("make", "add", "list", "revoke"), help="what to do")
+    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name, and for add its public part")
+    parser.add_argument(
+        "--role", action="append", choices=[role.value for role in Role], help="what it may do; may be repeated"
+    )
+    parser.add_argument(
+        "--names",
+        action="append",
+        metavar="PATTERN",
+        help="the worker ids or client names that it may use, as a shell's patterns; may be repeated (NAME)",
+    )
+    parser.add_argument("--folder", default="keys", metavar="DIR", help="where make writes both files (keys)")
+    parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="list as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
+    try:
+        if options.action == "make":
+            _make(Path(options.folder), options)
+        elif options.action == "list":
+            _expect(options, 0, "list: no names")
+            _show(path, read_keys(path), as_json=options.json)
+        else:
+            done = _add(path, options) if options.action == "add" else _revoke(path, options)
+            print(printable(f"{done} in {path}"))
+    except AllowListError as error:
+        raise CommandError(str(error), WRONG_USE) from None
+    except OSError as error:
+        raise CommandError(f"{error.filename or path}: {reason_of(error)}", WRONG_USE) from None
+    return 0
+
+
+def _make(folder: Path, options: argparse.Namespace) -> None:
+    (name,) = _expect(options, 1, "make: NAME")
+    try:
+        public, secret = create_key(folder, checked_name(name))
+    except ValueError as error:
+        raise CommandError(f"make: {error}", WRONG_USE) from None
+    except FileExistsError as error:
+        there = error.filename2 or error.filename
+        raise CommandError(f"{there}: there already; a key is never replaced", WRONG_USE) from None
+    print(f"secret  {printable(str(secret))}  for this process alone: bus.key_file")
+    print(f"public  {printable(str(public))}  for others")
+    print(f"key     {public_key(str(public)).decode()}")
+
+
+def _add(path: Path, options: argparse.Namespace) -> str:
+    name, given = _expect(options, 2, "add: NAME PUBLIC")
+    if not options.role:
+        raise CommandError(f"add: --role, one or several of {', '.join(Role)}", WRONG_USE)
+    try:
+        public = public_key(given).decode()
+    except ValueError as error:
+        raise CommandError(f"add: PUBLIC: {error}, got {given!r}", WRONG_USE) from None
+    try:
+        key = new_key(name, public, dict.fromkeys(options.role), dict.fromkeys(options.names or [name]))
+    except ValueError as error:
+        raise CommandError(f"add: {error}", WRONG_USE) from None
+    with locked(path):
+        keys = read_keys(path) if path.exists() else []
+        known = next((each for each in keys if each.public == public), None)
+        if known is not None:
+            why = "was revoked: make a new one" if known.revoked else "is there already: revoke it first"
+            raise AllowListError(f"add: this key {why}, as {known.identity.name}")
+        write_keys(path, [*keys, key])
+    return f"added {name}: {', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
+
+
+def _revoke(path: Path, options: argparse.Namespace) -> str:
+    (given,) = _expect(options, 1, "revoke: NAME or PUBLIC")
+    try:
+        public = public_key(given).decode()
+    except ValueError:
+        public = ""
+    now = datetime.now(UTC).replace(microsecond=0)
+    with locked(path):
+        keys = read_keys(path) if path.exists() else []
+        found = [key for key in keys if (key.public == public if public else key.identity.name == given)]
+        live = [key for key in found if key.revoked is None]
+        if not live:
+            raise AllowListError(f"revoke: {'revoked already' if found else 'no such key'}: {given!r}")
+        write_keys(path, [replace(key, revoked=now) if key in live else key for key in keys])
+    return f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
+
+
+def _expect(options: argparse.Namespace, count: int, what: str) -> list[str]:
+    given: list[str] = options.files
+    if len(given) != count:
+        raise CommandError(f"{what}, got {' '.join(map(repr, given)) or 'nothing'}", WRONG_USE)
+    return given
+
+
+def _show(path: Path, keys: list[AllowedKey], *, as_json: bool) -> None:
+    rows = [
+        {
+            "name": key.identity.name,
+            "public": key.public,
+            "roles": sorted(key.identity.roles),
+            "names": list(key.identity.names),
+            "added": key.added.isoformat(),
+            "revoked": None if key.revoked is None else key.revoked.isoformat(),
+        }
+        for key in keys
+    ]
+    if as_json:
+        print(json.dumps({"file": str(path), "keys": rows}, indent=2))
+        return
+    for key in keys:
+        may = f"{','.join(sorted(key.identity.roles))}  {','.join(key.identity.names)}"
+        state = f"revoked {key.revoked}" if key.revoked else f"added {key.added}"
+        print(printable(f"{key.identity.name}  {key.public}  {may}  {state}"))
+    if not keys:
+        print("no key may connect")

@@ -1,0 +1,181 @@
+"""The services of a system on this machine: their settings, their addresses, and the folder of their sockets."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.cli.supervisor import Service
+from tokenbus.printable import printable, reason_of
+from tokenbus.settings import ENTRIES, Settings
+from tokenbus.worker import engine_kind
+
+_VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
+# In which order they start. The gateway comes before the workers, which may take minutes: a tokenizer that it cannot
+# use is reported at once; its /readyz fails until a worker is there. Decode workers come before prefill workers, whose
+# requests go on there.
+_PROCESSOR, _GATEWAY, _DECODE, _OTHERS = range(4)
+_GRACE_MS = 1000
+_MODEL = "tokenbus"
+"""As which the gateway lists workers whose model has no name."""
+_NEEDED_BY_A_GATEWAY = ("tokenbus.cli.gateway", "starlette", "uvicorn", "orjson")
+_LONGEST_FOLDER = 60
+"""A socket's path has at most 107 bytes on Linux and 103 elsewhere; what comes behind the folder needs the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The services of a system on this machine, and what its clients need to know."""
+
+    settings: Settings
+    """A client's settings: the addresses above all."""
+    services: tuple[Service, ...]
+    """Processor, workers and gateway, in the order in which they are shown."""
+    model: str
+    """What requests ask for."""
+
+
+def plan_for(  # noqa: PLR0913 - each but the first two is given by name
+    settings: Settings,
+    folder: Path,
+    *,
+    engine: str,
+    mixed: int,
+    prefill: int,
+    decode: int,
+    gateways: int = 1,
+    port: int | None = None,
+    model: Path | None = None,
+    ranks: Sequence[Sequence[str]] = ((),),
+) -> Plan:
+    """Return the plan of a processor, some workers of each role, and gateways where one can run.
+
+    `port` is that of all gateways; `model` is the folder of an engine that reads one, whose tokenizer the gateways have
+    too; `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn.
+    Default addresses become sockets in the folder and free ports; other addresses stay as they are.
+    """
+    shared = _with_addresses(settings, folder)
+
+    def service(  # noqa: PLR0913, PLR0917 - a service's own
+        name: str, command: Sequence[str], drain_ms: int, starts: int, stops: int, given: Mapping[str, object]
+    ) -> Service:
+        ready = "connected" if command[0] == "worker" else "listening"
+        stop_seconds = (drain_ms + shared.bus.linger_ms + _GRACE_MS) / 1000
+        return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds, starts, stops)
+
+    def workers(role: str, count: int) -> Iterator[Service]:
+        drain_ms = 2 * shared.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
+        command = ["worker", "--engine", engine]
+        if named := model or settings.worker.model:
+            command += ["--model", str(named)]
+        for number in range(count):
+            name, own = f"{role}-{number}", ranks[number % len(ranks)]
+            given = {"worker.id": name, "worker.role": role, "worker.metrics_address": "127.0.0.1:0"}
+            if _is_default("worker.handoff_address", shared):
+                given["worker.handoff_address"] = f"ipc://{folder}/{name}"
+            starts = _DECODE if role == "decode" else _OTHERS
+            yield service(name, [*command, *(["--", *own] if own else [])], drain_ms, starts, 1, given)
+
+    services = [
+        service("processor", ["processor"], shared.processor.drain_timeout_ms, _PROCESSOR, 2, {}),
+        *workers("mixed", mixed),
+        *workers("decode", decode),
+        *workers("prefill", prefill),
+    ]
+    if lacking := gateway_lacks():
+        if port is not None:
+            raise CommandError(f"--port: no gateway can run here, {lacking} is not installed", WRONG_USE)
+    else:
+        given = _gateway_addresses(shared, port, gateways)
+        if _is_default("gateway.tokenizer", shared):
+            given["gateway.tokenizer"] = engine_kind(engine).tokenizer if model is None else str(model.resolve())
+        drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
+        names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
+        services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]
+    return Plan(shared, tuple(services), settings.worker.model or _MODEL)
+
+
+def gateway_lacks() -> str:
+    """Return the module without which no gateway can run here, or nothing."""
+    return next((name for name in _NEEDED_BY_A_GATEWAY if importlib.util.find_spec(name) is None), "")
+
+
+def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
+    """Return this process's environment with exactly some settings, and others given by their keys."""
+    ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    for key, entry in ENTRIES.items():
+        value = given.get(key, entry.value_in(settings))
+        if value != entry.default:
+            ours[entry.variable] = str(value).lower() if isinstance(value, bool) else str(value)
+    return ours
+
+
+def _with_addresses(settings: Settings, folder: Path) -> Settings:
+    bus = settings.bus
+    if _is_default("bus.workers_address", settings):
+        bus = replace(bus, workers_address=f"ipc://{folder}/workers")
+    if _is_default("bus.clients_address", settings):
+        bus = replace(bus, clients_address=f"ipc://{folder}/clients")
+    processor = replace(settings.processor, metrics_address=_usable("processor.metrics_address", settings))
+    # The services' log lines are read by this process.
+    log = replace(settings.log, format="json", level="info")
+    return replace(settings, bus=bus, processor=processor, log=log)
+
+
+def _is_default(key: str, settings: Settings) -> bool:
+    return bool(ENTRIES[key].value_in(settings) == ENTRIES[key].default)
+
+
+def _usable(key: str, settings: Settings) -> str:
+    """Return an address; a default that is taken gets port 0, for which its service takes a free one and logs it."""
+    address = str(ENTRIES[key].value_in(settings))
+    host, _, port = address.rpartition(":")
+    if _is_default(key, settings):
+        try:
+            socket.create_server((host, int(port))).close()
+        except OSError:
+            return f"{host}:0"
+    return address
+
+
+def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
+    """Return where gateways serve: several share a port, and each has a port for its metrics."""
+    address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
+    if count == 1:
+        return {"gateway.address": address}
+    host, _, number = address.rpartition(":")
+    if number == "0":  # else each would take another one
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        with socket.create_server((host.strip("[]"), 0), family=family) as found:
+            address = f"{host}:{found.getsockname()[1]}"
+    metrics_host = settings.gateway.metrics_address.rpartition(":")[0] or "127.0.0.1"
+    metrics_address = f"{metrics_host}:0"
+    return {"gateway.address": address, "gateway.reuse_port": True, "gateway.metrics_address": metrics_address}
+
+
+@contextmanager
+def runtime_folder() -> Iterator[Path]:
+    """Yield a new folder that only this user can enter, in XDG_RUNTIME_DIR, else TMPDIR, else /tmp.
+
+    It is removed at the end of `with`. If this process is killed before, its services remove it.
+    """
+    named = [Path(name).absolute() for each in ("XDG_RUNTIME_DIR", "TMPDIR") if (name := os.environ.get(each))]
+    refusals = []
+    for base in [*(path for path in named if len(os.fsencode(path)) <= _LONGEST_FOLDER), Path("/tmp")]:  # noqa: S108
+        try:  # not even root can be sure before that a place takes a folder
+            made = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
+        except OSError as error:
+            refusals.append(printable(f"{base}: {reason_of(error)}"))
+            continue
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return
+    raise CommandError(f"no place for a folder of sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")

@@ -1,0 +1,273 @@
+"""tokenbus tap: shows workers' items as they pass through a processor, without delay, or those of a durable log."""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from tokenbus.cli.arguments import request_id
+from tokenbus.cli.configuration import load_settings, reporting_faults
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.cli.terminal import styled
+from tokenbus.cli.watching import declare_watching, watched
+from tokenbus.printable import printable
+from tokenbus.recordings.durable_log import require_nats
+from tokenbus.recordings.items import StreamItem
+from tokenbus.settings import Settings
+from tokenbus.signals import stop_on_signals
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+
+_DESCRIPTION = """\
+Show the items of workers' streams as they pass through a processor, a line for each with its stream and sequence. A
+batch's line has its step, part, rows and tokens, and how long ago it was produced, as far as both machines' clocks
+agree. Requests are not disturbed: items that tap reads too slowly are left out, and a line says how many. It ends after
+--count items, or with a signal.
+
+With --from it shows the items that a durable log has, in the log's order. A batch's line then says when the log took
+it, and a line says how many items are missing in the log.
+
+examples:
+  tokenbus tap                                  every worker's items
+  tokenbus tap --worker worker-1 --rows         with the tokens of each row and their logprobs
+  tokenbus tap --json --count 100 | jq .        a JSON object on each line, for machines
+  tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    what a request got, as the durable log has it
+
+settings that matter: bus.clients_address (of one processor or of all, with commas between), bus.key_file and
+bus.server_key, client.name (what the processor's logs call it). Items are left out while 64 frames are on their way.
+"""
+_NS_IN_MS = 1_000_000
+_NS = 1_000_000_000
+_WORDS = {
+    "admitted": ("ADMITTED", "bold", "key {request_key}, prompt of {prompt_tokens} tokens"),
+    "error": ("ERROR", "red", "key {request_key} {code} after {emitted_tokens} tokens: {message}"),
+    "refused": ("REFUSED", "red", "{error}"),
+    "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
+}
+"""By what an item is: its word, the word's style, and the text behind it."""
+_LIKELY, _UNLIKELY = -0.7, -2.3
+"""Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
+
+Values = dict[str, Any]
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
+    parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
+    parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of what passes")
+    parser.add_argument(
+        "--request", type=request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
+    )
+    declare_watching(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show items until a signal, or until there were enough."""
+    settings = load_settings(options)
+    if options.request is not None and options.log is None:
+        raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
+    show = _print_json if options.json else _print_lines
+    with reporting_faults():
+        asyncio.run(_run(settings, options, show))
+    return 0
+
+
+async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
+    if options.log is not None:
+        require_nats(options.log)
+        from tokenbus.recordings.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
+
+        await tap(read_log(options.log, worker_id=options.worker, settings=settings), options, show)
+        return
+    with stop_on_signals() as stop:
+        await tap(watched(settings, options.worker, stop), options, show)
+
+
+async def tap(
+    items: AsyncGenerator[StreamItem, None], options: argparse.Namespace, show: Callable[[Values], None]
+) -> None:
+    """Show each item, and each run of items that was left out."""
+    shown = 0
+    async with aclosing(items):
+        async for item in items:
+            if item.missing_items:
+                show(left_out_values(item))
+            if options.request is not None and not item.has_request(options.request):
+                continue
+            show(item_values(item, time.time_ns(), rows=options.rows, request_id=options.request))
+            shown += 1
+            if shown == options.count:
+                return
+
+
+def _print_json(values: Values) -> None:
+    print(json.dumps(values, allow_nan=False), flush=True)
+
+
+def _print_lines(values: Values) -> None:
+    print("\n".join(lines_of(values)), flush=True)
+
+
+def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | None = None) -> Values:
+    """Return what an item holds, of one request's rows or of all; of an item that cannot be read, why."""
+    logged_at = item.logged_at
+    values: Values = {"stream": _stream(item), "sequence": str(item.sequence), "bytes": len(item.payload)}
+    if logged_at is not None:
+        values["logged_at"], now_ns = logged_at.isoformat(), int(logged_at.timestamp() * _NS)
+    try:
+        if item.batch is not None:
+            header = item.batch.header
+            version = {"weight_version": str(header.weight_version)} if header.weight_version else {}
+            age = round((now_ns - header.produced_at_ns) / _NS_IN_MS, 3) if header.produced_at_ns else None
+            values |= {
+                "what": "batch",
+                "row_count": item.batch.row_count,
+                "latency_ms": age,
+                **batch_values(item.batch),
+                **version,
+            }
+            if rows:
+                values["rows"] = [_row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
+            return values
+        if item.event is not None:
+            return values | _event_values(item.event)
+    except ContractError as error:
+        return values | {"what": "refused", "error": str(error)}
+    return values | {"what": "unknown", "payload_kind": item.kind}
+
+
+def left_out_values(item: StreamItem) -> Values:
+    """Return that some items before an item were not seen."""
+    return {
+        "stream": _stream(item),
+        "what": "left_out",
+        "items": item.missing_items,
+        "first_sequence": str(item.sequence - item.missing_items),
+        "last_sequence": str(item.sequence - 1),
+    }
+
+
+def _stream(item: StreamItem) -> Values:
+    return {"worker_id": item.worker_id, "epoch": str(item.epoch)}
+
+
+def lines_of(values: Values) -> list[str]:
+    """Return the line of an item, and one more for each of its rows if it has them."""
+    stream = values["stream"]
+    name = printable(f"{stream['worker_id']}/{stream['epoch']}")
+    if values["what"] == "left_out":
+        left_out = styled(f"{values['items']} items left out", "red")
+        return [f"{name} {left_out}: {values['first_sequence']} to {values['last_sequence']}"]
+    word, style, text = _words(values)
+    line = f"{name} #{values['sequence']} {styled(word, style)} {printable(text)}"
+    return [line, *(_row_line(row) for row in values.get("rows", ()))]
+
+
+def batch_values(batch: LogprobBatch) -> Values:
+    """Return what `tap` and `check` show of a batch."""
+    header = batch.header
+    return {
+        "step": str(header.step),
+        "kind": header.kind.name,
+        "part": f"{header.part_index + 1}/{header.part_count}",
+        "tokens": batch.token_ids.size,
+        "alternatives": batch.alternative_token_ids.size,
+        "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
+    }
+
+
+def row_values(row: Row) -> Values:
+    """Return what `tap` and `check` show of a row."""
+    return {
+        "request_key": str(row.key),
+        "batch_index": row.batch_index,
+        "position": row.position,
+        "status": row.status.name,
+        "token_ids": row.token_ids.tolist(),
+        "logprobs": row.logprobs.tolist(),
+        "ranks": row.ranks.tolist(),
+        **({} if row.extras is None else row.extras.as_lists()),
+    }
+
+
+def _row_values(row: Row) -> Values:
+    return row_values(row) | ({"logprobs": None, "ranks": None} if row.scoring is Scoring.NONE else {})
+
+
+def _event_values(event: RequestEvent) -> Values:
+    match what := event.WhichOneof("event"):
+        case "admitted":
+            key, prompt_tokens = str(event.admitted.request_key), event.admitted.prompt_tokens
+            return {"what": what, "request_key": key, "prompt_tokens": prompt_tokens}
+        case "error":
+            error = event.error
+            known = error.code in ErrorCode.values()
+            code = ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code)
+            values = {"code": code, "message": error.message, "emitted_tokens": error.emitted_tokens}
+            return {"what": what, "request_key": str(error.request_key), **values}
+        case "prompt_scores":
+            chunk = event.prompt_scores
+            scores = PromptScores.of(chunk)
+            return {
+                "what": what,
+                "request_key": str(chunk.request_key),
+                "position": scores.position,
+                "prompt_tokens": scores.prompt_tokens,
+                "token_ids": scores.token_ids.tolist(),
+                "logprobs": scores.logprobs.tolist(),
+                "alternatives": chunk.alternatives,
+            }
+        case "control_answer":
+            answer = event.control_answer
+            state = {"weight_version": str(answer.state.weight_version), "is_paused": answer.state.is_paused}
+            return {"what": what, "control_key": str(answer.control_key), "error": answer.error, **state}
+        case _:
+            return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
+
+
+def _words(values: Values) -> tuple[str, str, str]:
+    match values["what"]:
+        case "batch":
+            statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
+            latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
+            if "logged_at" in values:
+                latency = f", logged {values['logged_at']}"
+            step = f"step {values['step']} part {values['part']}"
+            version = f", weights {values['weight_version']}" if "weight_version" in values else ""
+            text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{version}{latency}"
+            return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
+        case "control_answer":
+            state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
+            return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
+        case "prompt_scores":
+            first, count = values["position"], len(values["token_ids"])
+            where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
+            return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
+        case what:
+            word, style, text = _WORDS[what]
+            return word, style, text.format_map(values)
+
+
+def _row_line(row: Values) -> str:
+    logprobs = row["logprobs"] or [None] * len(row["token_ids"])
+    tokens = " ".join(
+        token_text(str(token_id), logprob) for token_id, logprob in zip(row["token_ids"], logprobs, strict=True)
+    )
+    where = f"key {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
+    return f"  {where}: {tokens or 'no token'}"
+
+
+def token_text(token: str, logprob: float | None) -> str:
+    """Return a token with its logprob, coloured by it."""
+    if logprob is None:
+        return f"{token}(-)"
+    text = f"{token}({logprob:.3f})"
+    if logprob >= _LIKELY:
+        return styled(text, "green")
+    return styled(text, "red") if logprob < _UNLIKELY else text

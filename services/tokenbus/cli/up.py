@@ -1,0 +1,256 @@
+"""tokenbus up: a whole system on this machine, until a signal."""
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenbus.cli.arguments import Parser, whole
+from tokenbus.cli.configuration import declare_settings, reporting_faults
+from tokenbus.cli.engines import declare_engine, load_engine_settings
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.cli.supervisor import START_SECONDS, Child, News, Supervisor
+from tokenbus.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
+from tokenbus.cli.terminal import Progress, styled
+from tokenbus.client import Client
+from tokenbus.printable import printable
+from tokenbus.settings import Settings
+from tokenbus.worker import engine_kind
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
+
+_DESCRIPTION = """\
+Start a processor, workers and gateways on this machine, as processes of their own that meet at sockets in a private
+folder, and print where to look. A service that dies is reported with its exit status, and is not started again; the
+others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
+leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
+Ctrl-Z stops the clock for all of it, and `fg` lets it go on; requests that were open may end meanwhile.
+
+A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
+a decode worker: there are some of both, or none of either.
+
+The status is 0 after a signal if everything stopped by itself, 1 if a service died or did not start, 2 if it
+was asked for what it cannot do.
+
+examples:
+  tokenbus up                                       one worker of each role, with the engine ngram
+  tokenbus up --engine paddle --workers 2 --prefill 0 --decode 0
+  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096
+                                                    a model in a folder, with options of vLLM's own
+  tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
+  tokenbus up --gateways 4                          four at one port, each a process of its own
+  tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, output, up,
+                                                    ended, useless, stopping, down
+
+settings that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long stopping may take),
+processor.metrics_address and gateway.address (another port is used where that of the default is taken),
+bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
+them.
+"""
+_MOST_WORKERS = 1_000_000
+_MOST_GATEWAYS = 64
+_MOST_PORT = 65_535
+_MOST_START_SECONDS = 86_400
+_LOOK_SECONDS = 1.0
+
+
+def declare(parser: Parser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    declare_engine(parser, has_options=False)
+    parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
+    for role in ("prefill", "decode"):
+        what = f"{role} workers (1; 0 with an engine that reads a model's folder)"
+        parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=what)
+    parser.add_argument(
+        "--gateways", type=whole(1, _MOST_GATEWAYS), default=1, metavar="N", help="gateways, at one port (1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=whole(1, _MOST_PORT),
+        metavar="N",
+        help="the gateways'; unless given, its default if that is free, else any",
+    )
+    parser.add_argument(
+        "--start-seconds",
+        type=whole(1, _MOST_START_SECONDS),
+        default=START_SECONDS,
+        metavar="N",
+        help=f"how long a service that starts may do nothing: not write, compute or read weights ({START_SECONDS})",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
+    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "processor.metrics_address"})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a system until a signal."""
+    settings = load_engine_settings(options)
+    model = _model(options)
+    ranks = engine_kind(options.engine).ranks(getattr(options, "rest", ()))
+    options.workers *= len(ranks)
+    for role in ("prefill", "decode"):
+        if getattr(options, role) is None:
+            setattr(options, role, 0 if model is not None else 1)
+    _check_counts(options, settings)
+    with reporting_faults(), runtime_folder() as folder:
+        plan = plan_for(
+            settings,
+            folder,
+            engine=options.engine,
+            mixed=options.workers,
+            prefill=options.prefill,
+            decode=options.decode,
+            gateways=options.gateways,
+            port=options.port,
+            model=model,
+            ranks=ranks,
+        )
+        return asyncio.run(_run(plan, folder, Screen(as_json=options.json), options.start_seconds))
+
+
+async def _run(plan: Plan, folder: Path, screen: "Screen", start_seconds: float) -> int:
+    screen.system = system = Supervisor(plan.services, folder, screen.news, start_seconds)
+    await system.run(partial(_serve, plan, system, screen))
+    if screen.failure is not None:
+        raise screen.failure
+    died = system.died
+    screen.tell("down", "everything has stopped" + (", not all of it by itself" if died else ""), died=died)
+    return 1 if died else 0
+
+
+async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
+    screen.up(plan, system.children)
+    watching = asyncio.create_task(_show_state(plan, screen))
+    try:
+        while system.runs("processor") and system.runs("mixed", "prefill"):
+            await system.one_ended()
+        screen.tell("useless", "no request can be answered any more: the rest stops too")
+    except asyncio.CancelledError:
+        screen.tell("stopping", "stopping; once more kills what is still there")
+        raise
+    finally:
+        watching.cancel()
+        screen.progress.clear()
+
+
+async def _show_state(plan: Plan, screen: "Screen") -> None:
+    if screen.as_json or not sys.stderr or not sys.stderr.isatty():
+        return
+    async with Client(plan.settings) as client:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(TimeoutError):
+                screen.progress.show(partial(_status_line, await client.status()))
+
+
+def _status_line(status: ProcessorStatus) -> str:
+    counts = f"{status.open_requests} open requests, {status.finished_requests:,} finished"
+    return f"{counts}, {status.failed_requests:,} failed, {status.tokens:,} tokens, {status.gaps} gaps"
+
+
+class Screen:
+    """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.failure: OSError | None = None
+        self.progress = Progress()
+        self.system: Supervisor | None = None
+        """Stopped once nothing can be printed."""
+
+    def news(self, news: News) -> None:
+        """Print what happened to a service; that it starts, for people alone, and not to stay."""
+        if news.event == "starting":
+            if not self.as_json and self.failure is None:
+                self.progress.show(lambda: f"{news.service:11} {printable(news.text)}")
+            return
+        if self.as_json:
+            values = {"line": news.values} if news.event == "log" else news.values
+            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **values}))
+        else:
+            text = "\n".join(f"{news.service:11} {printable(line)}" for line in news.text.splitlines())
+            self.put(styled(text, "red") if news.is_bad else text)
+
+    def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        """Print what happened to the whole system."""
+        self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
+
+    def up(self, plan: Plan, children: Sequence[Child]) -> None:
+        """Print where everything is, and for people how to use it."""
+        gateway = next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
+        self.put(
+            json.dumps(_described(plan, children, gateway))
+            if self.as_json
+            else "\n".join(_shown(plan, children, gateway))
+        )
+
+    def put(self, text: str) -> None:
+        """Print, unless that has failed before."""
+        if self.failure is not None:
+            return
+        try:
+            self.progress.clear()
+            print(text, flush=True)
+        except OSError as error:  # the terminal or the reader is gone; the services must still be stopped
+            self.failure = error
+            if self.system is not None:
+                self.system.leave.set()
+
+
+def _described(plan: Plan, children: Sequence[Child], gateway: str) -> dict[str, Any]:
+    return {
+        "event": "up",
+        "pid": os.getpid(),
+        "gateway": gateway or None,
+        "clients_address": plan.settings.bus.clients_address,
+        "workers_address": plan.settings.bus.workers_address,
+        "services": [
+            {"name": child.name, "pid": child.pid, "state": child.state, "metrics": child.metrics or None}
+            for child in children
+        ],
+    }
+
+
+def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]:
+    bus = plan.settings.bus
+    yield f"\n{styled('Tokenbus is up', 'bold')}\n"
+    for child in children:
+        where = f"{child.metrics}/metrics" if child.metrics else ""
+        yield f"  {child.name:11} {child.state:7} process {child.pid:<8} {where}".rstrip()
+    yield ""
+    if gateway:
+        yield f"  look    {gateway}/"
+        yield f"  ask     curl {gateway}/v1/completions -H 'content-type: application/json' \\"
+        asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
+        yield f"            -d {shlex.quote(json.dumps(asked))}"
+    else:
+        yield f"  no gateway: {gateway_lacks()} is not installed"
+    yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
+    command, *options = next(service for service in plan.services if service.arguments[0] == "worker").arguments
+    added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
+    yield f"  add     tokenbus {shlex.join(added)}"
+    yield "  stop    Ctrl-C\n"
+
+
+def _model(options: argparse.Namespace) -> Path | None:
+    if not engine_kind(options.engine).reads_model:
+        return None
+    model: Path | None = options.model
+    if model is None or not model.is_dir():
+        raise CommandError(f"--model: the folder of the model, got {model or 'none'}", WRONG_USE)
+    return model
+
+
+def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
+    total, most = options.workers + options.prefill + options.decode, settings.processor.max_workers
+    if bool(options.prefill) != bool(options.decode):
+        given = f"--prefill {options.prefill} and --decode {options.decode}"
+        raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
+    if not 1 <= total <= most:
+        raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)

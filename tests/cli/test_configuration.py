@@ -1,0 +1,123 @@
+"""The options by which services take their settings."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import COMMAND
+from tests.support.processes import run
+from tokenbus.cli import main
+from tokenbus.cli.arguments import Parser
+from tokenbus.cli.configuration import declare_settings, load_settings
+from tokenbus.settings import Settings
+
+SERVICES = ["processor", "worker", "tap", "record"]
+
+
+def loaded(*arguments: str) -> Settings:
+    parser = Parser()
+    declare_settings(parser, {"--id": "worker.id", "--role": "worker.role"})
+    options: argparse.Namespace = parser.options(arguments)
+    return load_settings(options)
+
+
+def test_options_count_more_than_variables_and_those_more_than_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An option of its own counts most, then --set, then the environment, then the file."""
+    file = tmp_path / "tokenbus.toml"
+    file.write_text('[worker]\nid = "file"\nmodel = "file"\ntop_logprobs = 1\nmax_requests = 1\n')
+    for name in ("ID", "MODEL", "MAX_REQUESTS"):
+        monkeypatch.setenv(f"TOKENBUS_WORKER_{name}", "2")
+    given = ["--settings", str(file), "--set", "worker.id=set", "--set", "worker.model=set", "--id", "option"]
+    worker = loaded(*given).worker
+    assert (worker.id, worker.model, worker.max_requests, worker.top_logprobs) == ("option", "set", 2, 1)
+    assert worker.role == "mixed"
+
+
+def test_later_set_counts_more() -> None:
+    given = ["--set", "worker.id=a", "--set", "worker.id=b=c", "--set", "worker.model="]
+    worker = loaded(*given).worker
+    assert (worker.id, worker.model) == ("b=c", "")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that a command ends with, which is a wrong use."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    line, *others = captured.err.splitlines()
+    assert not others
+    return line
+
+
+@pytest.mark.parametrize("command", SERVICES)
+def test_setting_that_cannot_be_used_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each service names the key, what is valid and what it got, with status 2."""
+    file = ["steps.tokenbus"] if command == "record" else []
+    line = refusal(capsys, command, *file, "--set", "processor.max_workers=many")
+    assert line == "tokenbus: processor.max_workers: 1 to 65536 workers, got 'many'"
+    line = refusal(capsys, command, *file, "--set", "bus.workers_adress=x")
+    assert line == "tokenbus: bus.workers_adress: no such setting; did you mean bus.workers_address?"
+
+
+def test_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A settings file that is missing, no TOML, or wrong is named with the key in it."""
+    file = tmp_path / "tokenbus.toml"
+    assert refusal(capsys, "worker", "--settings", str(file)).endswith("no such file or directory")
+    file.write_text("[worker")
+    assert refusal(capsys, "worker", "--settings", str(file)).startswith(
+        f"tokenbus: {file}: a settings file in TOML, got"
+    )
+    file.write_text("[worker]\nid = 5")
+    assert (
+        refusal(capsys, "worker", "--settings", str(file))
+        == f"tokenbus: {file}: worker.id: text of 1 to 64 bytes, got 5"
+    )
+
+
+def test_value_is_quoted_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b" not in refusal(capsys, "worker", "--role", "x\x1b[2J\ny")
+
+
+@pytest.mark.parametrize("pair", ["worker.id", "=x", ""])
+def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "--set", pair]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"argument --set: KEY=VALUE, got {pair!r}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["processor", "--workers-address", "tcp://192.0.2.1:5", "--metrics-address", ""], "tcp://192.0.2.1:5: "),
+        (["processor", "--metrics-address", "192.0.2.1:5"], "processor.metrics_address: 192.0.2.1:5: "),
+        (["worker", "--workers-address", "tcp://127.0.0.1:0"], "tcp://127.0.0.1:0: a host and a port are needed"),
+        (["worker", "--metrics-address", "192.0.2.1:5"], "worker.metrics_address: 192.0.2.1:5: "),
+        (["tap", "--clients-address", "tcp://127.0.0.1:0"], "tcp://127.0.0.1:0: a host and a port are needed"),
+        (["record", "x", "--clients-address", "tcp://127.0.0.1:0"], "tcp://127.0.0.1:0: a host and a port are needed"),
+    ],
+)
+def test_address_that_cannot_be_used_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
+    """An address that no socket can have is named with the reason, with status 2."""
+    command = [str(COMMAND), *arguments, "--log-level", "error"]
+    done = run(command, cwd=tmp_path, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tokenbus: {line}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", SERVICES)
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each service's help has examples, the settings that matter, and where the others are."""
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("examples:", f"  tokenbus {command}", "settings that matter:", "docs/settings.md", "--set KEY=VALUE"):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_help_lists_the_services(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {command} " in text for command in SERVICES)

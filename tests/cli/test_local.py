@@ -1,0 +1,192 @@
+"""The parts of a system on this machine: plan, folder, ports, and what is read of a service's log."""
+
+import asyncio
+import json
+import socket
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenbus.cli import system as system_module
+from tokenbus.cli.errors import CommandError
+from tokenbus.cli.supervisor import Child, News, Service, Supervisor
+from tokenbus.cli.system import Plan, environment_of, plan_for, runtime_folder
+from tokenbus.settings import Settings
+from tokenbus.worker import engine_kind
+
+
+def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: Any) -> Plan:  # noqa: ANN401
+    settings = Settings.load(environment={}, overrides=overrides or {})
+    return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
+
+
+async def read(data: bytes) -> tuple[Child, list[News]]:
+    """Return a child that wrote some bytes, and what was told of them."""
+    told: list[News] = []
+    child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), told.append)
+    output = asyncio.StreamReader()
+    output.feed_data(data)
+    output.feed_eof()
+    await child.read(output)
+    return child, told
+
+
+async def test_log_lines_make_state_and_news() -> None:
+    """What a service logs says when it is ready and where its metrics are; warnings are told, the rest is not."""
+    lines = [
+        {"level": "info", "event": "serving metrics", "logger": "metrics", "address": "http://127.0.0.1:1"},
+        {"level": "info", "event": "connected", "logger": "worker", "processor": "p"},
+        {"level": "info", "event": "connected", "logger": "worker", "processor": "p"},
+        {"level": "warning", "event": "frame refused", "logger": "worker", "reason": "why", "times": 3},
+        {"level": "error", "event": "step failed", "exception": "Traceback ...\nValueError: rows: at most 4, got 5"},
+    ]
+    child, told = await read("\n".join(map(json.dumps, lines)).encode())
+    assert (child.state, child.metrics) == ("ready", "http://127.0.0.1:1")
+    assert [(news.event, news.text, news.is_bad) for news in told] == [
+        ("ready", "ready", False),
+        ("log", "frame refused: reason why, times 3", False),
+        ("log", "step failed: ValueError: rows: at most 4, got 5", True),
+    ]
+    assert child.last_line == ": step failed: ValueError: rows: at most 4, got 5"
+
+
+async def test_anything_can_be_read() -> None:
+    """Bytes that are no text, JSON that is no object, and a line without an end harm nobody."""
+    child, told = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
+    assert not told
+    assert len(child.last_line) <= 1_048_576
+    child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
+    assert child.last_line == r": \x1b[2Jcleared"
+    child, _ = await read(b"before\ntokenbus: why\nlibrary: gone\n")
+    assert child.last_line == ": why"
+
+
+def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_module, "gateway_lacks", lambda: "uvicorn")
+    (processor, _) = plan(tmp_path).services
+    assert processor.name == "processor"
+    with pytest.raises(CommandError, match="--port: no gateway can run here, uvicorn is not installed") as raised:
+        plan(tmp_path, port=8000)
+    assert raised.value.status == 2
+
+
+def test_services_get_exactly_the_settings() -> None:
+    """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
+    overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "worker.policy": "shed"}
+    settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
+    assert Settings.load(environment=environment_of(settings, {})) == settings
+    changed = environment_of(settings, {"worker.id": "other", "bus.insecure": False})
+    assert Settings.load(environment=changed).worker.id == "other"
+    assert Settings.load(environment=changed).bus.insecure is False
+
+
+def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
+    """Defaults become sockets in the folder; an address that was set stays, and its service reports what is wrong."""
+    chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "processor.metrics_address": "127.0.0.1:7001"}
+    made = plan(tmp_path, chosen, prefill=1, decode=1, port=1)
+    bus = made.settings.bus
+    assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
+    assert made.settings.processor.metrics_address == "127.0.0.1:7001"
+    assert [service.name for service in made.services] == ["processor", "mixed-0", "decode-0", "prefill-0", "gateway"]
+    assert Settings.load(environment=made.services[-1].environment).gateway.address == "127.0.0.1:1"
+
+
+def test_gateways_share_a_port(tmp_path: Path) -> None:
+    made = plan(tmp_path, {"gateway.address": "127.0.0.1:0", "gateway.metrics_address": "0.0.0.0:9100"}, gateways=3)
+    gateways = [Settings.load(environment=service.environment).gateway for service in made.services[-3:]]
+    assert [service.name for service in made.services[-3:]] == ["gateway-0", "gateway-1", "gateway-2"]
+    assert len({gateway.address for gateway in gateways}) == 1
+    assert not gateways[0].address.endswith(":0")
+    assert all(gateway.reuse_port and gateway.metrics_address == "0.0.0.0:0" for gateway in gateways)
+
+
+def test_default_address_that_is_taken_gets_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = plan(tmp_path).settings.processor.metrics_address
+    assert free in (Settings().processor.metrics_address, "127.0.0.1:0")
+
+    def refuse(_: object) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert plan(tmp_path).settings.processor.metrics_address == "127.0.0.1:0"
+
+
+def test_model_in_a_folder(tmp_path: Path) -> None:
+    """Workers get the model's folder and the engine's own options; the gateway has the folder's tokenizer."""
+    made = plan(tmp_path, engine="vllm", model=tmp_path / "model", ranks=[["--max-model-len", "64"]])
+    _, worker, gateway = made.services
+    model = str(tmp_path / "model")
+    assert worker.arguments == ("worker", "--engine", "vllm", "--model", model, "--", "--max-model-len", "64")
+    assert Settings.load(environment=gateway.environment).gateway.tokenizer == model
+
+
+def test_each_rank_is_a_worker(tmp_path: Path) -> None:
+    ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
+    made = plan(tmp_path, engine="vllm", mixed=4, ranks=ranks)
+    shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
+    assert [(worker.name, worker.arguments) for worker in made.services[1:-1]] == [
+        (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)
+    ]
+
+
+def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that takes no folder, or whose path leaves no room for sockets, is passed over for the next."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with runtime_folder() as made:
+        assert made.parent == folder
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
+    long = folder / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with runtime_folder() as made:
+        assert made.parent not in (long, folder)
+
+
+def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: Path("/proc/tokenbus").mkdir())
+    with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): .*/tmp: "):
+        runtime_folder().__enter__()
+
+
+async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
+    """A service that does nothing for its time ends the start, and the line names the option that allows more."""
+    services = plan(folder, {"processor.metrics_address": ""}).services
+    system = Supervisor(services, folder, lambda _: None, start_seconds=0)
+    with pytest.raises(CommandError, match=r"^processor: not ready after 0 s.* \(up --start-seconds\)"):
+        await system.run(never)
+    assert [child.state for child in system.children][:2] == ["ended", "starting"]
+
+
+async def test_service_runs_no_module_of_the_current_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that has the name of a library that services import is not run, wherever they are started."""
+    (tmp_path / "structlog.py").write_text("raise SystemExit('another structlog')")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('another numpy')")
+    monkeypatch.chdir(tmp_path)
+    child = Child(replace(plan(folder).services[0], arguments=("processor", "--help")), lambda _: None)
+    await child.start(folder)
+    assert child.ended is not None
+    await child.ended
+    assert (child.status, "another" in child.last_line) == (0, False)
+
+
+async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    system = Supervisor(plan(folder).services, folder, lambda _: None)
+    with pytest.raises(CommandError, match="processor: no process can be started: resource temporarily unavailable"):
+        await system.run(never)
+
+
+async def never() -> None:
+    raise AssertionError("it started")

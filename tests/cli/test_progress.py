@@ -1,0 +1,74 @@
+"""Progress of long work."""
+
+import fcntl
+import io
+import os
+import struct
+import termios
+
+import pytest
+
+from tokenbus.cli.terminal import Progress
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_shows_progress_now_and_then() -> None:
+    """On a terminal one line is written over, ten times a second at most, and taken away at the end."""
+    stream, time = Terminal(), [0.0]
+    progress = Progress(stream, lambda: time[0])
+    for number in range(8, 12):
+        progress.show(f"{number} items".__str__)
+        time[0] += 0.06
+    progress.clear()
+    progress.clear()
+    assert stream.getvalue() == "\r8 items\r10 items\r        \r"
+
+
+def test_shorter_line_leaves_nothing_of_the_longer() -> None:
+    stream, time = Terminal(), [0.0]
+    progress = Progress(stream, lambda: time[0])
+    for text in ("long line", "short"):
+        progress.show(text.__str__)
+        time[0] += 1
+    assert stream.getvalue() == "\rlong line\rshort    "
+
+
+def test_nothing_is_shown_elsewhere() -> None:
+    """In a file or a pipe there is no progress, and its text is not even made."""
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.show(lambda: str(1 / 0))
+    progress.clear()
+    assert stream.getvalue() == ""
+
+
+def test_line_is_no_wider_than_the_terminal() -> None:
+    """A line that would go on in the next row, where nothing can write over it, is cut off."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        progress = Progress(stream)
+        progress.show(("0123456789" * 3).__str__)
+        progress.clear()
+        expected = b"\r0123456789012345678\r" + b" " * 19 + b"\r"
+        shown = b""
+        while len(shown) < len(expected):  # a terminal hands over what it has
+            shown += os.read(ours, 100)
+        assert shown == expected
+    os.close(ours)
+
+
+def test_terminal_that_cannot_write_over_a_line_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dumb terminal is not filled with lines that were meant to be one."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show("line".__str__)
+    progress.clear()
+    assert stream.getvalue() == ""

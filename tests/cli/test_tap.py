@@ -1,0 +1,146 @@
+"""tokenbus tap: the lines and values of items, and that every missing item is counted."""
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.helpers import (
+    BATCH,
+    EPOCH,
+    EVENT,
+    WORKER,
+    hello,
+    memory_settings,
+    payloads,
+    publish,
+    recording,
+    take_all,
+)
+from tests.support.waiting import soon, until
+from tokenbus.bus.memory import MemoryTransport
+from tokenbus.cli import tap as tap_module
+from tokenbus.cli.tap import Values, item_values, left_out_values, lines_of, tap
+from tokenbus.cli.watching import watched
+from tokenbus.processor import Processor
+from tokenbus.recordings.items import StreamItem
+from tokenbus_contracts import decode, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring, RequestError, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_engines.synthetic import true_prompt_scores, true_tokens
+
+NOW = 10**18 + 10**7 + 2_500_000
+
+
+def values_of(payload: bytes, kind: PayloadKind = BATCH, *, rows: bool = False) -> Values:
+    item = StreamItem(hello(), EPOCH, 4, kind, payload)
+    values: Values = json.loads(json.dumps(item_values(item, NOW, rows=rows), allow_nan=False))
+    return values
+
+
+def first_batch() -> bytes:
+    return next(payload for _, kind, payload in payloads() if kind == BATCH)
+
+
+def test_batch_in_a_line() -> None:
+    (line,) = lines_of(values_of(first_batch()))
+    assert line == "worker-0/7 #4 TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens, 2.500 ms ago"
+
+
+def test_rows_with_their_tokens() -> None:
+    values = values_of(first_batch(), rows=True)
+    (row,) = [row for row in values["rows"] if row["request_key"] == "2"]
+    true = true_tokens(2, 0, 3)
+    assert (row["token_ids"], row["logprobs"]) == (true.ids.tolist(), true.logprobs.tolist())
+    lines = lines_of(values)
+    assert len(lines) == 4
+    tokens = " ".join(f"{token}({logprob:.3f})" for token, logprob in zip(true.ids, true.logprobs, strict=True))
+    assert f"  key 2 index {row['batch_index']} position 0 ACTIVE: {tokens}" in lines
+
+
+def test_integers_of_64_bits_are_strings() -> None:
+    values = values_of(first_batch(), rows=True)
+    assert values["stream"] == {"worker_id": WORKER, "epoch": "7"}
+    keys = {row["request_key"] for row in values["rows"]}
+    assert (values["sequence"], values["step"], keys) == ("4", "1", {"1", "2", "3"})
+
+
+def test_events_in_a_line() -> None:
+    _, _, taken = next(payloads())
+    assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED key 1, prompt of 1 tokens"]
+    error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+    (line,) = lines_of(values_of(write_frame(RequestEvent(sequence=4, error=error)), EVENT))
+    assert line == r"worker-0/7 #4 ERROR key 5 ENGINE after 3 tokens: out\nof"
+
+
+def test_scores_and_answers_in_a_line() -> None:
+    (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
+    values = values_of(write_frame(RequestEvent(sequence=4, prompt_scores=chunk)), EVENT)
+    assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
+    assert lines_of(values) == ["worker-0/7 #4 SCORED key 5, its prompt's tokens 1 to 2 of 3"]
+    for error, state, line in (
+        ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
+        ("no folder", EngineState(weight_version=7), "no folder; weights 7"),
+    ):
+        answer = ControlAnswer(control_key=2, error=error, state=state)
+        values = values_of(write_frame(RequestEvent(sequence=4, control_answer=answer)), EVENT)
+        assert lines_of(values) == [f"worker-0/7 #4 CONTROLLED {line}"]
+
+
+def test_weights_of_a_step_are_named() -> None:
+    batch = decode(first_batch())
+    payload = encode(batch.headed(batch.header._replace(weight_version=12)))
+    assert values_of(payload)["weight_version"] == "12"
+    assert ", 9 tokens, weights 12, " in lines_of(values_of(payload))[0]
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    assert lines_of(values_of(first_batch()[:-1]))[0].startswith("worker-0/7 #4 REFUSED ")
+    newer: Any = 99
+    assert lines_of(values_of(b"xyz", newer)) == ["worker-0/7 #4 UNKNOWN payload kind 99, 3 bytes"]
+
+
+def test_worker_id_is_printed_escaped() -> None:
+    (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
+    assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
+
+
+@pytest.mark.parametrize(("window", "last"), [(2, 1), (1000, 100)])
+async def test_nothing_is_missing_without_being_said(window: int, last: int) -> None:
+    settings = memory_settings(client__window_frames=window)
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    shown: list[Values] = []
+    options = argparse.Namespace(rows=False, count=0, request=None)
+    data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
+    async with Processor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        tapping = asyncio.create_task(tap(watched(settings, WORKER, stop, transport), options, shown.append))
+        await until(lambda: len(processor.clients.watchers))
+        await soon(publish(data, settings, transport))
+        await until(lambda: shown and int(shown[-1].get("sequence", 0)) >= last)
+        stop.set()
+        await soon(tapping)
+        steps.cancel()
+    sequences: list[int] = []
+    left_out = [values for values in shown if values["what"] == "left_out"]
+    for values in shown:
+        if values["what"] == "left_out":
+            run = range(int(values["first_sequence"]), int(values["last_sequence"]) + 1)
+            assert values["items"] == len(run)
+            sequences.extend(run)
+        else:
+            sequences.append(int(values["sequence"]))
+    assert sequences == list(range(1, sequences[-1] + 1))
+    if window > 2:  # then what the stream itself does not have is all that is missing
+        assert [(values["first_sequence"], values["items"]) for values in left_out] == [("7", 5)]
+
+
+def test_json_is_a_line_for_each_item(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        tap_module._print_json(values_of(first_batch(), rows=True))
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["what"] for line in printed] == ["batch", "batch"]

@@ -1,0 +1,300 @@
+"""tokenbus up: a whole system as child processes, and that nothing of it is left behind."""
+
+import asyncio
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+from socket import create_server
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.helpers import COMMAND, generate
+from tests.cli.local import FEW, Command, children_of, environment, is_running, python
+from tests.support.processes import start
+from tests.support.waiting import MOST, wait_until
+from tokenbus.cli import main
+from tokenbus.client import Client
+from tokenbus.settings import Settings
+from tokenbus_engines.synthetic import true_tokens
+
+
+def pids(up: dict[str, Any]) -> dict[str, int]:
+    return {service["name"]: service["pid"] for service in up["services"]}
+
+
+def started_with(ignored: str) -> list[str]:
+    """Return the program `tokenbus` as it is started where a signal is ignored."""
+    return python(
+        "import signal, sys; from tokenbus.cli import main\n"
+        f"signal.signal(signal.{ignored}, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
+    )
+
+
+def none_runs(processes: dict[str, int]) -> bool:
+    return not any(map(is_running, processes.values()))
+
+
+def left_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("tokenbus-*")]
+
+
+def is_well(url: str) -> bool:
+    """Return whether a page is answered with status 200; a busy machine's gateway may need a moment."""
+    try:
+        with urllib.request.urlopen(url, timeout=MOST) as answer:  # noqa: S310 - of a test's own gateway
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+
+
+async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -> None:
+    """All services come up, requests get their true tokens, and SIGTERM stops all of it with status 0."""
+    options = ["--engine", "synthetic", "--decode", "2", "--gateways", "2", "--json"]
+    with Command(["up", *options], environment(folder)) as command:
+        up = command.event("up")
+        names = ["processor", "mixed-0", "decode-0", "decode-1", "prefill-0", "gateway-0", "gateway-1"]
+        assert [service["name"] for service in up["services"]] == names
+        assert all(service["state"] == "ready" for service in up["services"])
+        await asyncio.to_thread(command.wait_until, lambda: is_well(f"{up['gateway']}/readyz"))
+        assert all(is_well(f"{service['metrics']}/healthz") for service in up["services"][5:])
+        settings = Settings.load(environment={}, overrides={"bus.clients_address": up["clients_address"]})
+        async with Client(settings) as client:
+            asked = [client.generate(generate(20, key)) for key in range(1, 9)]
+            ids = [[token.id async for token in tokens] for tokens in asked]
+        assert ids == [true_tokens(key, 0, 20).ids.tolist() for key in range(1, 9)]
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == []
+        assert command.end() == (0, "", "")
+    assert none_runs(pids(up))
+    assert left_in(folder) == []
+
+
+def test_people_are_told_where_to_look(folder: Path) -> None:
+    """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
+    with Command(["up", *FEW, "--model", "books"], environment(folder)) as command:
+        command.line("stop    Ctrl-C")
+        text = command.output
+        (ask,) = re.findall(r"  ask     (.*)\\\n(.*)", text)
+        _, url, _, header, _, body = shlex.split(" ".join(ask))
+        name, _, value = header.partition(": ")
+        assert httpx.post(url, content=body, headers={name: value}, timeout=MOST).json()["model"] == "books"
+        (add,) = re.findall("  add     tokenbus (.*)", text)
+        with Command(shlex.split(add), environment(folder)) as worker:
+            worker.complaint("connected")
+            worker.signal(SIGINT)
+            worker.end()
+        command.signal(SIGINT)
+        _, output, complaints = command.end()
+    assert "Tokenbus is up" in text
+    assert "mixed-0     ready" in text
+    assert re.search(r"look    http://127.0.0.1:\d+/\n", text)
+    assert "tokenbus tap --rows --clients-address ipc://" in text
+    assert output.endswith("everything has stopped\n")
+    assert "\x1b" not in text + output + complaints
+
+
+def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
+    """On a terminal a line says how the system does; when the terminal dies nothing lives on."""
+    ours, theirs = os.openpty()
+    program = python(
+        "import os, signal, sys; os.setsid()\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup
+        "terminal = os.open(sys.argv[1], os.O_RDWR)\n"  # the first that a session opens is its own
+        "[os.dup2(terminal, number) for number in range(3)]\n"
+        "os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    variables = environment(folder) | {"TERM": "xterm", "NO_COLOR": ""}
+    with Command([os.ttyname(theirs), str(COMMAND), "up", *FEW], variables, program) as command:
+        seen = b""
+        while b"open requests" not in seen:
+            assert select.select([ours], [], [], MOST)[0], seen
+            seen += os.read(ours, 65_536)
+        children = {words: pid for pid, words in children_of(command.pid)}
+        assert len(children) == 3
+        os.close(theirs)
+        os.close(ours)
+        assert command.wait() in (0, 1)
+    assert b"\x1b[1mTokenbus is up" in seen
+    assert not any(map(is_running, children.values()))
+    assert left_in(folder) == []
+
+
+def test_death_is_told_and_without_a_processor_all_ends(folder: Path) -> None:
+    """A killed worker is a line with how it ended; the others go on, also after a hangup under nohup.
+
+    Where no request can be answered any more, one line says so and the rest is stopped, with status 1.
+    """
+    program = started_with("SIGHUP")
+    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
+        processes = pids(command.event("up"))
+        command.signal(SIGHUP)
+        os.kill(processes["mixed-0"], SIGKILL)
+        ended = command.event("ended")
+        assert (ended["service"], ended["status"], ended["text"]) == ("mixed-0", -SIGKILL, "ended with SIGKILL")
+        assert is_running(processes["mixed-1"])
+        os.kill(processes["processor"], SIGKILL)
+        assert command.event("ended")["service"] == "processor"
+        assert "no request can be answered" in command.event("useless")["text"]
+        assert command.event("down")["died"] == ["processor", "mixed-0"]
+        assert command.end()[0] == 1
+    assert none_runs(processes)
+    assert left_in(folder) == []
+
+
+def test_children_end_with_a_killed_parent(folder: Path) -> None:
+    """No child lives on when the command itself is killed, and its children remove the folder that it left."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        processes = pids(command.event("up"))
+        command.signal(SIGKILL)
+        assert command.end()[0] == -SIGKILL
+    wait_until(lambda: none_runs(processes))
+    assert left_in(folder) == []
+
+
+def test_second_signal_kills(folder: Path) -> None:
+    with Command(["up", *FEW, "--json"], environment(folder, worker__drain_timeout_ms=3_600_000)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["mixed-0"], signal.SIGSTOP)  # it can hear nothing
+        command.signal(SIGTERM)
+        command.event("stopping")
+        command.signal(SIGTERM)
+        assert "mixed-0" in command.event("down")["died"]  # beside those that had not left yet
+        assert command.end()[0] == 1
+    assert none_runs(processes)
+    assert left_in(folder) == []
+
+
+def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
+    """Without a second signal the settings say how long a service may take to leave."""
+    times = {"worker__drain_timeout_ms": 1}
+    with Command(["up", *FEW, "--json"], environment(folder, **times)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["mixed-0"], signal.SIGSTOP)
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == ["mixed-0"]
+        assert command.end()[0] == 1
+    assert none_runs(processes)
+
+
+def test_reader_that_goes_away_stops_it(folder: Path) -> None:
+    """When nobody can read what it prints any more, everything is stopped, with status 1 and no traceback."""
+    process = start([str(COMMAND), "up", *FEW, "--workers", "2", "--json"], environment(folder))
+    try:
+        assert process.stdout is not None
+        up = next(found for line in process.stdout if (found := json.loads(line))["event"] == "up")
+        process.stdout.close()
+        processes = pids(up)
+        os.kill(processes["mixed-0"], SIGKILL)  # something to tell
+        assert process.wait(MOST) == 1
+        assert process.stderr is not None
+        with process.stderr:
+            assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+    assert none_runs(processes)
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "service", "setting"),
+    [("--metrics-address", "processor", "processor.metrics_address"), ("--port", "gateway", "gateway.address")],
+)
+def test_service_that_cannot_start_says_why(option: str, service: str, setting: str, folder: Path) -> None:
+    with closing(create_server(("127.0.0.1", 0))) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = address.rpartition(":")[2] if option == "--port" else address
+        with Command(["up", *FEW, option, given], environment(folder)) as command:
+            status, _, complaints = command.end()
+    assert status == 2
+    (line,) = complaints.splitlines()
+    assert line.startswith(f"tokenbus: {service}: ended with status 2 before it was ready: {setting}: {address}")
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--prefill", "1", "--decode", "0"], "some of both or none of either, got --prefill 1 and --decode 0"),
+        (
+            ["--workers", "0", "--prefill", "0", "--decode", "0"],
+            "workers: 1 to 64 in all (processor.max_workers), got 0",
+        ),
+        (["--workers", "63"], "workers: 1 to 64 in all (processor.max_workers), got 65"),
+        (["--workers", "-1"], "argument --workers: a whole number from 0 to 1000000, got '-1'"),
+        (["--workers", "9" * 99], "argument --workers: a whole number from 0 to 1000000"),
+        (["--start-seconds", "0"], "argument --start-seconds: a whole number from 1 to 86400, got '0'"),
+        (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
+        (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
+        (["--engine", "vllm"], "--model: the folder of the model, got none"),
+        (["--engine", "vllm", "--model", "/nowhere"], "--model: the folder of the model, got /nowhere"),
+        (["--engine", "vllm", "--model", "/", "--prefill", "1"], "prefill and decode workers: some of both"),
+        (["--engine", "vllm", "--model", "/", "--", "--data-parallel-size", "100"], "(processor.max_workers), got 100"),
+        (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
+        (["--set", "worker.policies=x"], "worker.policies: no such setting"),
+    ],
+)
+def test_wrong_use(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be done is refused with status 2 and a line that says what and why, before anything starts."""
+    assert main(["up", *arguments]) == 2
+    said = capsys.readouterr()
+    assert why in said.err.splitlines()[-1]
+    assert said.out == ""
+
+
+def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
+    """A signal that comes before everything is ready leaves nothing behind, and is no failure."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        first = command.event("started")
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == []
+        assert command.end()[0] == 0
+    assert not is_running(first["pid"])
+    assert left_in(folder) == []
+
+
+def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
+    """Ctrl-Z stops every service before the command itself; when that goes on they do, and a SIGINT ends all.
+
+    So it does where SIGINT was ignored, as shells do for what a script starts in the background.
+    """
+
+    def state_of_process(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
+        up = command.event("up")
+        command.signal(SIGTSTP)
+        command.wait_until(lambda: state_of_process(command.pid) == "T")
+        # Each has had its signal by then; the kernel stops it when it next looks.
+        command.wait_until(lambda: {state_of_process(pid) for pid in pids(up).values()} == {"T"})
+        command.signal(SIGCONT)
+        command.wait_until(lambda: "T" not in map(state_of_process, pids(up).values()))
+        command.wait_until(lambda: is_well(f"{up['gateway']}/healthz"))
+        command.signal(SIGINT)
+        assert command.event("down")["died"] == []
+        assert command.end()[0] == 0
+    assert none_runs(pids(up))
+
+
+def test_file_that_fails_is_not_taken_for_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full is told with the file's name, not as a failure of standard output."""
+
+    def fill(*_: object) -> int:
+        raise OSError(28, "No space left on device", "/somewhere/lock")
+
+    monkeypatch.setattr("tokenbus.cli.up.run", fill)
+    assert main(["up"]) == 1
+    assert capsys.readouterr().err == "tokenbus: /somewhere/lock: no space left on device\n"
