@@ -22,13 +22,13 @@ RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus/gateway/native/render.c \
-	services/tokenbus_engines/fastdeploy/native/ops.c
+	services/tokenbus/engines/fastdeploy/native/ops.c
 
 # These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, what they import, and the tests
 # that tests/test_python310.py runs there.
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
-	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
-	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \
+	services/tokenbus/engines/fastdeploy services/tokenbus/engines/fastdeploy_switch \
+	services/tokenbus/engines/scheduler.py services/tokenbus/engines/synthetic.py \
 	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery handoff_tickets.py link.py logs loop_thread.py \
 	metrics open_files.py plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker) \
 	tests/bus tests/worker tests/services/test_clock.py

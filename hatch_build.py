@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 NATIVE = {
     "contracts/tokenbus_contracts/native/accept": "tokenbus_contracts/native/accept.so",
     "services/tokenbus/gateway/native/render": "tokenbus/gateway/native/render.so",
-    "services/tokenbus_engines/fastdeploy/native/ops": "tokenbus_engines/fastdeploy/native/ops.so",
+    "services/tokenbus/engines/fastdeploy/native/ops": "tokenbus/engines/fastdeploy/native/ops.so",
 }
 """Each source, without its suffix, and where its library is installed."""
 FLAGS = ("-O3", "-fno-trapping-math", "-fPIC", "-shared")

@@ -24,7 +24,7 @@ from benchmarks.report import Report, Row, progress
 from benchmarks.sysv import Queue, queue_for
 from benchmarks.workload import HEADLINE_ROWS, Array, Case, make_steps
 from tests.engines.fastdeploy.theirs import GETS, Queues, Theirs
-from tokenbus_engines import fastdeploy
+from tokenbus.engines import fastdeploy
 
 THEIRS, DROP_IN = "FastDeploy's ops", "drop-in"
 _SIZES, _TOP_KS = (64, 256, 512), (0, 5, 20)

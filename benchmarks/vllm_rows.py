@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.report import Report, Row
 from benchmarks.workload import HEADLINE_ROWS, VOCABULARY_SIZE
-from tokenbus_engines.vllm.requests import Request, Requests
+from tokenbus.engines.vllm.requests import Request, Requests
 
 _VARIANTS = 8
 """As many different steps are read in turn."""

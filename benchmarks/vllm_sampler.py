@@ -92,8 +92,8 @@ def step_of(torch: Any, sampler: Any, logits: Any, metadata: Any) -> Callable[[]
 
 def scoring(sampler: Any, rows: int, device: Any, asked: list[int] | None) -> Any:  # noqa: ANN401 - vLLM's and torch's
     """Return a sampler that is ours, in a model runner with requests that all ask for the same."""
-    from tokenbus_engines.vllm.sampler import use_token_scores  # noqa: PLC0415 - it imports vLLM
-    from tokenbus_engines.vllm.token_scores import ASKED as NAME  # noqa: PLC0415
+    from tokenbus.engines.vllm.sampler import use_token_scores  # noqa: PLC0415 - it imports vLLM
+    from tokenbus.engines.vllm.token_scores import ASKED as NAME  # noqa: PLC0415
 
     names = [str(place) for place in range(rows)]
     parameters = SimpleNamespace(extra_args=None if asked is None else {NAME: asked})

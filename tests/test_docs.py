@@ -36,7 +36,7 @@ def test_architecture_has_a_row_for_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `([\w/.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE)
     packages = {f"services/tokenbus_services/{path.parent.name}/" for path in SERVICES.glob("*/__init__.py")}
-    assert packages | {"contracts/tokenbus_contracts/", "services/tokenbus_engines/"} <= {name for name, _ in rows}
+    assert packages | {"contracts/tokenbus_contracts/", "services/tokenbus/engines/"} <= {name for name, _ in rows}
     for name, files in rows:
         named = re.findall(r"`([\w/]+\.\w+)`", files)
         assert [each for each in named if not (ROOT / name / each).is_file()] == []

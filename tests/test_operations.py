@@ -18,12 +18,12 @@ from tests.metrics.running import FAMILIES
 from tests.pages import ROOT, blocks
 from tokenbus.cli.arguments import Parser
 from tokenbus.delivery.errors import code_name
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor.stream import Fate
 from tokenbus.settings import ENTRIES, SECTIONS, Settings
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
-from tokenbus_engines.synthetic import SyntheticEngine
 
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()

@@ -36,7 +36,7 @@ ELSEWHERE = tuple(
 """Tests of the bus and of workers that need a processor, or an engine or a package that is not there on 3.10."""
 NEED_NEWER = (
     *(f"tokenbus_services.{name}" for name in ("client", "durable_log", "gateway", "model_files", "processor")),
-    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "vllm")),
+    *(f"tokenbus.engines.{name}" for name in ("ngram", "paddle", "vllm")),
 )
 
 
@@ -89,7 +89,7 @@ def test_what_needs_a_newer_python_says_so_in_one_line(python: str) -> None:
     program = (
         "import sys, importlib, tokenbus\n"
         "tokenbus.Publisher, tokenbus.run_engine, tokenbus.StepArrays, tokenbus.encode, tokenbus.token_logprobs\n"
-        "from tokenbus_engines import fastdeploy, fastdeploy_switch\n"
+        "from tokenbus.engines import fastdeploy, fastdeploy_switch\n"
         "for name in sys.argv[1:]:\n"
         "    try:\n"
         "        importlib.import_module(name)\n"
@@ -143,7 +143,7 @@ def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
     program.chmod(0o755)
     command = (
         "import sys\n"
-        "from tokenbus_engines.fastdeploy_switch.command import declare, run\n"
+        "from tokenbus.engines.fastdeploy_switch.command import declare, run\n"
         "from tokenbus.cli.arguments import Parser\n"
         "parser = Parser(prog='tokenbus fastdeploy')\n"
         "declare(parser)\n"

@@ -18,9 +18,9 @@ from tests.integration.deployment import COMMAND
 from tests.integration.programs import Program
 from tests.pages import ROOT, blocks
 from tests.support.processes import start
+from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 
 REQUEST, ENGINE = [block.text for block in blocks("python", of="README.md")]
 (BATCH,) = [block.text for block in blocks("python", of="docs/contract.md")]

@@ -16,7 +16,7 @@ PACKAGES = {
     "tokenbus_contracts": ROOT / "contracts" / "tokenbus_contracts",
     "tokenbus_gpu_ops": ROOT / "gpu_ops" / "tokenbus_gpu_ops",
     "tokenbus_services": ROOT / "services" / "tokenbus_services",
-    "tokenbus_engines": ROOT / "services" / "tokenbus_engines",
+    "tokenbus.engines": ROOT / "services" / "tokenbus.engines",
     "tokenbus": ROOT / "services" / "tokenbus",
 }
 ORDER = list(PACKAGES)

@@ -15,7 +15,7 @@ PACKAGES = (
     "contracts/tokenbus_contracts",
     "gpu_ops/tokenbus_gpu_ops",
     "services/tokenbus",
-    "services/tokenbus_engines",
+    "services/tokenbus/engines",
     "services/tokenbus_services",
 )
 RUN_CODE = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "jsonpickle", "torch"}

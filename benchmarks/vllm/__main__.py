@@ -5,7 +5,7 @@ All serve the same model on this machine; the same clients ask them in turn, in 
   python    vLLM's API server in Python
   rust      vLLM with its front end in Rust (VLLM_USE_RUST_FRONTEND=1 vllm serve), beside which all others are shown
   tokenbus  a worker with vLLM as its engine, a processor, and gateways
-  tap       rust with --scheduler-cls tokenbus_engines.vllm.scheduler, and a reader of its stream
+  tap       rust with --scheduler-cls tokenbus.engines.vllm.scheduler, and a reader of its stream
 
 What follows -- are vLLM's own options, for all. With --kv-cache-memory-bytes among them all systems start at once.
 Without --model one is made, with random weights and a tokenizer of its own.

@@ -135,7 +135,7 @@ def _tap(plan: Plan, deployment: Deployment, stack: ExitStack) -> System:
     reader.begin(read_steps, deployment.settings(**own))
     reader.answer()
     command = [sys.executable, "-c", _SERVE, "serve", str(plan.model)]
-    tapped = ["--scheduler-cls", "tokenbus_engines.vllm.scheduler"]
+    tapped = ["--scheduler-cls", "tokenbus.engines.vllm.scheduler"]
     settings = {"worker__top_logprobs": 0} | _settings(plan) | own
     system = _vllm(TAP, plan, deployment, stack, [*command, *tapped], **settings)
     return system._replace(roots={**system.roots, "reader": [reader]}, reader=reader)

@@ -4,7 +4,7 @@ import sys
 
 _NEED_3_11 = {
     *(f"tokenbus_services.{name}" for name in ("client", "durable_log", "gateway", "model_files", "processor")),
-    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "vllm")),
+    *(f"tokenbus.engines.{name}" for name in ("ngram", "paddle", "vllm")),
 }
 _LIBRARY = sys.stdlib_module_names | {"tomllib"}
 

@@ -18,6 +18,7 @@ from tokenbus.bus import Transport, transport_for
 from tokenbus.bus.link import Link
 from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import SystemClock
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.recordings.items import gap_entry, hello_entry, item_entry, public_hello, read_items
 from tokenbus.settings import Settings
@@ -36,7 +37,6 @@ from tokenbus_contracts.generated.request_pb2 import (
 )
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_engines.synthetic import SyntheticEngine
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
 WORKER, EPOCH = "worker-0", 7

@@ -14,11 +14,11 @@ from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli import main
 from tokenbus.client import Client, RequestFailedError
+from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus.worker.run import Pace, run_engine, serve_engine
-from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 
 QUIET = ["--metrics-address", ""]
 

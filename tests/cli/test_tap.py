@@ -24,6 +24,7 @@ from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli import tap as tap_module
 from tokenbus.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus.cli.watching import watched
+from tokenbus.engines.synthetic import true_prompt_scores, true_tokens
 from tokenbus.processor import Processor
 from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import decode, encode
@@ -31,7 +32,6 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_engines.synthetic import true_prompt_scores, true_tokens
 
 NOW = 10**18 + 10**7 + 2_500_000
 

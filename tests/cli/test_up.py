@@ -24,8 +24,8 @@ from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
 from tokenbus.cli import main
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import true_tokens
 from tokenbus.settings import Settings
-from tokenbus_engines.synthetic import true_tokens
 
 
 def pids(up: dict[str, Any]) -> dict[str, int]:

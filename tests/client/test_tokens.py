@@ -9,10 +9,10 @@ from tests.support.waiting import soon, turns
 from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Step, Token
 from tokenbus.delivery.errors import brief, code_name
+from tokenbus.engines import synthetic
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_engines import synthetic
 
 KEY = 5
 BROKEN = RequestError(request_key=KEY, code=ErrorCode.ERROR_CODE_GAP, message="lost", emitted_tokens=3)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.services.builders import generate_of
+from tokenbus.engines.engine import BatchEngine
+from tokenbus.engines.ngram import NgramEngine, NgramOptions
+from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, Row, RowStatus, decode, encode
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_engines.engine import BatchEngine
-from tokenbus_engines.ngram import NgramEngine, NgramOptions
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 
 PROMPT = "The old man said"
 

@@ -12,15 +12,15 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tests.engines.runs import PROMPT, asked, ngram
 from tests.services.builders import generate_of
+from tokenbus.engines.admission import OFFERED, request_of
+from tokenbus.engines.ngram import NgramEngine, NgramOptions, default_tokenizer
+from tokenbus.engines.paddle import ByteTokenizer
+from tokenbus.engines.requests import Request, Stops
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.admission import OFFERED, request_of
-from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
-from tokenbus_engines.paddle import ByteTokenizer
-from tokenbus_engines.requests import Request, Stops
-from tokenbus_engines.synthetic import SyntheticEngine
 
 CONTEXT = 1024
 

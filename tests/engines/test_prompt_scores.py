@@ -11,11 +11,11 @@ from tests.engines.ngram import reference as ngram_reference
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.reference import Reference, tokens_of
 from tests.engines.runs import Run, asked, ngram, paddle
+from tokenbus.engines.ngram import default_tokenizer
+from tokenbus.engines.prompt_scoring import LEAST
 from tokenbus.worker import EngineStepError
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring
-from tokenbus_engines.ngram import default_tokenizer
-from tokenbus_engines.prompt_scoring import LEAST
 
 STORY = "The sun was shining. That night Paul was at the old mill again. "
 Truth = Callable[[Sequence[int]], npt.NDArray[Any]]

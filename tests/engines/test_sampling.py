@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tokenbus_engines.sampling import (
+from tokenbus.engines.sampling import (
     ACCEPT,
     DRAFT,
     FINAL,

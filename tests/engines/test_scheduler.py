@@ -3,12 +3,12 @@
 import numpy as np
 
 from tests.engines.runs import asked
-from tokenbus_engines.admission import request_of
-from tokenbus_engines.engine import batch_order
-from tokenbus_engines.paddle import ByteTokenizer
-from tokenbus_engines.requests import Requests
-from tokenbus_engines.sampling import Ids
-from tokenbus_engines.scheduler import Plan, Scheduler
+from tokenbus.engines.admission import request_of
+from tokenbus.engines.engine import batch_order
+from tokenbus.engines.paddle import ByteTokenizer
+from tokenbus.engines.requests import Requests
+from tokenbus.engines.sampling import Ids
+from tokenbus.engines.scheduler import Plan, Scheduler
 
 
 class Scheduled:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.services.builders import generate_of, ids
+from tokenbus.engines import synthetic
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor.assembly import _unpaired
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, decode, encode
 from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TextPrompt
-from tokenbus_engines import synthetic
-from tokenbus_engines.synthetic import SyntheticEngine
 
 
 def addressed(made: LogprobBatch) -> LogprobBatch:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_engines import synthetic
+from tokenbus.engines import synthetic
 
 KEYS = st.integers(1, 2**64 - 1)
 _MASK = 2**64 - 1

@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.rendering import chunks
 from tests.gateway.test_rendering import VOCABULARIES
 from tests.services.builders import settings
+from tokenbus.engines.synthetic import true_prompt_scores
 from tokenbus.gateway.answer import ChoicesAnswer, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
@@ -22,7 +23,6 @@ from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
-from tokenbus_engines.synthetic import true_prompt_scores
 
 VOCABULARY = VOCABULARIES["bytes"]
 PROMPT = [104, 105, 256, 0]

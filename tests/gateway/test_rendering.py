@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.rendering import array, chunks, joined, said
 from tests.services.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
+from tokenbus.engines.paddle import tokenizer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.rendered_step import RenderedStep
@@ -19,7 +20,6 @@ from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
 from tokenbus.model_files import ModelTokenizer
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
-from tokenbus_engines.paddle import tokenizer
 
 VOCABULARIES = {name: vocabulary_of(name) for name in ("ngram", "bytes", "numbers")}
 KEYS = (3, 4)

@@ -20,9 +20,9 @@ from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
 from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
+from tokenbus.engines import fastdeploy
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, encode
-from tokenbus_engines import fastdeploy
 from tokenbus_gpu_ops import token_logprobs
 
 Check = tuple[str, Callable[[], None]]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenbus.delivery import RequestFailedError
+from tokenbus.engines import synthetic
 from tokenbus_contracts import Row, Scoring
-from tokenbus_engines import synthetic
 
 
 @dataclass(slots=True)

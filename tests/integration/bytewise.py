@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import met, processing, working
 from tests.support.waiting import soon
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.gateway.server import Serving, serve_gateway
-from tokenbus_engines.synthetic import SyntheticEngine
 
 GATEWAY = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 0}
 LONG = 1_000_000

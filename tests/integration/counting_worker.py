@@ -8,12 +8,12 @@ import time
 from tests.integration.counting import CountingTransport
 from tests.integration.programs import tell
 from tokenbus.bus import transport_for
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _PACE_SECONDS = 0.003
 

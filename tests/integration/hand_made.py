@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenbus.engines import synthetic
 from tokenbus_contracts import BatchHeader, BatchKind, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_engines import synthetic
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import threading
 import time
 
 from tests.integration.programs import tell
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.process.client import PublisherProcess
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _PACE_SECONDS = 0.003
 

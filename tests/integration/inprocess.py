@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tests.integration.deployment import Deployment, Overrides
 from tests.support.waiting import until
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _STEP_SECONDS = 0.003
 TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_address": "tcp://127.0.0.1:0"}

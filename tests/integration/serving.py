@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 from tests.support.waiting import MOST, until
-from tokenbus_engines import synthetic
+from tokenbus.engines import synthetic
 
 _ADDRESS = re.compile(r'"address":"http://([^"]+)"')
 

@@ -16,10 +16,10 @@ from tests.integration.serving import Served, answers, asking, error_of, is_true
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, until
 from tokenbus.delivery.step import extras_by_token
+from tokenbus.engines.synthetic import true_extras
 from tokenbus.gateway.metrics import GATEWAY
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
-from tokenbus_engines.synthetic import true_extras
 
 pytestmark = pytest.mark.xdist_group("gateway")
 MODEL = "tokenbus"

@@ -11,10 +11,10 @@ import pytest
 
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.waiting import until
+from tokenbus.engines import synthetic
 from tokenbus.gateway.api_keys import made, write_keys
 from tokenbus.gateway.control import vllm_config
 from tokenbus_contracts.generated.control_pb2 import EngineState
-from tokenbus_engines import synthetic
 
 pytestmark = pytest.mark.xdist_group("gateway")
 LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": True, "return_token_ids": True}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.serving import Served, error_of, served, when_ready
 from tokenbus.delivery.step import extras_by_token
+from tokenbus.engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
 from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
-from tokenbus_engines.synthetic import alternatives, draws, true_extras, true_prompt_scores, true_tokens
 
 pytestmark = pytest.mark.xdist_group("gateway")
 PATH = "/inference/v1/generate"

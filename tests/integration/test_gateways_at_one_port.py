@@ -16,9 +16,9 @@ from tests.integration.programs import Program
 from tests.integration.serving import plainly, served
 from tests.support.waiting import MOST, until
 from tokenbus.bus import AddressError
+from tokenbus.engines import synthetic
 from tokenbus.gateway.server import serve_gateway
 from tokenbus.settings import SettingsError
-from tokenbus_engines import synthetic
 
 pytestmark = pytest.mark.xdist_group("gateway")
 _MOST_CONNECTIONS = 64

@@ -13,10 +13,10 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import until
 from tokenbus.bus.link import SessionState
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_engines.synthetic import SyntheticEngine
 
 LONG = 600_000
 QUICK = {"bus__heartbeat_timeout_ms": 1500}

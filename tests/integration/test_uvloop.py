@@ -13,7 +13,7 @@ from tests.integration.deployment import Deployment
 from tests.integration.inprocess import trio
 from tests.support.waiting import MOST, soon
 from tokenbus.client import RequestEnd, StepRows
-from tokenbus_engines.synthetic import true_tokens
+from tokenbus.engines.synthetic import true_tokens
 
 _LOOPS = """
 import asyncio, os, uvloop

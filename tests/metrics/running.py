@@ -16,6 +16,7 @@ from tests.support.settings import settings_of
 from tests.support.waiting import MOST
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.gateway.metrics import GATEWAY
 from tokenbus.metrics.families import Family
 from tokenbus.metrics.processor import PROCESSOR
@@ -26,7 +27,6 @@ from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
 FAMILIES = list({family.name: family for family in _OF_ALL}.values())

@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.support.settings import settings_of
 from tokenbus.delivery import PendingAck, Step
+from tokenbus.engines import synthetic
 from tokenbus.settings import Settings
 from tokenbus.testing import RowShape, batch, batches
 from tokenbus.worker import StepArrays
@@ -21,7 +22,6 @@ from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MINOR
-from tokenbus_engines import synthetic
 
 WORKER, EPOCH = batches.WORKER, batches.EPOCH
 BATCH = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH

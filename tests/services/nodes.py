@@ -16,6 +16,8 @@ from tokenbus.client.steps import RequestEnd, StepRows
 from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.delivery.step import TokenLists
+from tokenbus.engines import synthetic
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus.worker import Publisher
@@ -26,8 +28,6 @@ from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_engines import synthetic
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _NOWHERE = HandoffPoint()
 

@@ -11,6 +11,7 @@ from tests.services.nodes import Asked, AskingClient, DrivenPublisher, Node, gen
 from tests.services.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor.processor import Core
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
@@ -22,7 +23,6 @@ from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _TICK = 0.25
 _SETTLE_SECONDS = 150

@@ -13,9 +13,9 @@ from tests.support.campaigns import many
 from tests.support.disturbance import disturb
 from tokenbus.client import ControlError, Operator
 from tokenbus.client.tokens import Generation
+from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
-from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 
 pytestmark = pytest.mark.timeout(120)
 

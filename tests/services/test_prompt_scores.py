@@ -13,9 +13,9 @@ from tests.support.disturbance import disturb
 from tokenbus.client import Client, RequestEnd
 from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError
+from tokenbus.engines.synthetic import SyntheticEngine, true_prompt_scores, true_tokens
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
-from tokenbus_engines.synthetic import SyntheticEngine, true_prompt_scores, true_tokens
 
 ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
 LONG = list(range(1, 3001))

@@ -15,8 +15,8 @@ from tokenbus.client.parameters import request_of
 from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.delivery.step import extras_by_token
+from tokenbus.engines.synthetic import SyntheticEngine, true_extras
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
-from tokenbus_engines.synthetic import SyntheticEngine, true_extras
 
 WISHES: list[dict[str, Any]] = [
     {},

@@ -20,8 +20,8 @@ COMMAND = str(Path(sys.executable).parent / "tokenbus")
 _PRELOADED = (
     *(f"tokenbus.cli.{name}" for name in ("check", "gateway", "processor", "record", "tap")),
     "tokenbus.cli.worker",
-    "tokenbus_engines.ngram",
-    "tokenbus_engines.synthetic",
+    "tokenbus.engines.ngram",
+    "tokenbus.engines.synthetic",
 )
 _MOST_BYTES, _FILES = 1 << 18, 4
 

@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
     names = zipfile.ZipFile(wheel).namelist()
-    packages = {"tokenbus", "tokenbus_contracts", "tokenbus_engines", "tokenbus_gpu_ops", "tokenbus_services"}
+    packages = {"tokenbus", "tokenbus_contracts", "tokenbus.engines", "tokenbus_gpu_ops", "tokenbus_services"}
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == packages | {"tokenbus_fastdeploy.pth"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
@@ -140,7 +140,7 @@ def test_switch_of_an_editable_install_is_live(tmp_path: Path) -> None:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
     sources = ["--no-build-isolation", "--editable", str(copy)]
     _environment(environment, "--no-deps", "--no-index", *sources, PYTHONPATH=os.pathsep.join(sys.path))
-    asked = "import sys; print(sys.modules['tokenbus_engines.fastdeploy_switch'].state())"
+    asked = "import sys; print(sys.modules['tokenbus.engines.fastdeploy_switch'].state())"
     variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
         [str(environment / "bin" / "python"), "-c", asked],

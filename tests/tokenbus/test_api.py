@@ -26,7 +26,7 @@ EXAMPLES = [
     if "Example" in each.sections and each.name != "run_engine"
 ]
 MOST_SECONDS = 60
-_ENGINE = "from tokenbus_engines.synthetic import SyntheticEngine as MyEngine\n"
+_ENGINE = "from tokenbus.engines.synthetic import SyntheticEngine as MyEngine\n"
 
 
 def _own(folder: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ import pytest
 from tests.services.builders import generate_of, ids
 from tests.worker.looped import Engine, Looped, Once, batches, running
 from tests.worker.test_states import KINDS, handed_off
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.testing import ManualClock
 from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.emitter import Emitter
@@ -12,7 +13,6 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
-from tokenbus_engines.synthetic import SyntheticEngine
 
 DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
 LONG = 100_000

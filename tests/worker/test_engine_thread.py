@@ -9,10 +9,10 @@ from tests.cli.helpers import generate, memory_settings
 from tests.support.waiting import MOST, soon, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays
 from tokenbus.worker.run import EngineThread, run_engine, serve_engine
-from tokenbus_engines.synthetic import SyntheticEngine
 
 
 class Noting(SyntheticEngine):

@@ -8,13 +8,13 @@ import pytest
 
 from tests.services.builders import arrays_of, generate_of, ids
 from tests.worker.looped import Looped, batches, events, running
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.testing import RowShape, batch
 from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
-from tokenbus_engines.synthetic import SyntheticEngine
 
 ENGINE = ErrorCode.ERROR_CODE_ENGINE
 POISON = 666

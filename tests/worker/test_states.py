@@ -12,13 +12,13 @@ from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked
 from tests.services.builders import generate_of
 from tests.worker.looped import Looped, batches, events
+from tokenbus.engines.ngram import NgramEngine, NgramOptions
+from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.worker import Engine
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
-from tokenbus_engines.ngram import NgramEngine, NgramOptions
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
-from tokenbus_engines.synthetic import SyntheticEngine
 
 HUGE = [b"0", b"-1", b"65536", b"4294967296", b"18446744073709551615", b"9" * 30, b"1e308", b"null", b"[]"]
 ENDS = {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
@@ -181,7 +181,7 @@ def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], byt
 
 def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = NgramEngine(NgramOptions())
-    monkeypatch.setattr("tokenbus_engines.ngram.model.Model.context_of", lambda *_: "none")
+    monkeypatch.setattr("tokenbus.engines.ngram.model.Model.context_of", lambda *_: "none")
     with pytest.raises(ValueError, match="invalid literal"):
         engine.admit(asked(7, seed=1, max_tokens=4))
     monkeypatch.undo()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tokenbus.on_use import loader
 
 if TYPE_CHECKING:
+    from tokenbus.engines.synthetic import SyntheticEngine, TrueTokens, true_tokens
     from tokenbus.testing.batches import RowShape, batch, row_shapes
     from tokenbus.testing.clock import ManualClock
     from tokenbus.testing.line import Line
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tokenbus.testing.system import Bus, bus
     from tokenbus.testing.worker import Worker
     from tokenbus_contracts.published.golden import GoldenMessage, golden_messages
-    from tokenbus_engines.synthetic import SyntheticEngine, TrueTokens, true_tokens
 
 __all__ = [
     "Answer",
@@ -50,7 +50,7 @@ _HOMES = {
     "tokenbus.testing.system": "Bus bus",
     "tokenbus.testing.worker": "Worker",
     "tokenbus_contracts.published.golden": "GoldenMessage golden_messages",
-    "tokenbus_engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
+    "tokenbus.engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
 """Loaded when a name is used first: engines and a worker's parts run on Python 3.10, and a whole bus does not."""
 __getattr__ = loader(__name__, _HOMES, globals())

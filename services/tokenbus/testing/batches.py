@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenbus.engines import synthetic
+from tokenbus.engines.sampling import Words
 from tokenbus_contracts import (
     BatchHeader,
     BatchKind,
@@ -14,8 +16,6 @@ from tokenbus_contracts import (
     SpeculativeMethod,
     ValueKind,
 )
-from tokenbus_engines import synthetic
-from tokenbus_engines.sampling import Words
 
 WORKER = "worker-0"
 EPOCH = 7

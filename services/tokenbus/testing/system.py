@@ -9,13 +9,13 @@ from typing import Literal, TypeVar
 
 from tokenbus.bus import memory
 from tokenbus.client import Client
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.testing.worker import Worker
 from tokenbus.worker import Engine
-from tokenbus_engines.synthetic import SyntheticEngine
 
 _QUIET_TURNS = 30
 """After how many turns of the event loop without a message or a step nothing more will happen."""

@@ -35,7 +35,7 @@ class Engine(Protocol):
     An exception of any method ends requests, and never the worker, unless it is an EngineBrokenError.
 
     Example:
-        from tokenbus_engines.synthetic import SyntheticEngine
+        from tokenbus.engines.synthetic import SyntheticEngine
 
         engine: tokenbus.Engine = SyntheticEngine()
         prompt_tokens = engine.admit(tokenbus.Generate(request_key=7, tokens={"token_ids": [1, 2]}, sampling={}))

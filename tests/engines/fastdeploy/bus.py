@@ -14,11 +14,11 @@ from tests.engines.fastdeploy.kernel import KernelQueue, Saved
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, Mask
 from tests.support.settings import publishing_in
+from tokenbus.engines import fastdeploy
+from tokenbus.engines.fastdeploy.message import Kind
+from tokenbus.engines.fastdeploy.process import PROCESS
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError
-from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.message import Kind
-from tokenbus_engines.fastdeploy.process import PROCESS
 
 _STAIN = 0xA5
 MOST_SECONDS = 20.0

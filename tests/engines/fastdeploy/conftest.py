@@ -11,7 +11,7 @@ import pytest
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import Beside, speaking
 from tests.engines.fastdeploy.saving_program import ROOT
-from tokenbus_engines import fastdeploy
+from tokenbus.engines import fastdeploy
 
 
 @pytest.fixture

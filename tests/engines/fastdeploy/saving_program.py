@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.engines.fastdeploy.bus import Getter, save
 from tests.engines.fastdeploy.engine import TOPK, Steps, whole
-from tokenbus_engines import fastdeploy
+from tokenbus.engines import fastdeploy
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST_SECONDS = 60

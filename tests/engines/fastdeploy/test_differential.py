@@ -12,7 +12,7 @@ from tests.engines.fastdeploy import campaign, kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, same_bytes, save, speaking, stained
 from tests.engines.fastdeploy.engine import FIRST, PLAIN, TOPK, Steps, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS, PACKS_SLOTS
-from tokenbus_engines import fastdeploy
+from tokenbus.engines import fastdeploy
 
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.engines.fastdeploy.bus import Getter, save
 from tests.engines.fastdeploy.engine import Steps
-from tokenbus.settings import SettingsError
-from tokenbus_engines.fastdeploy.environment import (
+from tokenbus.engines.fastdeploy.environment import (
     is_off,
     is_published,
     message_id,
@@ -17,6 +16,7 @@ from tokenbus_engines.fastdeploy.environment import (
     queue_path,
     settings_for,
 )
+from tokenbus.settings import SettingsError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save
 from tests.engines.fastdeploy.engine import FIRST, PLAIN, TOPK, Steps, outputs, whole
 from tests.engines.fastdeploy.theirs import GETS
+from tokenbus.engines import fastdeploy
 from tokenbus_contracts import ContractError
-from tokenbus_engines import fastdeploy
 
 DO_NOT_WAIT, WAIT = False, True
 WRITABLE = "a tensor of paddle or an array of numpy to write to"

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from tests.engines.fastdeploy import theirs
+from tokenbus.engines.fastdeploy.forms import FORMS, Installed, chosen, form_of, installed
 from tokenbus.settings import SettingsError
-from tokenbus_engines.fastdeploy.forms import FORMS, Installed, chosen, form_of, installed
 
 SLOTS_READ = "columns = (field >> 16) & 0xFFFF\n"
 FLAG_READ = "columns = field >> 8\n"

@@ -10,8 +10,8 @@ from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import same_bytes
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.theirs import GETS
+from tokenbus.engines import fastdeploy
 from tokenbus_contracts import ContractError
-from tokenbus_engines import fastdeploy
 
 paddle = pytest.importorskip("paddle", reason="paddle is not installed: its tensors cannot be tried")
 

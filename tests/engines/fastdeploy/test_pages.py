@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tokenbus_engines import fastdeploy
+from tokenbus.engines import fastdeploy
 
 ROOT = Path(__file__).resolve().parents[3]
 

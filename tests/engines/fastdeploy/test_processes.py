@@ -13,7 +13,7 @@ from tests.engines.fastdeploy.bus import Beside, Getter, is_empty
 from tests.engines.fastdeploy.engine import Steps
 from tests.engines.fastdeploy.saving_program import MOST_SECONDS, ROOT, kill, start, wait_until_done
 from tokenbus.bus import AddressError
-from tokenbus_engines.fastdeploy.queue import QueueReceiver
+from tokenbus.engines.fastdeploy.queue import QueueReceiver
 
 OP = "speculate_save_output_topk"
 
@@ -97,7 +97,7 @@ def test_second_process_that_gets_is_refused(folder: Path) -> None:
 
 def test_importing_costs_no_framework_and_no_thread() -> None:
     program = (
-        "import sys, threading; from tokenbus_engines import fastdeploy; "
+        "import sys, threading; from tokenbus.engines import fastdeploy; "
         "names = {'paddle', 'torch', 'cupy', 'tokenbus.processor'}; "
         "print(sorted(names & set(sys.modules)), threading.active_count())"
     )
@@ -109,10 +109,10 @@ def test_switch_goes_back_to_the_ops_that_were_there(folder: Path) -> None:
     module = folder / "fastdeploy" / "model_executor" / "ops" / "gpu.py"
     module.parent.mkdir(parents=True)
     module.write_text("def save_output(*arguments):\n    print('theirs', *arguments)\n")
-    program = "from tokenbus_engines.fastdeploy import save_output, OPS; save_output(1, 2); print(len(OPS))"
+    program = "from tokenbus.engines.fastdeploy import save_output, OPS; save_output(1, 2); print(len(OPS))"
     environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "TOKENBUS_FASTDEPLOY": "off"}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == "theirs 1 2\n11\n"
-    missing = "from tokenbus_engines.fastdeploy import get_output_ep"
+    missing = "from tokenbus.engines.fastdeploy import get_output_ep"
     run = subprocess.run([sys.executable, "-c", missing], env=environment, capture_output=True, text=True, check=False)
     assert "ImportError: cannot import name 'get_output_ep'" in run.stderr

@@ -21,6 +21,12 @@ from tests.engines.fastdeploy.undefined import Array, entries
 from tests.support.waiting import soon, until
 from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
+from tokenbus.engines import fastdeploy
+from tokenbus.engines.fastdeploy.environment import Options
+from tokenbus.engines.fastdeploy.message import Kind, Lengths, Message
+from tokenbus.engines.fastdeploy.process import PROCESS
+from tokenbus.engines.fastdeploy.published import Published, Steps
+from tokenbus.engines.fastdeploy.step_arrays import LOWEST
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus.worker.process.client import PublisherProcess
@@ -37,12 +43,6 @@ from tokenbus_contracts import (
     encode,
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
-from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.published import Published, Steps
-from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4
@@ -447,7 +447,7 @@ async def test_publisher_that_dies_costs_no_token(folder: Path, monkeypatch: pyt
         publishers.append(publisher)
         return publisher
 
-    monkeypatch.setattr("tokenbus_engines.fastdeploy.published.publisher_client", made)
+    monkeypatch.setattr("tokenbus.engines.fastdeploy.published.publisher_client", made)
     settings = settings_in(folder, worker__publisher="process")
     async with Processor(settings), Client(settings) as client:
         with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:

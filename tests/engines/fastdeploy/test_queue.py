@@ -14,8 +14,8 @@ import pytest
 
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
 from tests.support.waiting import wait_until
-from tokenbus_engines.fastdeploy.message import HEADER, Kind, Message, unpacked
-from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender, Source
+from tokenbus.engines.fastdeploy.message import HEADER, Kind, Message, unpacked
+from tokenbus.engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender, Source
 
 SECONDS = 0.01
 

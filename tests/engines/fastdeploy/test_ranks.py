@@ -11,11 +11,11 @@ from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, speaking
 from tests.engines.fastdeploy.engine import TOPK, Steps, Tensor, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS
+from tokenbus.engines import fastdeploy
+from tokenbus.engines.fastdeploy.message import Kind
+from tokenbus.engines.fastdeploy.process import PROCESS
 from tokenbus.worker import RetentionFullError
 from tokenbus_contracts import ContractError
-from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.message import Kind
-from tokenbus_engines.fastdeploy.process import PROCESS
 
 WITH_PREEMPTED = [op for op in GETS if op != "mtp_save_first_token"]
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokenbus.engines.fastdeploy.environment import Options
+from tokenbus.engines.fastdeploy.message import Kind, Lengths, Message
+from tokenbus.engines.fastdeploy.slots import REPLACED, SlotRegistry
+from tokenbus.engines.fastdeploy.step_arrays import arrays_of
 from tokenbus.testing import ManualClock
 from tokenbus.worker import StepArrays
 from tokenbus_contracts import ContractError, RowStatus
-from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
-from tokenbus_engines.fastdeploy.slots import REPLACED, SlotRegistry
-from tokenbus_engines.fastdeploy.step_arrays import arrays_of
 
 ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
 PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP

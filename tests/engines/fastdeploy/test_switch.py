@@ -17,8 +17,8 @@ import pytest
 
 from tests.engines.fastdeploy import stand_in
 from tests.support.waiting import MOST
-from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.switch import replace_ops
+from tokenbus.engines import fastdeploy
+from tokenbus.engines.fastdeploy.switch import replace_ops
 
 pytestmark = pytest.mark.xdist_group("fastdeploy_switch")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[3]
@@ -210,7 +210,7 @@ def test_ranks_of_other_hardware(machine: Machine, platform: str, saved: int) ->
     program = f"""if True:
         import numpy as np
         from {OPS}.{platform} import save_output
-        from tokenbus_engines.fastdeploy import counts
+        from tokenbus.engines.fastdeploy import counts
         for each in (False, True):
             save_output(np.ones((2, 1), np.int64), np.array([True]), np.zeros(2, np.int32), 1, each)
         print(counts().get("saved", 0))
@@ -316,7 +316,7 @@ def test_compiled_ops_are_replaced_where_they_lie(machine: Machine) -> None:
         print(save_output.__class__.__module__, hasattr({OPS}.triton_ops, "save_output_v2"))
         """
     run = machine.tokenbus("python", "-c", program)
-    assert run.stdout == "tokenbus_engines.fastdeploy.save_ops False\n", run.stderr
+    assert run.stdout == "tokenbus.engines.fastdeploy.save_ops False\n", run.stderr
 
 
 def test_package_without_init_is_refused(machine: Machine) -> None:
@@ -390,7 +390,7 @@ def test_other_programs_load_nothing(machine: Machine) -> None:
     program = "import sys; print(*sys.modules)"
     off = machine.run("python", "-c", program)
     on = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on")
-    ours = {"tokenbus_engines", "tokenbus_engines.fastdeploy_switch"}
+    ours = {"tokenbus.engines", "tokenbus.engines.fastdeploy_switch"}
     assert {*on.stdout.split()} - {*off.stdout.split()} == ours
     assert on.stderr == ""
 
@@ -403,22 +403,22 @@ def test_tokenbus_that_was_half_removed(folder: Path) -> None:
     run = left.run("python", "-c", "print('starts')")
     assert (run.stdout, run.stderr) == ("starts\n", "")
     run = left.run("python", "-c", "print('starts')", TOKENBUS_FASTDEPLOY="on")
-    said = "tokenbus_fastdeploy.pth: No module named 'tokenbus_engines': TOKENBUS_FASTDEPLOY has no effect"
+    said = "tokenbus_fastdeploy.pth: No module named 'tokenbus.engines': TOKENBUS_FASTDEPLOY has no effect"
     assert (run.stdout, {*run.stderr.splitlines()}) == ("starts\n", {said})  # a venv's Python reads its files twice
 
 
 def test_switch_off_of_edited_imports_where_fastdeploy_is_missing(machine: Machine) -> None:
     shutil.rmtree(machine.folder / "fastdeploy")
-    program = "from tokenbus_engines.fastdeploy import OPS, Options; print(len(OPS)); "
-    program += "from tokenbus_engines.fastdeploy import save_output"
+    program = "from tokenbus.engines.fastdeploy import OPS, Options; print(len(OPS)); "
+    program += "from tokenbus.engines.fastdeploy import save_output"
     run = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="off")
     assert run.stdout == "11\n"
     assert run.stderr.endswith(
         f"ImportError: cannot import name 'save_output' from '{OPS}.gpu', with TOKENBUS_FASTDEPLOY=off: "
         "No module named 'fastdeploy'\n"
     )
-    unknown = machine.run("python", "-c", "from tokenbus_engines.fastdeploy import nothing", TOKENBUS_FASTDEPLOY="off")
-    assert "ImportError: cannot import name 'nothing' from 'tokenbus_engines.fastdeploy'" in unknown.stderr
+    unknown = machine.run("python", "-c", "from tokenbus.engines.fastdeploy import nothing", TOKENBUS_FASTDEPLOY="off")
+    assert "ImportError: cannot import name 'nothing' from 'tokenbus.engines.fastdeploy'" in unknown.stderr
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.engines.ngram.training.learning import CONTINUATIONS, DISCOUNT, documents
-from tokenbus_engines.ngram.model import DRAFT_LENGTH, WIDTH
-from tokenbus_engines.ngram.tokenizer import default_tokenizer
+from tokenbus.engines.ngram.model import DRAFT_LENGTH, WIDTH
+from tokenbus.engines.ngram.tokenizer import default_tokenizer
 
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]

@@ -7,8 +7,8 @@ import pytest
 
 from tests.engines.ngram import reference
 from tests.engines.runs import PROMPT, Got, asked, ngram
+from tokenbus.engines.ngram import default_tokenizer
 from tokenbus_contracts import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
-from tokenbus_engines.ngram import default_tokenizer
 
 TOLERANCE = 2e-6
 STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.engines.runs import PROMPT, Run, asked, ngram
+from tokenbus.engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 from tokenbus.worker.engine import Engine
 from tokenbus_contracts import RowStatus, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 
 DECODE = NgramOptions(role="decode")
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engines.runs import asked, ngram
+from tokenbus.engines.ngram import default_tokenizer
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.ngram import default_tokenizer
 
 PROMPTS = ["The old man said", "What is", "xyz 12", "In the evening the", ".", "\N{GRINNING FACE}"]
 SAMPLINGS = st.fixed_dictionaries(

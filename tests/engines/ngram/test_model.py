@@ -7,8 +7,8 @@ import pytest
 
 from tests.engines.ngram import reference
 from tests.engines.ngram.training.learning import documents, learned, learned_tables
-from tokenbus_engines.ngram.model import WIDTH, default_model
-from tokenbus_engines.ngram.tokenizer import default_tokenizer
+from tokenbus.engines.ngram.model import WIDTH, default_model
+from tokenbus.engines.ngram.tokenizer import default_tokenizer
 
 TOLERANCE = 2e-6
 """Of logprobs, where sums were added up in another order."""

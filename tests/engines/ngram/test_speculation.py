@@ -6,10 +6,10 @@ import pytest
 from tests.engines.ngram import reference
 from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
-from tokenbus_engines.ngram.engine import Drafted, propose
-from tokenbus_engines.ngram.model import WIDTH, default_model
-from tokenbus_engines.ngram.tokenizer import default_tokenizer
-from tokenbus_engines.sampling import Ids, SamplingParams, distribution, verified
+from tokenbus.engines.ngram.engine import Drafted, propose
+from tokenbus.engines.ngram.model import WIDTH, default_model
+from tokenbus.engines.ngram.tokenizer import default_tokenizer
+from tokenbus.engines.sampling import Ids, SamplingParams, distribution, verified
 
 ROWS = 30_000
 MOST = 4.0

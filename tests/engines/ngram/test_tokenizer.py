@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.ngram.training.learning import documents
-from tokenbus_engines.ngram import Tokenizer, default_tokenizer
+from tokenbus.engines.ngram import Tokenizer, default_tokenizer
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.weights import COMMITTED, load
+from tokenbus.engines.paddle.weights import COMMITTED, load
 
 Array = npt.NDArray[np.float64]
 

@@ -10,13 +10,13 @@ from tests.engines.runs import asked, tokens_alone
 from tests.integration.deployment import Deployment
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Token
+from tokenbus.engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 from tokenbus.processor import Processor
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 
 pytestmark = NEEDS_PADDLE
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, paddle, tokens_alone
+from tokenbus.engines.paddle import ByteTokenizer
 from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.paddle import ByteTokenizer
 
 pytestmark = NEEDS_PADDLE
 

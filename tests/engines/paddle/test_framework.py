@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tokenbus_engines.paddle import DeviceError, PaddleEngine, PaddleOptions
+from tokenbus.engines.paddle import DeviceError, PaddleEngine, PaddleOptions
 
-_IMPORT = "import sys, tokenbus_engines.paddle as p; print(sorted({'paddle', 'safetensors'} & sys.modules.keys()))"
+_IMPORT = "import sys, tokenbus.engines.paddle as p; print(sorted({'paddle', 'safetensors'} & sys.modules.keys()))"
 _MISSING = """
 import sys
 sys.modules["paddle"] = None
-from tokenbus_engines.paddle import DeviceError, PaddleEngine
+from tokenbus.engines.paddle import DeviceError, PaddleEngine
 try:
     PaddleEngine()
 except DeviceError as error:
@@ -55,7 +55,7 @@ class TestWithPaddle:
     def test_signals_stay_with_the_service(self) -> None:
         code = (
             "import signal, os; signal.signal(signal.SIGTERM, lambda *_: print('told to stop'))\n"
-            "from tokenbus_engines.paddle import PaddleEngine\n"
+            "from tokenbus.engines.paddle import PaddleEngine\n"
             "PaddleEngine(); os.kill(os.getpid(), signal.SIGTERM)"
         )
         assert _printed(code) == "told to stop\n"

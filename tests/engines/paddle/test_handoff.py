@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import Run, asked, paddle, tokens_alone
+from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus.engines.paddle.network import Shape
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
-from tokenbus_engines.paddle.network import Shape
 
 pytestmark = NEEDS_PADDLE
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import Run, asked, paddle
-from tokenbus_engines.paddle import PaddleEngine
-from tokenbus_engines.paddle.weights import COMMITTED
+from tokenbus.engines.paddle import PaddleEngine
+from tokenbus.engines.paddle.weights import COMMITTED
 
 pytestmark = NEEDS_PADDLE
 

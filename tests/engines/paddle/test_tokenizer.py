@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_engines.paddle.tokenizer import ByteTokenizer
+from tokenbus.engines.paddle.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 

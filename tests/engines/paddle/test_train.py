@@ -8,7 +8,7 @@ import pytest
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.paddle.training.__main__ import main
 from tests.engines.runs import asked, tokens_alone
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
 
 pytestmark = NEEDS_PADDLE
 

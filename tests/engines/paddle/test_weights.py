@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tokenbus_engines.paddle import PaddleEngine, PaddleOptions, WeightsError
-from tokenbus_engines.paddle.network import Shape
-from tokenbus_engines.paddle.weights import COMMITTED, load
+from tokenbus.engines.paddle import PaddleEngine, PaddleOptions, WeightsError
+from tokenbus.engines.paddle.network import Shape
+from tokenbus.engines.paddle.weights import COMMITTED, load
 
 pytestmark = NEEDS_PADDLE
 

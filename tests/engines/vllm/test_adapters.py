@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenbus_engines.vllm.adapters import adapters_of
+from tokenbus.engines.vllm.adapters import adapters_of
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokenbus.engines.vllm.columns import UNSCORED, Rows, in_order, method_of, step_arrays
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind, encode
-from tokenbus_engines.vllm.columns import UNSCORED, Rows, in_order, method_of, step_arrays
 
 VOCABULARY = 64
 Lists = namedtuple("Lists", "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens")  # noqa: PYI024

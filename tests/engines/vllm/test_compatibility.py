@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenbus_engines.vllm.compatibility import (
+from tokenbus.engines.vllm.compatibility import (
     OF_ENGINE,
     OF_SCHEDULER,
     Call,
@@ -147,6 +147,6 @@ def test_package_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatch, 
             return SimpleNamespace(__version__="0.32.0")
         raise error
 
-    monkeypatch.setattr("tokenbus_engines.vllm.compatibility.import_module", import_module)
+    monkeypatch.setattr("tokenbus.engines.vllm.compatibility.import_module", import_module)
     with pytest.raises(ImportError, match=rf"^vLLM cannot be imported: {line}$"):
         load_vllm()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from tokenbus.engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
+from tokenbus.engines.vllm.token_scores import ASKED, GIVEN, Asked, given_ids_of
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, SamplingParameters, TokenScoring
-from tokenbus_engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
-from tokenbus_engines.vllm.token_scores import ASKED, GIVEN, Asked, given_ids_of
 
 
 def arguments(

@@ -21,10 +21,10 @@ from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import Step, Token
+from tokenbus.engines.vllm.published import Published, cut, settings_for
+from tokenbus.engines.vllm.request_keys import ARGUMENT
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
-from tokenbus_engines.vllm.published import Published, cut, settings_for
-from tokenbus_engines.vllm.request_keys import ARGUMENT
 
 TOP_K = 3
 VOCABULARY = 64
@@ -329,7 +329,7 @@ async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogC
 
 def test_vllm_that_cannot_be_used_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    found = import_module("tokenbus_engines.vllm").scheduler  # as vLLM does
+    found = import_module("tokenbus.engines.vllm").scheduler  # as vLLM does
     with pytest.raises(SystemExit, match=r"^tokenbus: vLLM is not installed: pip install 'vllm>="):
         found(vllm_config=configuration())
 
@@ -379,7 +379,7 @@ def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"worker.top_logprobs": 9}, {"max_logprobs": 5}, "worker.top_logprobs: at most 5, as --max-logprobs, got 9"),
         ({"worker.top_logprobs": 128}, {}, "TOKENBUS_WORKER_TOP_LOGPROBS: 0 to 127 alternatives, got 128"),
         ({"worker.no_such": 1}, {}, "TOKENBUS_WORKER_NO_SUCH: no such setting"),
-        ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus_engines.vllm.scheduler is not for diffusion models"),
+        ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus.engines.vllm.scheduler is not for diffusion models"),
     ],
 )
 def test_wrong_settings_are_one_line(

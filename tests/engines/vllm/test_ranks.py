@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.worker import engine_kind
-from tokenbus_engines.vllm.ranks import set_rank, take_rank
 
 
 @dataclass

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 import pytest
 
-from tokenbus_engines.vllm import request_key
-from tokenbus_engines.vllm.request_keys import ARGUMENT, RequestKeys
+from tokenbus.engines.vllm import request_key
+from tokenbus.engines.vllm.request_keys import ARGUMENT, RequestKeys
 
 SUFFIX = "-0a1b2c3d"
 """As vLLM's front end adds it, at random, to the id that it knows."""

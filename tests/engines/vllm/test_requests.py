@@ -10,8 +10,8 @@ import pytest
 
 from tests.engines.vllm.test_columns import Lists, Row, batch_of_arrays, lists
 from tests.engines.vllm.test_published import VLLM, FinishReason, configuration
+from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus_contracts import RowStatus
-from tokenbus_engines.vllm.requests import Request, Requests
 
 WIDTH = 6
 STATUSES = {

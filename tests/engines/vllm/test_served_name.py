@@ -7,7 +7,7 @@ import pytest
 
 from tokenbus.cli.engines import load_engine_settings
 from tokenbus.cli.errors import CommandError
-from tokenbus_engines.vllm.served_name import served_name
+from tokenbus.engines.vllm.served_name import served_name
 
 
 def _model(folder: Path, *rest: str, named: str | None = None) -> str:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.engines.vllm.test_columns import Row, made
+from tokenbus.engines.vllm.configuration import check_token_scores
+from tokenbus.engines.vllm.token_scores import token_scores
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, RowStatus, encode
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_engines.vllm.configuration import check_token_scores
-from tokenbus_engines.vllm.token_scores import token_scores
 from tokenbus_gpu_ops import token_logprobs
 
 VOCABULARY = 64

@@ -25,9 +25,9 @@ from tests.support.waiting import MOST, soon, turns, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli.record import record_to_log
 from tokenbus.cli.watching import watched
+from tokenbus.engines.synthetic import true_tokens
 from tokenbus.processor import Processor
 from tokenbus.recordings.items import hello_entry, read_items
-from tokenbus_engines.synthetic import true_tokens
 
 
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:

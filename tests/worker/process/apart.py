@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.testing import Bus, bus
 from tokenbus.testing.line import Line
@@ -15,7 +16,6 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.server import Introduction, PublisherServer
-from tokenbus_engines.synthetic import SyntheticEngine
 
 EPOCH = 7
 PROOF = bytes(range(16))

@@ -11,12 +11,12 @@ from tests.support.waiting import MOST, until
 from tests.worker.process.apart import Apart, apart
 from tokenbus.client import Client, Operator
 from tokenbus.delivery import RequestFailedError
+from tokenbus.engines.synthetic import true_prompt_scores
 from tokenbus.testing import true_tokens
 from tokenbus.worker import NotRunningError, StepArrays
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.process import handover
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
-from tokenbus_engines.synthetic import true_prompt_scores
 
 TOKENS = 40
 

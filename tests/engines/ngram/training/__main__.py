@@ -3,7 +3,7 @@
 import sys
 
 from tests.engines.ngram.training.learning import documents, learned, learned_tables, save
-from tokenbus_engines.ngram.tokenizer import COMMITTED
+from tokenbus.engines.ngram.tokenizer import COMMITTED
 
 if __name__ == "__main__":
     tokenizer = learned(documents())

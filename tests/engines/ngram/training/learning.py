@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_engines.ngram.model import ABSENT, WIDTH, Logprobs, Tables
-from tokenbus_engines.ngram.tokenizer import BYTES, CHUNKS, Tokenizer
-from tokenbus_engines.sampling import Floats, Ids
+from tokenbus.engines.ngram.model import ABSENT, WIDTH, Logprobs, Tables
+from tokenbus.engines.ngram.tokenizer import BYTES, CHUNKS, Tokenizer
+from tokenbus.engines.sampling import Floats, Ids
 
 DISCOUNT = 0.4
 """What is taken from each count for what was never seen there."""

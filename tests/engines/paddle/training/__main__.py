@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.engines.paddle.training.prose import stories, tokens_of
-from tokenbus_engines.paddle.network import Network, Shape, Tensor
-from tokenbus_engines.paddle.runner import framework
-from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
-from tokenbus_engines.paddle.weights import COMMITTED, FORMAT, STORED
+from tokenbus.engines.paddle.network import Network, Shape, Tensor
+from tokenbus.engines.paddle.runner import framework
+from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
+from tokenbus.engines.paddle.weights import COMMITTED, FORMAT, STORED
 
 _LINE = 256
 _WARM_UP = 40

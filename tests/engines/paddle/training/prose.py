@@ -7,7 +7,7 @@ training does.
 import random
 from collections.abc import Iterator
 
-from tokenbus_engines.paddle.tokenizer import END, ByteTokenizer
+from tokenbus.engines.paddle.tokenizer import END, ByteTokenizer
 
 _PERSONS = (
     "Anna",

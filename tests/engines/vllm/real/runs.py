@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.engines.vllm.tiny_model import CONTEXT
+from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import Engine, StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_engines.vllm import VllmEngine
 
 SHARED: dict[str, Any] = {
     "dtype": "bfloat16",

@@ -9,10 +9,10 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, Answer, Case, add, answered, arguments
 from tests.engines.vllm.tiny_model import make_adapter
+from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, ValueKind
 from tokenbus_contracts.generated.control_pb2 import EngineState, WeightTransferStage
-from tokenbus_engines.vllm import VllmEngine
 
 _OPTIONS: dict[str, Any] = {**SHARED, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 _CASES = [Case([5, 6, 7, 8] * 10, {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 12}, 5)]

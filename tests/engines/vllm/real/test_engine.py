@@ -18,12 +18,12 @@ from tests.engines.vllm.real.runs import (
     reference,
 )
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
+from tokenbus.engines.vllm import VllmEngine, compatibility
+from tokenbus.engines.vllm import engine as engine_module
 from tokenbus.settings import Settings
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_engines.vllm import VllmEngine, compatibility
-from tokenbus_engines.vllm import engine as engine_module
 
 GREEDY = {"temperature": 0.0, "ignore_end_token": True}
 SEEDED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 42, "ignore_end_token": True}

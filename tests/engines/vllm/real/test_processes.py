@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenbus_engines.vllm.processes import sleep_while_they_compute
+from tokenbus.engines.vllm.processes import sleep_while_they_compute
 
 
 def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, WHOLE, apart, arguments
 from tests.engines.vllm.real.test_engine import LONG
+from tokenbus.engines.vllm import VllmEngine
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, SamplingParameters, TokenPrompt
-from tokenbus_engines.vllm import VllmEngine
 
 Found = tuple[PromptScores, RowStatus, list[int]]
 PROMPTS: list[list[int]] = [[5], [5, 6], [7, 8, 9, 300, 2, 0], LONG]

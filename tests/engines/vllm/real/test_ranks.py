@@ -12,7 +12,7 @@ from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, ch
 from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
 from tokenbus.client import Client, RequestEnd
-from tokenbus_engines.vllm import VllmEngine
+from tokenbus.engines.vllm import VllmEngine
 
 MOST = 400.0
 CASES = [

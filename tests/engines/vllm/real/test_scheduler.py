@@ -23,13 +23,13 @@ from tests.support import waiting
 from tests.support.waiting import soon, until
 from tokenbus.client import Client
 from tokenbus.delivery import Step
+from tokenbus.engines.vllm import scheduler
+from tokenbus.engines.vllm.published import own_class
+from tokenbus.engines.vllm.request_keys import ARGUMENT, request_key
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
-from tokenbus_engines.vllm import scheduler
-from tokenbus_engines.vllm.published import own_class
-from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
 
-OURS = "tokenbus_engines.vllm.scheduler"
+OURS = "tokenbus.engines.vllm.scheduler"
 TOP_K = 5
 """As many alternatives are published."""
 

@@ -12,6 +12,7 @@ from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, apart, arg
 from tests.engines.vllm.real.test_engine import LONG
 from tests.engines.vllm.real.test_prompt_scores import theirs
 from tests.engines.vllm.tiny_model import VOCABULARY
+from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, PromptScores, Row
 from tokenbus_contracts.generated.request_pb2 import (
@@ -21,7 +22,6 @@ from tokenbus_contracts.generated.request_pb2 import (
     TokenPrompt,
     TokenScoring,
 )
-from tokenbus_engines.vllm import VllmEngine
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_end_token": True}

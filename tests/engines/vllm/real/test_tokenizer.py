@@ -14,7 +14,7 @@ from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 from tests.integration.serving import error_of
-from tokenbus_engines.vllm.configuration import tokenizer_of
+from tokenbus.engines.vllm.configuration import tokenizer_of
 
 MOST = 400.0
 NUMBERS = "1 5 5 12 12 a 5 b 12 "

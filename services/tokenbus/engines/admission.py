@@ -1,0 +1,139 @@
+"""Admission that engines share: the check of a request's parameters.
+
+A wrong value is a ValueError of one line with the field, the limit and the value.
+"""
+
+import math
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tokenbus.engines.requests import Request, Stops
+from tokenbus.plugins import Tokenizer
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+
+_MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
+"""The contract's own bounds."""
+_MOST_BYTES_A_TOKEN = 16
+"""A longer text is not encoded: few texts have so long tokens throughout, and encoding may take long."""
+OFFERED = frozenset({
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
+    *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
+})  # fmt: skip
+"""The sampling parameters of an engine that chooses tokens, ends requests at stops, and caches no prompts.
+
+Where requests come one after the other, `priority` changes nothing.
+
+`include_stop_string` changes the text that a client makes of the tokens, and not the tokens. Where special tokens have
+no text, `include_special_tokens` changes nothing; without a cache, `cache_salt` does not.
+"""
+_NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
+"""The neutral values that are not zero, false or empty."""
+
+
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise a ValueError for a number that is out of its range."""
+    if not least <= value <= most:
+        raise ValueError(f"{name}: {least} to {most}, got {value}")
+
+
+def check_ids(name: str, ids: Sequence[int], size: int) -> None:
+    """Raise a ValueError for a token id that a vocabulary of that size does not have."""
+    if ids and max(ids) >= size:
+        place, wrong = next((at, token) for at, token in enumerate(ids) if token >= size)
+        raise ValueError(f"{name}[{place}]: below {size}, got {wrong}")
+
+
+def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
+    """Raise a ValueError for a sampling parameter that the engine does not offer, unless its value changes nothing."""
+    for field, value in sampling.ListFields():
+        if field.name not in offered:
+            _check_neutral(field, value)
+
+
+def _check_neutral(field: FieldDescriptor, value: Any) -> None:  # noqa: ANN401 - of any field
+    neutral = _NEUTRAL.get(field.name, field.default_value)
+    if field.is_repeated:
+        limit = f"no element with this engine, got {len(value)}"
+    elif field.message_type is not None:
+        limit = f"none with this engine, got {value.WhichOneof('constraint')}"
+    elif value == neutral:
+        return
+    elif isinstance(value, str):
+        limit = f"none with this engine, got {value!r}"
+    else:
+        limit = f"only {neutral:g} with this engine, got {f'{value:g}' if isinstance(value, float) else value}"
+    raise ValueError(f"sampling.{field.name}: {limit}")
+
+
+def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:
+    """Return the checked request, or raise a ValueError for the first wrong parameter."""
+    if not generate.request_key:
+        raise ValueError("request_key: at least 1, got 0")
+    sampling, size = generate.sampling, tokenizer.vocabulary_size
+    check_offered(sampling)
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"sampling.temperature: a finite number of at least 0, got {temperature}")
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    if not 0 < top_p <= 1:
+        raise ValueError(f"sampling.top_p: above 0 and at most 1, got {top_p}")
+    has_most = sampling.HasField("max_tokens")
+    is_alone = generate.HasField("prompt_scoring") and generate.prompt_scoring.without_generation
+    if has_most and not sampling.max_tokens and not is_alone:
+        raise ValueError("sampling.max_tokens: at least 1, got 0")
+    is_scored, most_logprobs = generate.HasField("top_logprobs"), min(max_top_logprobs, size)
+    if generate.top_logprobs > most_logprobs:
+        raise ValueError(f"top_logprobs: at most {most_logprobs}, got {generate.top_logprobs}")
+    stops = _stops(sampling, tokenizer)
+    prompt = prompt_of(generate, tokenizer, context - 1)
+    room = context - len(prompt)
+    return Request(
+        key=generate.request_key,
+        prompt=prompt,
+        most=1 if is_alone else min(sampling.max_tokens, room) if has_most else room,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=sampling.top_k,
+        seed=int(sampling.seed) if sampling.HasField("seed") else secrets.randbits(64),
+        is_seeded=sampling.HasField("seed"),
+        stops=stops,
+        ignores_end=sampling.ignore_end_token,
+        is_scored=is_scored,
+        top_logprobs=generate.top_logprobs if is_scored else 0,
+        wants_drafts=generate.include_draft_logprobs,
+        token_scoring=generate.token_scoring if generate.HasField("token_scoring") else None,
+    )
+
+
+def prompt_of(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
+    """Return the prompt's tokens, at most so many, so that there is room for one more at least."""
+    if generate.WhichOneof("prompt") == "tokens":
+        name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
+        check_ids(name, prompt, tokenizer.vocabulary_size)
+    else:
+        name, text = "text.text", generate.text.text
+        size, most_bytes = len(text.encode()), most * _MOST_BYTES_A_TOKEN
+        if size > most_bytes:
+            raise ValueError(f"{name}: at most {most_bytes} bytes, got {size}")
+        prompt = tokenizer.encode(text) if text else []
+    if not prompt:
+        raise ValueError(f"{name}: at least 1 token, got none")
+    if len(prompt) > most:
+        raise ValueError(f"{name}: at most {most} tokens, got {len(prompt)}")
+    return prompt
+
+
+def _stops(sampling: SamplingParameters, tokenizer: Tokenizer) -> Stops | None:
+    ids, strings = sampling.stop_token_ids, sampling.stop
+    if len(ids) > _MOST_STOP_IDS:
+        raise ValueError(f"sampling.stop_token_ids: at most {_MOST_STOP_IDS} ids, got {len(ids)}")
+    check_ids("sampling.stop_token_ids", ids, tokenizer.vocabulary_size)
+    if len(strings) > _MOST_STOPS:
+        raise ValueError(f"sampling.stop: at most {_MOST_STOPS} texts, got {len(strings)}")
+    for place, text in enumerate(strings):
+        if not 1 <= len(text.encode()) <= _MOST_STOP_BYTES:
+            raise ValueError(f"sampling.stop[{place}]: 1 to {_MOST_STOP_BYTES} bytes, got {len(text.encode())}")
+    return Stops(tokenizer, strings, ids) if ids or strings else None

@@ -1,0 +1,96 @@
+"""FastDeploy's save and get ops in the place of its System V queue: docs/fastdeploy.md says how."""
+
+import importlib
+import os
+
+from tokenbus.engines.fastdeploy.environment import Options, is_off
+from tokenbus.engines.fastdeploy.get_ops import (
+    get_output,
+    get_output_ep,
+    get_output_topk,
+    speculate_get_output,
+    speculate_get_output_topk,
+)
+from tokenbus.engines.fastdeploy.message import SLOTS
+from tokenbus.engines.fastdeploy.process import PROCESS
+from tokenbus.engines.fastdeploy.save_ops import (
+    mtp_save_first_token,
+    mtp_save_first_token_with_topk,
+    save_output,
+    save_output_topk,
+    speculate_save_output,
+    speculate_save_output_topk,
+)
+from tokenbus.engines.fastdeploy_switch import SWITCH
+from tokenbus_contracts import ContractError, Rule
+
+__all__ = [
+    "OPS",
+    "Options",
+    "assign",
+    "close",
+    "configure",
+    "counts",
+    "get_output",
+    "get_output_ep",
+    "get_output_topk",
+    "mtp_save_first_token",
+    "mtp_save_first_token_with_topk",
+    "save_output",
+    "save_output_topk",
+    "speculate_get_output",
+    "speculate_get_output_topk",
+    "speculate_save_output",
+    "speculate_save_output_topk",
+]
+
+OPS = tuple(name for name in __all__ if "output" in name or "first_token" in name)
+"""What is here under the engine's own names."""
+_MOST_KEY = 2**64 - 1
+_THEIRS = "TOKENBUS_FASTDEPLOY_OPS"
+
+
+def configure(options: Options) -> None:
+    """Choose how this process saves and gets, before it first does; without it, the environment and defaults say."""
+    PROCESS.configure(options)
+
+
+def assign(slot: int, request_key: int, *, rank_id: int = 0) -> None:
+    """Name the request that a slot has from its next step on, for consumers on the bus; the queue names no requests."""
+    if not 0 <= slot < SLOTS:
+        raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
+    if not 1 <= request_key <= _MOST_KEY:
+        raise ContractError("request_key", f"1 to {_MOST_KEY}", request_key, rule=Rule.NAMED)
+    PROCESS.sender().assign(slot, request_key, rank_id)
+
+
+def counts() -> dict[str, int]:
+    """Return what this process has counted: saved, got, waiting, and what became of it on the bus."""
+    return PROCESS.counts()
+
+
+def close() -> None:
+    """End this process's sides; what was saved is handed to the kernel first."""
+    PROCESS.close()
+
+
+def _own_op(name: str) -> object:
+    """Return FastDeploy's own op; raises ImportError with the op and the module in which it was looked for."""
+    if name not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu")
+    try:
+        op = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise ImportError(f"cannot import name {name!r} from {module!r}, with {SWITCH}=off: {error}") from error
+    if op is None:
+        raise ImportError(f"cannot import name {name!r} from {module!r}, with {SWITCH}=off: its release lacks it")
+    globals()[name] = op
+    return op
+
+
+if is_off():
+    # FastDeploy is imported when one of its ops is asked for, so that this succeeds where it is missing.
+    globals().update(__getattr__=_own_op)
+    for _name in OPS:
+        del globals()[_name]

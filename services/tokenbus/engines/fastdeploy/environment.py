@@ -1,0 +1,108 @@
+"""What the engine's environment says: which queue it means, and so where its messages go."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenbus.engines.fastdeploy import native
+from tokenbus.engines.fastdeploy_switch import SWITCH, read_switch
+from tokenbus.settings import ENTRIES, Settings, SettingsError
+from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
+
+_QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
+_MOST = 2**31 - 1
+_RESERVED = 2
+_IPC = "ipc://"
+_MOST_PATH = 96
+"""Bytes of a queue's path: a Unix socket's has at most 107, and the other queue of an id is named 11 bytes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the engine's ops do not say."""
+
+    settings: Settings | None = None
+    """Of both sides; None: those of the environment."""
+    form: str | None = None
+    """The form that the ops speak, a name of `forms.FORMS`; None: the environment's, or the installed FastDeploy's."""
+    method: SpeculativeMethod = SpeculativeMethod.MTP
+    """What the speculative save ops are called for: they are the same for all. For the bus alone."""
+    value_kind: ValueKind = ValueKind.RAW_LOGPROBS
+    """What the engine's logprobs are. For the bus alone."""
+
+
+def is_off(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the engine's own ops are wanted back."""
+    found = environment.get(SWITCH, "on")
+    is_on, fault = read_switch(found)
+    if fault:
+        raise SettingsError(SWITCH, "on or off", found)
+    return not is_on
+
+
+def queue_id(environment: Mapping[str, str] | None = None) -> int:
+    """Return which queue this process means; each data-parallel rank has one of its own."""
+    return _whole(_QUEUE, environment, 0)
+
+
+def message_id(environment: Mapping[str, str] | None = None) -> int:
+    """Return the stop flag of a message when there is something left to do; it is negative when there is not."""
+    found = _whole(_MESSAGE, environment, 1)
+    if found == _RESERVED:
+        raise SettingsError(_MESSAGE, "another number than 2, which says that nothing was read", found)
+    return found
+
+
+def queue_path(settings: Settings, queue: int) -> str:
+    """Return where the get side of a queue listens: beside the bus's own address, where that is a path that is set."""
+    address = settings.bus.workers_address
+    if is_published(settings) and address.startswith(_IPC):
+        setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"tokenbus-{os.getuid()}"
+        _make_private(folder)
+        setting, path = "TMPDIR", str(folder / f"fastdeploy-{queue}")
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise SettingsError(setting, f"at most {_MOST_PATH} bytes for the path of the queue's socket", path)
+    return path
+
+
+def is_published(settings: Settings) -> bool:
+    """Return whether messages go to a processor, too: where its address is set."""
+    return bool(settings.bus.workers_address != ENTRIES["bus.workers_address"].default)
+
+
+def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings of Tokenbus, where they are not set with what suits this engine."""
+    found = Settings.load(environment=environment)
+    here: dict[str, object] = {
+        "worker.id": f"fastdeploy-{queue_id(environment)}",
+        "worker.max_requests": 0,  # requests come to the engine as they always did
+        "limits.max_rows": Limits.schema().max_rows,  # what ends in a step has a row beside the slots'
+    }
+    overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
+    return Settings.load(environment=environment, overrides=overrides)
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, which only this user may write to: it has a name that anyone can guess."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
+        raise SettingsError("TMPDIR", "a folder in which ours is this user's alone", str(folder))
+
+
+def _whole(name: str, environment: Mapping[str, str] | None, least: int) -> int:
+    if environment is None:  # at each call of an op: os.environ takes microseconds
+        found: int = native.library().number(name.encode(), 1)
+        if found >= least:
+            return found
+        environment = os.environ
+    given = environment.get(name, "1")
+    if not (given.isascii() and given.isdigit() and least <= int(given[:11]) <= _MOST):
+        raise SettingsError(name, f"a whole number from {least} to {_MOST}", given)
+    return int(given)

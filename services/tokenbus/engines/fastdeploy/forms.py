@@ -1,0 +1,106 @@
+"""Forms: how the ops differ between FastDeploy's releases, and which form the installed release has.
+
+FastDeploy's token processor reads what a get op fills in, and it changed within release 2.6 under one version number.
+So the installed token processor's source decides the layout, and the version number decides the rest.
+docs/fastdeploy.md has this table with the commits at which it was read.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenbus.engines.fastdeploy_switch import FORM
+from tokenbus.logs import logger
+from tokenbus.settings import SettingsError
+
+_log = logger("worker")
+
+
+class Form(NamedTuple):
+    """How the ops of a release differ from those of others."""
+
+    name: str
+    each_rank: bool
+    """Whether `speculate_save_output` and its form with scores save on a rank above 0 where `save_each_rank` is set."""
+    packs_slots: bool
+    """Whether `get_output_topk` fills in slots | columns << 16, and lines of so many columns (#7860, #7861)."""
+    packs_flag: bool
+    """Whether `speculate_get_output_topk` fills in flag | columns << 8, and only so many columns (#7883, #7884)."""
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        Form("2.4", each_rank=True, packs_slots=False, packs_flag=False),
+        Form("2.5", each_rank=True, packs_slots=False, packs_flag=False),
+        Form("2.6-before-7861", each_rank=False, packs_slots=False, packs_flag=False),
+        Form("2.6-before-7884", each_rank=False, packs_slots=True, packs_flag=False),
+        Form("2.6", each_rank=False, packs_slots=True, packs_flag=True),
+        Form("develop", each_rank=False, packs_slots=True, packs_flag=True),
+    )
+}
+NEWEST = FORMS["develop"]
+_NEWEST_RELEASE = "2.6"
+
+
+class Installed(NamedTuple):
+    """The FastDeploy that is installed."""
+
+    version: str
+    packs: tuple[bool, bool] | None
+    """Whether its token processor reads packed slots and a packed flag; None if its source cannot be read."""
+
+
+def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
+    """Return the form to speak, and log it: `name`, else the environment's, else the installed FastDeploy's."""
+    name = name or environment.get(FORM, "").strip()
+    if name and name not in FORMS:
+        raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
+    form, why, is_known = (FORMS[name], "set", True) if name else form_of(installed())
+    log = _log.info if is_known else _log.warning
+    log("FastDeploy form chosen", form=form.name, reason=why, setting=FORM)
+    return form
+
+
+def form_of(found: Installed | None) -> tuple[Form, str, bool]:
+    """Return an installed FastDeploy's form, the reason, and whether the version is known; else the newest is taken."""
+    if found is None:
+        return NEWEST, "FastDeploy is not installed", True
+    version = re.match(r"\d+\.\d+", found.version)
+    release = version[0] if version else ""
+    form, is_known = FORMS.get(release, NEWEST), release in FORMS
+    if "dev" in found.version and (form.name == _NEWEST_RELEASE or (found.packs and found.packs[0])):
+        form = NEWEST  # built from develop's sources, under the version of the release before
+    why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
+    if found.packs is None or form[2:] == found.packs:
+        return form, why, is_known
+    # The same release before or after a change, if that is a form; else one of its own.
+    read = (form.each_rank, *found.packs)
+    as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
+    return as_read, f"{why}, as its token processor reads", is_known
+
+
+def installed() -> Installed | None:
+    """Return the installed FastDeploy without importing it; None if there is none."""
+    try:
+        spec = find_spec("fastdeploy")
+    except ValueError:  # what is loaded under that name came from no file
+        spec = None
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place)
+        lines = _text(folder / "version.txt").splitlines()
+        versions = [line.partition(":")[2].strip() for line in lines if line.startswith("fastdeploy version:")]
+        reader = _text(folder / "output" / "token_processor.py")
+        packs = bool(re.search(r">>\s*16", reader)), bool(re.search(r">>\s*8\b", reader))
+        return Installed(versions[-1] if versions else "unknown", packs if reader else None)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,107 @@
+"""The get ops, by FastDeploy's names and positions.
+
+An op fills the same elements of its tensors as FastDeploy's op of that form, and no others; if it is not to wait and
+there is no message, the stop flag is -2. It consumes a message of another op's kind, as from the kernel's queue, and
+raises an error that names the kind.
+"""
+
+import numpy as np
+
+from tokenbus.engines.fastdeploy import native, tensors
+from tokenbus.engines.fastdeploy.message import ALTERNATIVES, COLUMNS, Kind, Tensor
+from tokenbus.engines.fastdeploy.process import PROCESS
+from tokenbus.engines.fastdeploy.queue import Source
+from tokenbus.worker.ragged import Host
+from tokenbus_contracts import ContractError, Rule
+
+_OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
+_COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
+"""The argument with the columns asked for, and the form's field that says whether their number is packed."""
+
+
+class _GetOp:
+    """A get op, called with its arguments by position: outputs, the columns asked for, the rank and whether to wait."""
+
+    def __init__(self, name: str, kind: Kind, doc: str, *, ranks: str = "all") -> None:
+        """`ranks` says which get: `all`, `first`, or `asked`: the first, and others where a fourth argument is set."""
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = doc
+        self._kind, self._ranks = kind, ranks
+
+    def __call__(self, *given: Tensor) -> None:
+        """Get the next message into the outputs."""
+        is_scored, may_ask = self._kind.is_scored, self._ranks == "asked"
+        most = 6 if is_scored else 3 + may_ask
+        if len(given) not in {most, most - may_ask}:
+            raise TypeError(f"{self.__name__}: {most} arguments, got {len(given)}")
+        if is_scored:
+            (k_name, packed), k, wait = _COLUMNS[self._kind], given[3], given[5]
+            if not 0 <= tensors.whole_number(f"{self.__name__}.{k_name}", k) <= ALTERNATIVES:
+                raise ContractError(f"{self.__name__}.{k_name}", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
+            self._get(given[:3], k + 1, packs=getattr(PROCESS.form, packed), wait=wait)
+            return
+        output, rank, wait, *asked = given
+        if self._ranks == "all" or tensors.whole_number(f"{self.__name__}.rank_id", rank) <= 0 or any(asked):
+            self._get((output,), COLUMNS, packs=False, wait=wait)
+
+    def _get(self, given: tuple[Tensor, ...], columns: int, *, packs: bool, wait: bool) -> None:
+        arrays = [self._array(name, tensor) for (name, _), tensor in zip(_OUTPUTS, given, strict=False)]
+        outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
+        kind, outcome = self._kind, native.Outcome()
+
+        def fill(address: int | None, *, is_empty: bool = False) -> bool:
+            return bool(native.library().fill(kind, address, is_empty, packs, columns, *outputs, outcome))
+
+        def take(found: Source) -> Kind:
+            if (got := found.kind) is kind:
+                fill(found.address)
+            return got
+
+        if not fill(None):
+            raise self._error(outcome, arrays)
+        got = PROCESS.receiver(kind).get(None if wait else 0.0, take)
+        if got is None:
+            fill(None, is_empty=True)
+        elif got is not kind:
+            limit = f"one of {kind.name.lower()}, as this op reads it"
+            dropped = f"{got.name.lower()}, which is dropped"
+            raise ContractError(f"{self.__name__}.message", limit, dropped, rule=Rule.KIND)
+        for tensor, array in zip(given, arrays, strict=True):
+            tensors.store(tensor, array)
+
+    def _array(self, name: str, tensor: Tensor) -> Host:
+        tensors.check_writable(f"{self.__name__}.{name}", tensor)
+        return tensors.host(f"{self.__name__}.{name}", tensor)
+
+    def _error(self, fault: native.Outcome, arrays: list[Host]) -> ContractError:
+        (name, dtype), array = _OUTPUTS[fault.role], arrays[fault.role]
+        field = f"{self.__name__}.{name}"
+        if array.dtype != np.dtype(dtype):
+            return ContractError(field, dtype, str(array.dtype), rule=Rule.TYPE)
+        if fault.what == native.What.TOO_SHORT:
+            return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
+        return ContractError(field, "an array that is contiguous", "one that is not", rule=Rule.TYPE)
+
+
+speculate_get_output_topk = _GetOp(
+    "speculate_get_output_topk",
+    Kind.SPECULATED_SCORED,
+    "Get the next target or draft under speculation, with logprobs.",
+)
+get_output_topk = _GetOp(
+    "get_output_topk",
+    Kind.SINGLE_SCORED,
+    "Get the next step without speculation, with logprobs.",
+)
+speculate_get_output = _GetOp(
+    "speculate_get_output",
+    Kind.SPECULATED,
+    "Get the next step under speculation, without logprobs; a fourth argument has ranks above 0 get, too.",
+    ranks="asked",
+)
+get_output = _GetOp(
+    "get_output", Kind.SINGLE, "Get the next step without speculation and without logprobs.", ranks="first"
+)
+get_output_ep = _GetOp(
+    "get_output_ep", Kind.SINGLE, "Get as `get_output`, on every rank: under data parallelism each has its own queue."
+)

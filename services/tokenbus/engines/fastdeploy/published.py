@@ -1,0 +1,258 @@
+"""Published: saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
+
+A thread of its own makes steps of messages, and hands them to a publisher. The order of the calls says which target a
+draft belongs to: the last one, where drafts follow their targets, else the next one. A draft without one is not
+published.
+"""
+
+import threading
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenbus.engines.fastdeploy.environment import Options
+from tokenbus.engines.fastdeploy.message import DRAFT, SLOTS, TARGET, Message
+from tokenbus.engines.fastdeploy.slots import SlotRegistry
+from tokenbus.engines.fastdeploy.step_arrays import arrays_of
+from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.settings import Settings
+from tokenbus.worker.client import PublisherClient
+from tokenbus.worker.publishing import publisher_client
+from tokenbus.worker.step import StepArrays
+from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
+
+_log = logger("worker")
+_OPEN = 2
+"""How many targets may wait for their drafts: with overlap scheduling the next one comes between."""
+_MISSED = 4
+"""After so many targets without a draft none is announced."""
+
+
+@dataclass(slots=True)
+class PublishedCounts:
+    """What became of messages on their way to a processor."""
+
+    steps: int = 0
+    drafts: int = 0
+    mended_values: int = 0
+    unscored_rows: int = 0
+    unpaired_drafts: int = 0
+    dropped: int = 0
+    """Messages that were not published."""
+    ended_requests: int = 0
+    """Requests that the bus ended, because rows of theirs could not be published."""
+
+
+class _Step(NamedTuple):
+    """A message, and its arrays."""
+
+    message: Message
+    arrays: StepArrays
+
+
+class Steps:
+    """Makes steps of messages, in the order in which they were saved; knows no thread and no processor."""
+
+    def __init__(self, options: Options) -> None:
+        """Expect drafts behind their targets, until the calls show another order."""
+        self.registry = SlotRegistry()
+        self.counts = PublishedCounts()
+        self._options = options
+        self._number = 0
+        self._open: deque[_Step] = deque(maxlen=_OPEN)
+        """Targets that were published, and whose drafts may come."""
+        self._held: _Step | None = None
+        """A draft that waits for its target."""
+        self._missed = 0
+        self._repeated_log = DeduplicatedLog()
+
+    def of(self, message: Message) -> list[StepArrays]:
+        """Return what a message is on the bus: its batch, and that of a draft that waited for it."""
+        if message.flag not in {TARGET, DRAFT}:
+            self._drop("a message flag that the bus has no kind for", flag=message.flag)
+            return []
+        arrays, mended = arrays_of(message, self._options)
+        self._count_scores(arrays, mended)
+        step = _Step(message, arrays)
+        return self._draft(step) if arrays.kind is BatchKind.DRAFT else self._target(step)
+
+    def _target(self, step: _Step) -> list[StepArrays]:
+        message, arrays = step
+        draft, self._held = self._held, None
+        if draft is not None and draft.message.slots > message.slots:
+            draft = None
+            self._unpaired()
+        self.registry.fill(arrays, message)
+        self._number += 1
+        arrays.step = self._number
+        self._missed += bool(self._open)
+        follows = draft is None and self._expects_draft(message)
+        arrays.draft_follows = follows or draft is not None
+        self.counts.steps += 1
+        if draft is not None:
+            self._missed = _MISSED  # drafts come before their targets here
+            self._open.clear()
+            return [arrays, self._drafted(step, draft)]
+        if follows:
+            self._open.append(step)
+        return [arrays]
+
+    def _draft(self, step: _Step) -> list[StepArrays]:
+        target = self._target_of(step.message)
+        if target is None:
+            if self._held is not None:
+                self._unpaired()
+            self._held = step
+            return []
+        self._missed = 0
+        while self._open.popleft() is not target:
+            pass  # its draft did not come
+        if not target.arrays.draft_follows:
+            self._drop("its target was not published")
+            return []
+        return [self._drafted(target, step)]
+
+    def _expects_draft(self, message: Message) -> bool:
+        """Return whether a target's draft is to come: a step whose requests all finished has none."""
+        has_flag = message.kind.is_scored and message.lengths is not None and not message.is_first
+        is_speculated = self._options.method is not SpeculativeMethod.NONE
+        return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
+
+    def _target_of(self, draft: Message) -> _Step | None:
+        """Return the waiting target that a draft belongs to: the one that agrees with it on the slots."""
+        fitting = [target for target in self._open if draft.slots <= target.message.slots]
+        for target in fitting:
+            if _is_alike(target.message, draft):
+                return target
+        return fitting[-1] if fitting else None
+
+    def _drafted(self, target: _Step, draft: _Step) -> StepArrays:
+        """Return a draft as its target's: the same requests at the same places."""
+        arrays, count = draft.arrays, draft.message.slots
+        arrays.request_keys, arrays.positions = target.arrays.request_keys[:count], target.arrays.positions[:count]
+        arrays.step = target.arrays.step
+        self.counts.drafts += 1
+        return arrays
+
+    def _count_scores(self, arrays: StepArrays, mended: int) -> None:
+        unscored = 0 if arrays.scored is None else int(np.count_nonzero(~arrays.scored & (arrays.token_counts > 0)))
+        self.counts.mended_values += mended
+        self.counts.unscored_rows += unscored
+        if mended:
+            self._repeated_log.begin("scores", _log.info, "scores corrected", values=mended)
+        if unscored:
+            self._repeated_log.begin("scores", _log.warning, "rows published without scores", rows=unscored)
+
+    def _unpaired(self) -> None:
+        self.counts.unpaired_drafts += 1
+        self._repeated_log.begin("drafts", _log.info, "draft without a target")
+
+    def _drop(self, why: str, **values: object) -> None:
+        self.counts.dropped += 1
+        self._repeated_log.begin("dropped", _log.warning, "message not published", reason=why, **values)
+
+    def lose(self, why: str) -> None:
+        """Handle messages that were not published: the requests that they may have been about end with an error."""
+        self._drop(why)
+        self.registry.lose()
+        self._open.clear()
+        self._held = None
+
+    def end(self, keys: list[int]) -> None:
+        """Handle requests that the bus has ended, because rows of theirs were not published."""
+        self.counts.ended_requests += len(keys)
+        self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=len(keys))
+        self.registry.lose(keys)
+        lost = np.array(keys, np.uint64)
+        for target in self._open:
+            if np.isin(target.arrays.request_keys, lost).all():
+                target.arrays.draft_follows = False  # it was not published, so its draft is not
+
+
+_Assigned = tuple[int, int]
+"""A slot, and the request that the engine named for it, between the messages before and after."""
+
+
+class Published:
+    """Makes steps of a rank's messages in a thread of its own, and has them published, as a rule in another process.
+
+    As many messages wait for the thread as the settings say.
+    """
+
+    def __init__(self, settings: Settings, options: Options, rank: int) -> None:
+        """Begin; a processor may come later."""
+        # Its stream must never make the engine wait: what finds no room ends its requests there, with an error. And
+        # each rank that saves has a stream of its own.
+        worker = replace(settings.worker, policy="fail")
+        if rank:
+            worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
+        self.settings = replace(settings, worker=worker)
+        self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
+        self._most = worker.outbox
+        self._overflowed = 0
+        """How many messages found no room, counted by the threads that save."""
+        self.steps = Steps(options)
+        self.peak = 0
+        self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
+        self._thread.start()
+
+    def offer(self, message: Message) -> None:
+        """Take a message, or leave it out: it waits for nothing."""
+        self._put(message, self._most)
+
+    def assign(self, slot: int, key: int) -> None:
+        """Give a slot the request that the engine named, from its next step on."""
+        self._put((slot, key), self._most + SLOTS)
+
+    def _put(self, item: Message | _Assigned, most: int) -> None:
+        """Put an item behind those that wait, or leave it out where they are too many already."""
+        waiting = self._waiting.qsize()
+        if waiting >= most:
+            self._overflowed += 1
+            return
+        self._waiting.put(item)
+        self.peak = max(self.peak, waiting + 1)
+
+    def close(self) -> None:
+        """Publish what waits, and end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        reported = 0
+        try:
+            with ExitStack() as stack:
+                client = publisher_client(stack, self.settings, in_background=True)
+                while (item := self._waiting.get()) is not None:
+                    overflowed = self._overflowed
+                    if overflowed > reported:
+                        self.steps.lose(f"{overflowed - reported} found no room")
+                        reported = overflowed
+                    if ended := client.take_aborts():
+                        self.steps.end(ended)
+                    self._publish(client, item)
+        except Exception:  # noqa: BLE001 - it must not end the queue
+            _log.exception("publishing failed")
+            self._most = 0
+
+    def _publish(self, client: PublisherClient, item: Message | _Assigned) -> None:
+        try:
+            if isinstance(item, tuple):
+                self.steps.registry.assign(*item)
+                return
+            for arrays in self.steps.of(item):
+                client.emit(arrays)
+        except ContractError as error:
+            self.steps.lose(str(error))
+
+
+def _is_alike(target: Message, draft: Message) -> bool:
+    """Return whether a target and a draft agree on their slots."""
+    if target.lengths is None or draft.lengths is None:
+        return False
+    has_counts = np.array_equal(target.counts[: draft.slots], draft.counts)
+    return has_counts and np.array_equal(target.lengths.decoder[: draft.slots], draft.lengths.decoder)

@@ -1,0 +1,58 @@
+"""The save ops, with FastDeploy's names and positional arguments, which `signatures` lists.
+
+An op returns when its message is in the queue. It refuses a step that would be written past the end of FastDeploy's
+struct, or read from beyond a tensor, and then sends nothing of it. It does not check what the numbers mean.
+"""
+
+from tokenbus.engines.fastdeploy import tensors
+from tokenbus.engines.fastdeploy.message import Tensor
+from tokenbus.engines.fastdeploy.process import PROCESS
+from tokenbus.engines.fastdeploy.signatures import Role, signatures_of
+
+
+class _SaveOp:
+    """A save op, called with its arguments by position."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = doc
+        self._signatures = signatures_of(name)
+
+    def __call__(self, *given: Tensor) -> None:
+        """Save a step, if its rank is one that sends."""
+        signature = self._signatures.get(len(given))
+        if signature is None:
+            known = " or ".join(", ".join(map(str, self._signatures)).rsplit(", ", 1))
+            raise TypeError(f"{self.__name__}: {known} arguments, got {len(given)}")
+        preempted = signature.places.get(Role.PREEMPTED)
+        if preempted is not None:
+            tensors.check_writable(f"{self.__name__}.preempted_idx", given[preempted])
+        try:
+            rank, form = tensors.whole_number(f"{self.__name__}.rank_id", given[signature.rank]), PROCESS.form
+            is_speculated = not signature.kind.is_single
+            heeds_each_rank = signature.is_first or PROCESS.is_xpu or (form.each_rank and is_speculated)
+            if rank <= 0 or (heeds_each_rank and signature.each_rank >= 0 and given[signature.each_rank]):
+                signature.native.is_dense = form.packs_slots
+                PROCESS.sender().save(signature, given, rank)
+        finally:
+            if preempted is not None:  # on every rank, also after an error: the next step must not see them
+                tensors.clear(given[preempted])
+
+
+speculate_save_output_topk = _SaveOp(
+    "speculate_save_output_topk", "Save a step's accepted tokens (message flag 3), or what was drafted for them (4)."
+)
+mtp_save_first_token_with_topk = _SaveOp(
+    "mtp_save_first_token_with_topk",
+    """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
+
+    A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids: its token, then n draft ids.
+    """,
+)
+save_output_topk = _SaveOp("save_output_topk", "Save a step without speculation: one token a slot, with its logprobs.")
+speculate_save_output = _SaveOp("speculate_save_output", "Save a step's accepted tokens, a line for each slot.")
+mtp_save_first_token = _SaveOp(
+    "mtp_save_first_token",
+    "Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step.",
+)
+save_output = _SaveOp("save_output", "Save a step without speculation and without logprobs: one token a slot.")

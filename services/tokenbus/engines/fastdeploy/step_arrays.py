@@ -1,0 +1,145 @@
+"""StepArrays of a message: as much of it as the bus's contract can carry. Scores are mended where that is certain.
+
+The queue carries every number as it is. A processor, though, refuses what breaks the contract; so a score that does is
+mended here where only one value can be meant, and else its row goes without scores, and its tokens as they are.
+"""
+
+import numpy as np
+
+from tokenbus.engines.fastdeploy.environment import Options
+from tokenbus.engines.fastdeploy.message import (
+    COLUMNS,
+    DRAFT,
+    PREEMPTED,
+    UNRECOVERABLE,
+    Flags,
+    Floats,
+    Integers,
+    Ints,
+    Message,
+)
+from tokenbus.worker.step import StepArrays
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
+
+LOWEST = np.float32(-9999)
+"""What an engine computes as minus infinity."""
+_ROUNDING = np.float32(1e-3)
+"""How far above 0 a logprob may be by rounding, after it was normalised again."""
+_ULPS = np.float32(1e-5)
+"""How much two values of one token may differ, as a share of them: they come from different sums."""
+_HIGHEST = 2**31 - 1
+
+
+def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
+    """Return a message's arrays, still without its slots' requests, and how many of its scores were mended."""
+    ids, given = message.tokens[:, 0], message.token_counts
+    counts, kept = _tokens(message, ids, given)
+    statuses = np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
+    statuses[counts == PREEMPTED] = RowStatus.PREEMPTED
+    statuses[counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
+    arrays = StepArrays(
+        request_keys=(),
+        positions=(),
+        statuses=statuses,
+        token_counts=np.maximum(counts, 0),
+        token_ids=ids[kept],
+        kind=BatchKind.DRAFT if message.flag == DRAFT else BatchKind.TARGET,
+        method=SpeculativeMethod.NONE if message.lengths is None else options.method,
+        value_kind=options.value_kind,
+    )
+    if message.is_first:
+        is_own = np.zeros(ids.size, np.bool_)
+        is_own[(np.cumsum(given) - given)[given > 0]] = True
+        if arrays.kind is BatchKind.TARGET:
+            arrays.phase = StepPhase.PREFILL
+            arrays.proposal_counts = np.maximum(counts - 1, 0)
+            arrays.proposal_token_ids = ids[kept & ~is_own]
+        kept &= is_own
+        arrays.token_counts = np.minimum(arrays.token_counts, 1)
+        arrays.token_ids = ids[kept]
+    if not message.kind.is_scored:
+        return arrays, 0
+    of_bus = slice(0, COLUMNS)  # since #7861 a message may have more columns than the contract
+    tokens, scores = message.tokens[kept][:, of_bus], message.scores[kept][:, of_bus]
+    return arrays, _add_scores(arrays, tokens, scores, message.ranks[kept])
+
+
+def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
+    """Return the slots' counts, and which tokens they are of: none from the first on that is no token's id."""
+    if message.kind.is_single:
+        magic = np.where((ids == PREEMPTED) | (ids == UNRECOVERABLE), ids, 0)
+        return np.where(ids >= 0, 1, magic).astype(np.int64), ids >= 0
+    counts = message.counts.astype(np.int64)
+    counts[(counts < 0) & (counts != PREEMPTED) & (counts != UNRECOVERABLE)] = 0
+    slots = np.repeat(np.arange(given.size), given)
+    places = np.arange(ids.size) - np.repeat(np.cumsum(given) - given, given)
+    wrong = np.flatnonzero(ids < 0)
+    if wrong.size:
+        np.minimum.at(counts, slots[wrong], places[wrong])
+    return counts, places < counts[slots]
+
+
+def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
+    """Add the scores of a step's tokens, mended, to its arrays; return how many values are not those saved."""
+    counts = arrays.token_counts
+    ids, width = table[:, 1:], table.shape[1] - 1
+    given = values
+    with np.errstate(invalid="ignore"):
+        is_sound = np.isfinite(values) | np.isneginf(values)
+        is_sound &= values <= _ROUNDING
+        values = np.where(is_sound, np.clip(values, LOWEST, 0), 0).astype(np.float32)
+        mended = int(np.count_nonzero(is_sound & (values != given)))
+    # Behind the first that is padding there is nothing.
+    is_there = np.logical_and.accumulate(ids >= 0, axis=1)
+    top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
+    is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
+    is_good = is_sound[:, 0] & (is_sound[:, 1:] | ~is_wanted).all(axis=1)
+    # What is not wanted stands behind all that is, and in no order.
+    others = np.where(is_wanted, values[:, 1:], -np.inf)
+    order = np.lexsort((ids, -others), axis=1)
+    if width and (order != np.arange(width)).any():
+        ids, others = np.take_along_axis(ids, order, axis=1), np.take_along_axis(others, order, axis=1)
+    own, places = values[:, 0].copy(), ranks.astype(np.int64)
+    if width:
+        mended += _agree(table[:, 0], own, places, ids, others, is_good)
+    is_good &= (places >= 1) & (places <= _HIGHEST)
+    arrays.scored = _least_of_slots(is_good.astype(np.int64), counts, 1).astype(np.bool_)
+    arrays.logprobs, arrays.ranks, arrays.top_ks = own, places, top_ks
+    arrays.alternative_token_ids, arrays.alternative_logprobs = ids, np.maximum(others, LOWEST)
+    return mended
+
+
+def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
+    sampled: Ints, own: Floats, places: Integers, ids: Ints, others: Floats, is_good: Flags
+) -> int:
+    """Have tokens agree with their alternatives, in place; return how many values were changed."""
+    every = np.arange(sampled.size)
+    has_any = np.isfinite(others[:, 0])
+    before = own.copy(), places.copy()
+    same = (ids == sampled[:, None]) & np.isfinite(others)
+    known, at = same.any(axis=1), same.argmax(axis=1)
+    # A token that took another's place, as an end token at the longest output, has its own value there; and one whose
+    # two values differ in their last bits has one.
+    own[known] = others[every, at][known]
+    last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)
+    reach = np.isfinite(others).sum(axis=1)
+    near = _ULPS * np.maximum(1, np.abs(own))
+    within = (places >= 1) & (places <= reach)
+    at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
+    wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
+    places[wrong & known] = at[wrong & known] + 1
+    # Not among them, and out of order by no more than rounding.
+    close = wrong & ~known
+    to = np.where(within, at_rank, last)
+    with np.errstate(invalid="ignore"):
+        mends = close & (places >= 1) & (np.abs(own - to) <= near)
+    own[mends] = to[mends]
+    is_good &= ~(close & ~mends)
+    return int(np.count_nonzero(own != before[0]) + np.count_nonzero(places != before[1]))
+
+
+def _least_of_slots(values: Integers, counts: Integers, most: int) -> Integers:
+    """Return the least of each slot's tokens' values; of a slot without tokens, the most that there may be."""
+    found = np.full(counts.size, most, np.int64)
+    np.minimum.at(found, np.repeat(np.arange(counts.size), counts), values)
+    return found

@@ -1,0 +1,120 @@
+"""The switch: with TOKENBUS_FASTDEPLOY=on FastDeploy's ops are replaced where FastDeploy loads them.
+
+tokenbus_fastdeploy.pth has each Python of the environment import this module at its start while the variable is set. So
+this module imports only what the interpreter has loaded; numpy and our ops are imported when FastDeploy loads its own.
+"""
+
+import os
+import sys
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+SWITCH, FORM = "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_FORM"
+ENGINE = "fastdeploy"
+OPS_PACKAGE = "fastdeploy.model_executor.ops"
+"""It has a subpackage of ops for each kind of hardware."""
+_NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
+"""Those that have no ops that save or get."""
+
+
+def read_switch(value: str) -> tuple[bool, str]:
+    """Return whether the variable's value is `on`, and the error, empty if the value is valid."""
+    read = value.strip().lower()
+    return read == "on", "" if read in {"on", "off"} else f"{SWITCH}: on or off, got {value!r}"
+
+
+def install() -> None:
+    """Replace FastDeploy's ops at import if the environment says `on`; an invalid value makes that import fail."""
+    is_on, fault = read_switch(os.environ.get(SWITCH, "off"))
+    if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder(fault))
+
+
+def state() -> str:
+    """Return `on` where the switch is on and FastDeploy has what it replaces, `off`, or what is wrong."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return "off"
+    from importlib.util import find_spec  # noqa: PLC0415 - slow, and only `tokenbus fastdeploy` calls this
+
+    try:
+        spec = find_spec(ENGINE)
+    except ImportError as error:  # our Finder's, of a package without __init__.py
+        return str(error)
+    return fault_of(None if spec is None else spec.submodule_search_locations or ()) or "on"
+
+
+def fault_of(folders: "Iterable[str] | None") -> str:
+    """Return what an installed FastDeploy lacks, or an empty string; nothing of it is imported."""
+    if folders is None:
+        return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
+    looked_at = [os.path.join(folder, "model_executor", "ops") for folder in dict.fromkeys(folders)]  # noqa: PTH118 - pathlib costs
+    found = [(ops, name) for ops in looked_at if os.path.isdir(ops) for name in sorted(os.listdir(ops))]  # noqa: PTH112, PTH208
+    packages = [name for ops, name in found if os.path.isfile(os.path.join(ops, name, "__init__.py"))]  # noqa: PTH113, PTH118
+    if set(packages) - _NO_SAVE_OPS:
+        return ""
+    got = ", ".join(packages) or "nothing"
+    return f"{SWITCH}: on needs FastDeploy's ops, such as gpu or xpu in {' or '.join(looked_at)}, got {got}"
+
+
+class Finder:
+    """Finds FastDeploy's modules by the other finders, and wraps their loaders to replace the ops after loading."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._asking: set[tuple[int, str]] = set()
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Return the spec of FastDeploy or of a package of its ops, with our loader; None for all other modules."""
+        package, _, last = name.rpartition(".")
+        if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
+            return None
+        asking = get_ident(), name
+        if asking in self._asking:  # another finder that asks all others, as tracers have, called us
+            return None
+        self._asking.add(asking)
+        try:
+            others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+            found = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._asking.discard(asking)
+        if spec is None:
+            return None
+        fault = self._fault or (fault_of(spec.submodule_search_locations or ()) if name == ENGINE else "")
+        if spec.loader is not None:
+            spec.loader = _Loader(spec.loader, fault, has_ops=name != ENGINE)  # type: ignore[assignment]
+        elif fault:  # a package without __init__.py
+            raise ImportError(fault, name=name)
+        return spec
+
+
+class _Loader:
+    """FastDeploy's own loader; raises the fault before it, or replaces the ops after it."""
+
+    def __init__(self, loader: "Loader", fault: str, *, has_ops: bool) -> None:
+        self._loader, self._fault, self._has_ops = loader, fault, has_ops
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        """Create the module as FastDeploy's own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Give the module its own loader back, load it, and replace its ops."""
+        if self._fault:
+            raise ImportError(self._fault, name=module.__name__)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if self._has_ops:
+            from tokenbus.engines.fastdeploy.switch import replace_ops  # noqa: PLC0415 - not before it is needed
+
+            replace_ops(module.__name__)

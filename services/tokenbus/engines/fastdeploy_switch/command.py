@@ -1,0 +1,219 @@
+"""tokenbus fastdeploy: FastDeploy's own command, with the ops replaced in every process that it starts."""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenbus.cli.arguments import Parser
+from tokenbus.cli.commands import CommandKind
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.engines.fastdeploy_switch import FORM, SWITCH, read_switch
+from tokenbus.printable import reason_of
+
+_DESCRIPTION = """\
+Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each
+process, also those that FastDeploy starts, replaces the save and get ops when it loads them. An upgrade of FastDeploy
+changes nothing. The command after `--` takes the place of this process, so signals reach it and its exit status is
+returned.
+
+First the command's Python looks for FastDeploy. If FastDeploy or its ops are missing, or that Python would not replace
+them, nothing is started and one line says why.
+
+Exit status: the command's; 1 if nothing was started, 2 if this command line or a setting is invalid, 126 if the
+command cannot be run, 127 if it is not found.
+
+examples:
+  tokenbus fastdeploy -- python -m fastdeploy.entrypoints.openai.api_server --model models/ernie
+  tokenbus fastdeploy -- fastdeploy serve --model models/ernie
+  TOKENBUS_FASTDEPLOY=off tokenbus fastdeploy -- ...          back to FastDeploy's own ops
+
+Where Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
+"""
+_BY_ZEROMQ = "FD_USE_GET_SAVE_OUTPUT_V1"
+"""FastDeploy's switch to ZeroMQ between its worker and its token processor: it then calls none of the ops."""
+_SWITCH_PATH = Path(__file__).with_name("path")
+_CANNOT_RUN, _NOT_FOUND = 126, 127
+_MOST_SECONDS = 60
+_ANSWER = "tokenbus switch: "
+_PROBE = f"""\
+import sys
+if sys.path[:1] == [""] and sys.argv[1:]:
+    sys.path[0] = sys.argv[1]
+switch = sys.modules.get("tokenbus.engines.fastdeploy_switch")
+print({_ANSWER!r} + (switch.state() if switch else "off"))
+"""
+_VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
+"""The variables that every process with the ops reads."""
+
+
+class _Start(NamedTuple):
+    """How a command starts Python."""
+
+    python: str
+    options: list[str]
+    """Python's own, which say among others what it reads as it starts."""
+    script: str | None
+    """None: a module, a program in the command line, or what is not known."""
+
+
+def declare(parser: Parser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.usage = "tokenbus fastdeploy [-h] [--form NAME] -- COMMAND..."
+    parser.add_argument(
+        "--form", metavar="NAME", help=f"the form to speak, as {FORM} (default: the installed release's)"
+    )
+    parser.keeps_rest = True
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replace this process by the command; raises CommandError with the reason if it cannot."""
+    command: list[str] = options.rest
+    if not command:
+        raise CommandError("fastdeploy: a command behind --, as `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
+    program = shutil.which(command[0])
+    if program is None and "/" in command[0] and os.path.exists(command[0]):  # noqa: PTH110 - as `which` takes it
+        raise CommandError(f"{command[0]}: permission denied", _CANNOT_RUN)
+    if program is None:
+        raise CommandError(f"{command[0]}: command not found", _NOT_FOUND)
+    environment = os.environ | ({FORM: options.form} if options.form else {})
+    is_on, fault = read_switch(environment.setdefault(SWITCH, "on"))
+    if fault:
+        raise CommandError(fault, WRONG_USE)
+    if options.form is not None:
+        _check_form("--form", options.form)
+    if is_on:
+        _check_variables(environment)
+        environment = _switched(program, command, environment)
+    else:
+        sys.stderr.write(f"tokenbus: {SWITCH}=off: FastDeploy's own ops stay\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by the command, too
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execve(program, command, environment)  # noqa: S606 - the user's own command
+    except OSError as error:
+        raise CommandError(f"{command[0]}: {reason_of(error)}", _CANNOT_RUN) from None
+
+
+def _check_form(where: str, name: str) -> None:
+    from tokenbus.engines.fastdeploy.forms import FORMS  # noqa: PLC0415 - importing the ops takes a second
+
+    if name not in FORMS:
+        raise CommandError(f"{where}: one of {', '.join(FORMS)}, got {name!r}", WRONG_USE)
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Refuse a value at which each process of the engine would fail."""
+    if not any(name in environment for name in _VARIABLES):
+        return
+    from tokenbus.engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
+    from tokenbus.settings import SettingsError  # noqa: PLC0415 - as above
+
+    if name := environment.get(FORM, "").strip():
+        _check_form(FORM, name)
+    try:
+        queue_id(environment)
+        message_id(environment)
+    except SettingsError as error:
+        raise CommandError(str(error), WRONG_USE) from None
+
+
+def _switched(program: str, command: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment in which the command's Python replaces the ops."""
+    if environment.get(_BY_ZEROMQ, "0") != "0":
+        got = environment[_BY_ZEROMQ]
+        raise CommandError(f"{_BY_ZEROMQ}: 0, as FastDeploy calls no op otherwise, got {got}", WRONG_USE)
+    start = _start_of(program, command[1:])
+    by_path = [str(_SWITCH_PATH), *filter(None, [environment.get("PYTHONPATH")])]
+    for tried in (environment, environment | {"PYTHONPATH": os.pathsep.join(by_path)}):
+        found = _probe(start, tried)
+        if found == "on":
+            return tried
+        if found != "off":
+            raise CommandError(found)
+    raise CommandError(
+        f"{start.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH as it starts, "
+        "got one that does neither: is Tokenbus installed for it?"
+    )
+
+
+def _probe(start: _Start, environment: Mapping[str, str]) -> str:
+    """Return `on`, `off`, or what FastDeploy lacks, as a Python reports it at its start."""
+    script, folder = start.script, []
+    if script is not None:  # what Python puts first on its path: the script's folder, or itself if it is one
+        folder = [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]  # noqa: PTH112, PTH120
+    try:
+        run = subprocess.run(  # noqa: S603 - the user's own Python
+            [start.python, *start.options, "-c", _PROBE, *folder],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_MOST_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CommandError(f"{start.python}: {error}") from None
+    for line in run.stdout.splitlines():
+        if line.startswith(_ANSWER):
+            return line.removeprefix(_ANSWER)
+    last = (run.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    raise CommandError(f"{start.python}: status {run.returncode} where it was asked for FastDeploy: {last}")
+
+
+def _start_of(program: str, arguments: Sequence[str]) -> _Start:
+    """Return how a program starts Python: it is one, or names one in its first line; else this one, as for `bash`."""
+    if _is_python(program):
+        return _Start(program, *_parsed(arguments))
+    words = _first_line(program)
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    found = shutil.which(words[0]) if words and _is_python(words[0]) else None
+    return _Start(found, _parsed(words[1:])[0], program) if found else _Start(sys.executable, [], None)
+
+
+def _first_line(program: str) -> list[str]:
+    """Return the words behind `#!` in a script's first line; none in another file."""
+    try:
+        with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
+            first = file.readline(4096)
+    except OSError:  # it may be run and not read
+        return []
+    return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+
+
+def _is_python(path: str) -> bool:
+    return bool(re.fullmatch(r"(python|pypy)[0-9.]*", Path(path).name))
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return Python's own options in its command line, without what ends them, and the script behind them."""
+    options: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "-" or not word.startswith("-"):
+            return options, None if word == "-" else word
+        flags = (re.match("-[^-WXcm]*", word) or [""])[0]
+        ends = word[len(flags) :][:1]
+        if len(flags) > 1 and not set(flags) & set("Vh?"):
+            options.append(flags)
+        if ends in {"c", "m"}:
+            return options, None
+        if ends in {"W", "X"}:
+            options += [f"-{ends}", word[len(flags) + 1 :] or next(words, "")]
+        elif word == "--check-hash-based-pycs":
+            next(words, "")  # it says how modules are loaded, and not which
+    return options, None
+
+
+COMMAND = CommandKind("run FastDeploy with Tokenbus in place of its queue", declare, run)

@@ -1,0 +1,186 @@
+"""NgramEngine: a language model of n-grams with speculative decoding, in numpy alone.
+
+The draft proposes with the model cut to short contexts, and the whole model verifies. Both look up in its tables.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
+from tokenbus.engines.ngram.model import WIDTH, Model, default_model
+from tokenbus.engines.ngram.tokenizer import default_tokenizer
+from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece
+from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, verified
+from tokenbus.engines.scheduler import Plan
+from tokenbus_contracts import RowStatus, SpeculativeMethod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramOptions(EngineOptions):
+    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+
+    most_top_logprobs: ClassVar[int] = WIDTH
+
+
+class Drafted(NamedTuple):
+    """What the draft proposed, a line for each row."""
+
+    tokens: Ids
+    columns: Ids
+    """The column of each token in the draft's context."""
+    contexts: Ids
+    """The target's context before each token, and one more: that after the last."""
+    drafts: Drafts
+    """The same for `verified`, in columns of the target's context."""
+
+
+class NgramRequests(Requests):
+    """The requests, with the model's context of each."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+        self.contexts = np.zeros(0, np.int64)
+
+    def _write(self, slot: int, request: Request) -> None:
+        self.contexts[slot] = self._model.context_of(request.prompt + request.output)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NgramBlock(Block):
+    """What a step computed, with the model's contexts and columns."""
+
+    drafted: Drafted
+    columns: Ids
+    """Of tokens: the column of each in its context."""
+    after: Ids
+    """Of slots: the context after the last token."""
+
+
+class NgramEngine(BatchEngine[NgramBlock]):
+    """An engine over words. It reads the model that comes with the package, once in a process."""
+
+    _requests: NgramRequests
+
+    def __init__(self, options: NgramOptions | None = None) -> None:
+        self._model = model = default_model()
+        super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model), model.fingerprint)
+
+    @property
+    def _method(self) -> SpeculativeMethod:
+        return SpeculativeMethod.NGRAM if self._options.speculate else SpeculativeMethod.NONE
+
+    def _compute(self, plan: Plan) -> NgramBlock:
+        """Let the draft propose and the target verify; a first token is the target's alone."""
+        requests, model, decoding = self._requests, self._model, plan.decode.size
+        slots = np.concatenate([plan.decode, plan.first])
+        params, positions = requests.params(slots), requests.positions[slots]
+        drafted = propose(
+            model, requests.contexts[slots], params, positions, self._options.speculate if decoding else 0
+        )
+        drafted.drafts.counts[decoding:] = 0
+        contexts = drafted.contexts
+        if params.are_plain:
+            chances = model.chances.take(contexts, 0)
+        else:
+            chances = distribution(model.logits.take(contexts, 0), params, are_sorted=True)
+        columns, counts = verified(chances, drafted.drafts, params, positions)
+        every, last = np.arange(slots.size), counts - 1
+        tokens = np.zeros(contexts.shape, np.int64)
+        tokens[:, :-1] = drafted.tokens
+        tokens[every, last] = model.ids[contexts[every, last], columns[every, last]]
+        return NgramBlock(
+            slots=slots,
+            tokens=tokens,
+            counts=counts,
+            drafts=drafted.tokens[:decoding],
+            draft_counts=drafted.drafts.counts[:decoding],
+            drafted=drafted,
+            columns=columns,
+            after=model.next[contexts[every, last], columns[every, last]],
+        )
+
+    def _propose(self, block: NgramBlock, result: Outcome) -> Proposed | None:
+        """Draft what follows for requests that are handed off.
+
+        Others are drafted for in the next step, and so are these: a decode engine drafts the same again.
+        """
+        if self._options.role != "prefill":
+            return None
+        rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
+        slots, count = block.slots[rows], self._options.speculate
+        counts = np.zeros(block.slots.size, np.int64)
+        tokens = np.zeros((block.slots.size, count), np.int64)
+        counts[rows] = count
+        positions = self._requests.positions[slots] + result.kept[rows]
+        tokens[rows] = propose(self._model, block.after[rows], self._requests.params(slots), positions, count).tokens
+        return Proposed(counts, tokens)
+
+    def _scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
+        """Look the scores up."""
+        model, contexts, columns = self._model, block.drafted.contexts, block.columns
+        if are_drafts:
+            contexts, columns = model.drafts[contexts[:, :-1]], block.drafted.columns
+        mask = mask_of(counts, columns.shape[1])
+        contexts, columns = contexts[rows][mask], columns[rows][mask]
+        most = int(top_ks.max(initial=0))
+        ids, logprobs = model.ids[contexts, :most], model.logits[contexts, :most]
+        cut = mask_of(np.repeat(top_ks, counts), most)
+        return Scores(model.logits[contexts, columns], model.ranks[contexts, columns], ids[cut], logprobs[cut])
+
+    def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> PieceScores:
+        """Look the scores up: what cannot follow a context has no probability, and comes behind what can."""
+        del block  # its contexts are those after prompts
+        model = self._model
+        contexts = np.zeros(piece.tokens.size, np.int64)
+        context = np.array([model.context_of(list(piece.context))])
+        for place, token in enumerate(piece.tokens):
+            contexts[place] = context[0]
+            context = model.after(context, token[None])
+        columns, ranks = _columns(model, contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
+        own = np.where(columns < WIDTH, ranks[np.arange(columns.size), np.minimum(columns, WIDTH - 1)], WIDTH + 1)
+        if piece.named.size:
+            ids: Ids = np.broadcast_to(piece.named, (contexts.size, piece.named.size))
+            logprobs = model.logits[contexts[:, None], _columns(model, contexts, ids)]
+        else:
+            ids = model.ids[contexts, : piece.top_logprobs].astype(np.int64)
+            logprobs = model.logits[contexts, : piece.top_logprobs]
+        return PieceScores(model.logits[contexts, columns], own, ids, logprobs)
+
+    def _keep(self, block: NgramBlock, result: Outcome) -> None:
+        """Keep the contexts that requests are in now."""
+        del result
+        self._requests.contexts[block.slots] = block.after
+
+
+def _columns(model: Model, contexts: Ids, tokens: Ids) -> Ids:
+    """Return the column that each of some tokens, a line for each context, has in the context."""
+    found = model.ids[contexts][:, None, :] == tokens[:, :, None]
+    return np.where(found.any(2), found.argmax(2), WIDTH)
+
+
+def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids, count: int) -> Drafted:
+    """Let the draft propose so many tokens for each row."""
+    rows = contexts.size
+    tokens, own, columns = (np.zeros((rows, count), np.int64) for _ in range(3))
+    before = np.empty((rows, count + 1), np.int64)
+    chances = np.empty((rows, count, WIDTH + 1))
+    before[:, 0] = contexts
+    begins = np.arange(rows)[:, None] * (WIDTH + 1)
+    numbers, is_plain = params.uniforms(positions[:, None] + np.arange(count), DRAFT), params.are_plain
+    for turn in range(count):
+        at = before[:, turn]
+        drafts = model.drafts[at]
+        if is_plain:
+            mine = model.chances.take(drafts, 0)
+        else:
+            mine = distribution(model.logits.take(drafts, 0), params, are_sorted=True)
+        own[:, turn] = places = drawn(mine, numbers[:, turn])
+        chances[:, turn] = mine.take(model.columns_in_draft.take(at, 0) + begins)
+        tokens[:, turn] = model.ids[drafts, places]
+        columns[:, turn] = model.draft_columns[at, places]
+        before[:, turn + 1] = model.draft_next[at, places]
+    return Drafted(tokens, own, before, Drafts(columns, chances, np.full(rows, count)))

@@ -1,0 +1,322 @@
+"""PaddleEngine: computes chunks of prompts, verifies what the network's heads drafted, and has them draft on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
+from tokenbus.engines.paddle.network import Tensor
+from tokenbus.engines.paddle.runner import Lines, Piece, Runner
+from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
+from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
+from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
+from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
+from tokenbus.engines.scheduler import Plan
+from tokenbus.logs import logger
+from tokenbus.worker.step import Array
+from tokenbus_contracts import RowStatus, SpeculativeMethod
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
+from tokenbus_gpu_ops import token_logprobs
+
+_log = logger("worker")
+_LARGEST = 65_504.0
+"""No number of a sound hand-off comes near it, and none below it overflows in what is computed of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddleOptions(EngineOptions):
+    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+
+    weights: Path = COMMITTED
+    device: str = "cpu"
+    """As paddle names it: cpu, gpu, gpu:1."""
+    max_running: int = 32
+    """The most requests with a slot of the cache; others wait."""
+    context: int = 1024
+    """How many tokens a slot holds: a request's prompt and its output."""
+    prefill_chunk: int = 256
+    slice_steps: int = 256
+
+    most_context: ClassVar[int] = 65_536
+
+
+class Carried(NamedTuple):
+    """What a hand-off carries: the logits of its proposals, and what attention needs of its tokens."""
+
+    draft_logits: Logits
+    keys: Lines
+    values: Lines
+
+
+class Drafted(NamedTuple):
+    """What the heads drafted for some rows of a block, from the left, and the logits that it was drawn from."""
+
+    rows: Ids
+    tokens: Ids
+    logits: Logits
+    counts: Ids
+
+
+class PaddleRequests(Requests):
+    """The requests, with their tokens and what was drafted to follow."""
+
+    def __init__(self, heads: int, most_carried: int) -> None:
+        """Keep at most so many drafts of each, and carried keys and values of so many requests."""
+        super().__init__()
+        self._most_carried = most_carried
+        self.texts: dict[int, list[int]] = {}
+        """By slot: prompt and output."""
+        self.carried: dict[int, Carried] = {}
+        """By slot: keys and values that are not in the cache yet."""
+        self.draft_counts = np.zeros(0, np.int64)
+        self.drafts = np.zeros((0, heads), np.int64)
+        self.draft_logits = np.zeros((0, heads, VOCABULARY_SIZE), np.float32)
+
+    def remove(self, slots: Ids) -> None:
+        """Forget requests."""
+        super().remove(slots)
+        for slot in slots.tolist():
+            del self.texts[slot]
+            self.carried.pop(slot, None)
+
+    def _write(self, slot: int, request: Request) -> None:
+        # The last token that can be is never a draft's successor, so it needs none.
+        count = min(len(request.proposals), request.most - len(request.output) - 1)
+        self.draft_counts[slot] = count
+        if request.carried is not None:
+            self.drafts[slot, :count] = request.proposals[:count]
+            self.draft_logits[slot, :count] = request.carried.draft_logits[:count]
+            # Memory is bounded: keys and values of what does not fit are computed again.
+            if len(self.carried) < self._most_carried:
+                self.carried[slot] = request.carried
+            else:
+                self.missing[slot] = len(request.prompt) + len(request.output) - 1
+        self.texts[slot] = request.prompt + request.output
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PaddleBlock(Block):
+    """What a step computed, with the logits that its tokens were drawn from."""
+
+    states: Tensor
+    """The network's state at each token: [slots x tokens of a line, width]."""
+    logits: Logits
+    """The target's: [slots, tokens of a line, vocabulary]."""
+    draft_logits: Logits
+    """The draft heads': [slots, drafts of a line, vocabulary]."""
+    lines: Tensor
+    """The network's state at each token that was computed, one after the other."""
+    chunks: Ids
+    """Where those of each chunk begin."""
+    next_drafts: Drafted | None = field(default=None, init=False)
+
+
+class PaddleEngine(BatchEngine[PaddleBlock]):
+    """An engine over bytes. A text begins with a token of its own, and ends with another."""
+
+    token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
+    """What it says of tokens beside their logprobs."""
+    _requests: PaddleRequests
+
+    def __init__(self, options: PaddleOptions | None = None) -> None:
+        """Read the weights and allocate the cache.
+
+        A WeightsError, a DeviceError or a ValueError says in one line why there is no engine.
+        """
+        options = options or PaddleOptions()
+        self._runner = Runner(options.weights, options.device, slots=options.max_running, context=options.context)
+        shape = self._runner.shape
+        if options.speculate > shape.draft_heads:
+            limit = f"at most {shape.draft_heads}, as many as the weights have heads"
+            raise ValueError(f"speculate: {limit}, got {options.speculate}")
+        self._most_carried = 4 * (
+            2 * shape.layers * options.context * shape.width + shape.draft_heads * VOCABULARY_SIZE
+        )
+        requests = PaddleRequests(shape.draft_heads, options.max_running)
+        super().__init__(options, ByteTokenizer(), requests, self._runner.fingerprint)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights in a folder's only safetensors file; requests keep the keys and values that they have."""
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")
+        try:
+            self._runner.reload(files[0])
+        except WeightsError as error:
+            raise ValueError(f"load_weights.folder: {error}") from None
+        self._fingerprint = self._runner.fingerprint
+
+    @property
+    def _method(self) -> SpeculativeMethod:
+        return SpeculativeMethod.MTP if self._options.speculate else SpeculativeMethod.NONE
+
+    def _read_carried(self, request: Request, carried: bytes) -> None:
+        """Take a hand-off's numbers, of which the request and the network say how many there are."""
+        shape, drafts = self._runner.shape, len(request.proposals)
+        if drafts > shape.draft_heads:
+            raise ValueError(f"state.proposals: at most {shape.draft_heads}, got {drafts}")
+        length = len(request.prompt) + len(request.output) - 1
+        held = (2, shape.layers, shape.attention_heads, length, shape.head_width)
+        size = drafts * VOCABULARY_SIZE + int(np.prod(held))
+        if len(carried) != 4 * size:
+            raise ValueError(f"state.carried: {4 * size} bytes, as its tokens say, got {len(carried)}")
+        numbers = np.frombuffer(carried, "<f4")
+        # Not "above": that would let NaN pass.
+        wrong = ~(np.abs(numbers) <= _LARGEST)
+        if wrong.any():
+            raise ValueError(f"state.carried: finite numbers up to {_LARGEST:.0f}, got {numbers[wrong][0]}")
+        logits, rest = np.split(numbers, [drafts * VOCABULARY_SIZE])
+        request.carried = Carried(logits.reshape(drafts, VOCABULARY_SIZE), *rest.reshape(held))
+
+    def _carried(self, block: PaddleBlock, row: int) -> bytes:
+        """Return the logits that a row's proposals were drawn from, and the keys and values of its tokens."""
+        slot, drafts = int(block.slots[row]), block.next_drafts
+        arrays: list[npt.NDArray[Any]] = []
+        if drafts is not None:
+            at = int(np.searchsorted(drafts.rows, row))
+            arrays.append(drafts.logits[at, : drafts.counts[at]])
+        arrays += self._runner.cache.read(int(self._requests.places[slot]), len(self._requests.texts[slot]))
+        return b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays)
+
+    def _compute(self, plan: Plan) -> PaddleBlock:
+        """Compute all that is planned, and verify the drafts of those that continue."""
+        requests = self._requests
+        pieces, chunks = self._pieces(plan), self._chunks(plan)
+        lines, begins = self._runner.compute([pieces, chunks])
+        chunk_begins = begins[len(pieces) :]
+        firsts = chunk_begins + plan.sizes - 1
+        begins = np.concatenate([begins[: len(pieces)], firsts[np.isin(plan.computing, plan.first)]])
+        slots = np.concatenate([plan.decode, plan.first])
+        draft_counts = requests.draft_counts[slots]
+        most = int(draft_counts.max(initial=0))
+        params, draft_logits = requests.params(slots), requests.draft_logits[slots, :most]
+        drafts = Drafts(requests.drafts[slots, :most], distribution(draft_logits, params), draft_counts)
+        wanted = begins[:, None] + np.minimum(np.arange(most + 1), draft_counts[:, None])
+        states, logits = None, np.zeros((0, most + 1, VOCABULARY_SIZE), np.float32)
+        if slots.size:
+            states = self._runner.chosen(lines, wanted.reshape(-1))
+            logits = self._runner.logits(states).reshape(slots.size, most + 1, VOCABULARY_SIZE)
+        sound = np.asarray(np.isfinite(logits).all(axis=(1, 2)))
+        finite = np.where(sound[:, None, None], logits, 0)
+        found = verified(distribution(finite, params), drafts, params, requests.positions[slots])
+        decoding = plan.decode.size
+        return PaddleBlock(
+            slots=slots,
+            tokens=found.columns,
+            counts=np.where(sound, found.counts, 0),
+            drafts=drafts.columns[:decoding],
+            draft_counts=np.where(sound, draft_counts, 0)[:decoding],
+            states=states,
+            logits=logits,
+            draft_logits=draft_logits,
+            lines=lines,
+            chunks=chunk_begins,
+        )
+
+    def _pieces(self, plan: Plan) -> list[Piece]:
+        """Return the last token and the drafts of each slot that continues, whose keys and values are in the cache."""
+        requests, found = self._requests, []
+        for slot in plan.decode.tolist():
+            place, text = int(requests.places[slot]), requests.texts[slot]
+            if (carried := requests.carried.get(slot)) is not None:
+                self._runner.cache.write(place, carried.keys, carried.values)
+            drafts = requests.drafts[slot, : requests.draft_counts[slot]].tolist()
+            found.append(Piece(place, len(text) - 1, [text[-1], *drafts]))
+        return found
+
+    def _chunks(self, plan: Plan) -> list[Piece]:
+        requests = self._requests
+        begins = requests.to_compute(plan.computing) - requests.missing[plan.computing]
+        return [
+            Piece(int(requests.places[slot]), begin, requests.texts[slot][begin : begin + size])
+            for slot, begin, size in zip(plan.computing.tolist(), begins.tolist(), plan.sizes.tolist(), strict=True)
+        ]
+
+    def _propose(self, block: PaddleBlock, result: Outcome) -> Proposed | None:
+        """Have the heads draft what may follow the last token of each request that continues.
+
+        Only what follows a first token is published; the rest is published once it is verified.
+        """
+        rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
+        if not rows.size:
+            return None
+        requests, slots = self._requests, block.slots[rows]
+        positions = requests.positions[slots] + result.kept[rows]
+        counts = np.minimum(self._options.speculate, requests.ends[slots] - positions - 1)
+        last = block.counts[rows] - 1
+        states = self._runner.chosen(block.states, rows * block.tokens.shape[1] + last)
+        tokens, logits = self._drafted(states, block.tokens[rows, last], positions, counts, requests.params(slots))
+        block.next_drafts = Drafted(rows, tokens, logits, counts)
+        published = np.zeros(block.slots.size, np.int64)
+        published[rows] = np.where(requests.positions[slots] == 0, counts, 0)
+        every = np.zeros((block.slots.size, tokens.shape[1]), np.int64)
+        every[rows] = tokens
+        return Proposed(published, every)
+
+    def _drafted(
+        self, states: Tensor, last: Ids, positions: Ids, counts: Ids, params: SamplingParams
+    ) -> tuple[Ids, Logits]:
+        """Return drafts and their logits: of rows with a state and the token chosen from it, as many as each wants."""
+        most = int(counts.max())
+        found = np.zeros((last.size, most), np.int64)
+        lines = np.zeros((last.size, most, VOCABULARY_SIZE), np.float32)
+        for place in range(most):
+            states, lines[:, place] = self._runner.further(place, states, last)
+            numbers = params.uniforms(positions + place, DRAFT)
+            found[:, place] = last = drawn(distribution(lines[:, place], params), numbers)
+        return found, lines
+
+    def _scores(self, block: PaddleBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
+        """Compute the scores from the logits."""
+        tokens, logits = (block.drafts, block.draft_logits) if are_drafts else (block.tokens, block.logits)
+        mask = mask_of(counts, tokens.shape[1])
+        found = token_logprobs(logits[rows][mask], tokens[rows][mask], np.repeat(top_ks, counts))
+        return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
+
+    def _extras(self, block: PaddleBlock, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
+        """Compute them from the logits, and from those of the distribution that tokens are drawn from."""
+        counts, logits = block.counts[rows], block.logits[rows]
+        mask = mask_of(counts, block.tokens.shape[1])
+        with np.errstate(divide="ignore"):  # the logarithm of what cannot be drawn is minus infinity
+            drawn_from = np.log(distribution(logits, self._requests.params(block.slots[rows])))
+        found = token_logprobs(
+            logits[mask],
+            block.tokens[rows][mask],
+            token_counts=counts,
+            other_logits=drawn_from[mask].astype(np.float32),
+            other_logprobs=[each.other_logprobs for each in asked],
+            entropies=[each.entropies for each in asked],
+            given_token_ids=[token_id for each in asked for token_id in each.token_ids],
+            given_counts=[len(each.token_ids) for each in asked],
+            mask_bounds=[each.mask_bound for each in asked],
+        )
+        return dict(found.extra_columns)
+
+    def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> PieceScores:
+        """Compute the logits of the token after each of a chunk's tokens, and the scores from them."""
+        places = block.chunks[piece.place] + piece.skip + np.arange(piece.tokens.size)
+        logits = self._runner.logits(self._runner.chosen(block.lines, places))
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("a prompt's logits are not finite")
+        return scored(logits, piece)
+
+    def _keep(self, block: PaddleBlock, result: Outcome) -> None:
+        """Keep the tokens and what was drafted; clear the places of what is no number."""
+        requests, drafts = self._requests, block.next_drafts
+        columns: Sequence[npt.NDArray[Any]] = (block.slots, block.tokens, result.kept, result.statuses)
+        for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
+            requests.texts[slot] += tokens[:kept]
+            requests.carried.pop(slot, None)
+            if status == RowStatus.UNRECOVERABLE:
+                _log.error("request ended: logits not finite", request_key=f"{requests.keys[slot]:016x}")
+                self._runner.cache.clear(int(requests.places[slot]))
+        if drafts is not None:
+            slots, most = block.slots[drafts.rows], drafts.tokens.shape[1]
+            requests.draft_counts[slots] = drafts.counts
+            requests.drafts[slots, :most] = drafts.tokens
+            requests.draft_logits[slots, :most] = drafts.logits

@@ -1,0 +1,176 @@
+"""Network: a small transformer over bytes, and heads that each predict one token further.
+
+Position is in attention's biases alone (ALiBi), so that what was cached holds wherever a text ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
+
+Tensor = Any
+"""Paddle's tensor; paddle is imported where it is needed."""
+Layer = Any
+Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes a layer's number and its new keys and values, and returns all that may be attended to.
+
+Each is [rows, heads, positions, width of a head].
+"""
+
+_MASKED = -1e9
+_LARGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes that the names and shapes of all weights follow from."""
+
+    layers: int = 3
+    """Blocks of the transformer."""
+    width: int = 128
+    """Numbers in a position's state."""
+    attention_heads: int = 4
+    """Into how many the width is divided."""
+    mixing_width: int = 384
+    """The inner width of a block's mixing."""
+    draft_heads: int = 3
+    """Heads that predict one token further each: the most draft tokens there can be."""
+    draft_width: int = 256
+    """The inner width of such a head's mixing."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no network can have."""
+        for field in fields(self):
+            size = getattr(self, field.name)
+            if type(size) is not int or not 1 <= size <= _LARGEST:
+                raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {size!r}")
+        if self.width % self.attention_heads:
+            raise ValueError(f"attention_heads: a divisor of width, {self.width}, got {self.attention_heads}")
+
+    @property
+    def head_width(self) -> int:
+        """How many numbers of a position one head of attention has."""
+        return self.width // self.attention_heads
+
+    @classmethod
+    def of_metadata(cls, metadata: dict[str, str]) -> Self:
+        """Return the shape in a file's metadata; a ValueError says what it lacks."""
+        sizes = {}
+        for field in fields(cls):
+            text = metadata.get(field.name, "nothing")
+            if not text.isascii() or not text.isdigit() or len(text) > len(str(_LARGEST)):
+                raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {text[:32]}")
+            sizes[field.name] = int(text)
+        return cls(**sizes)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the sizes as a file's metadata."""
+        return {name: str(size) for name, size in asdict(self).items()}
+
+
+class Network:
+    """The layers, and what is computed with them. The output shares the embedding's weights."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Make the layers with weights drawn at random."""
+        from paddle import nn, to_tensor
+
+        self.shape = shape
+        self.layers: Layer = nn.LayerDict(
+            {
+                "embedding": nn.Embedding(VOCABULARY_SIZE, shape.width),
+                "blocks": nn.LayerList([_block(shape) for _ in range(shape.layers)]),
+                "norm": nn.LayerNorm(shape.width),
+                "heads": nn.LayerList([_head(shape) for _ in range(shape.draft_heads)]),
+            }
+        )
+        slopes = [2.0 ** (-8.0 * (head + 1) / shape.attention_heads) for head in range(shape.attention_heads)]
+        self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
+
+    def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
+        """Return the state at each position of [rows, tokens]; `store` has the keys and values of those before them.
+
+        `keys` is how many positions from the first on can be attended to. Without a store they are those of `tokens`.
+        """
+        bias = self._bias(positions, keys)
+        found = self.layers["embedding"](tokens)
+        for place, block in enumerate(self.layers["blocks"]):
+            found = found + self._attention(block, place, found, bias, store)
+            found = found + _mixed(block, found)
+        return self.layers["norm"](found)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the token after each position."""
+        return hidden.matmul(self.layers["embedding"].weight, transpose_y=True)
+
+    def further(self, place: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state and the logits of a draft head, given the state before it and the token chosen from that."""
+        from paddle import concat
+
+        head = self.layers["heads"][place]
+        token = head["token_norm"](self.layers["embedding"](tokens))
+        joined = head["join"](concat([head["state_norm"](state), token], axis=-1))
+        state = joined + _mixed(head, joined)
+        return state, self.logits(head["norm"](state))
+
+    def _bias(self, positions: Tensor, keys: int) -> Tensor:
+        from paddle import arange, full_like, where
+
+        distance = (positions.unsqueeze(-1) - arange(keys, dtype="int64")).astype("float32").unsqueeze(1)
+        return where(distance < 0, full_like(distance, _MASKED), -distance * self._slopes)
+
+    def _attention(self, block: Layer, place: int, found: Tensor, bias: Tensor, store: Store | None) -> Tensor:
+        from paddle.nn.functional import softmax
+
+        query, key, value = block["query_key_value"](block["attention_norm"](found)).chunk(3, axis=-1)
+        heads, size = self.shape.attention_heads, self.shape.head_width
+        query, key, value = (_by_head(each, heads, size) for each in (query, key, value))
+        if store is not None:
+            key, value = store(place, key, value)
+        weights = softmax(query.matmul(key, transpose_y=True) * size**-0.5 + bias, axis=-1)
+        together = weights.matmul(value).transpose([0, 2, 1, 3])
+        return block["attended"](together.reshape([found.shape[0], found.shape[1], heads * size]))
+
+
+def _by_head(each: Tensor, heads: int, size: int) -> Tensor:
+    return each.reshape([each.shape[0], each.shape[1], heads, size]).transpose([0, 2, 1, 3])
+
+
+def _mixed(layers: Layer, found: Tensor) -> Tensor:
+    from paddle.nn.functional import gelu
+
+    return layers["contract"](gelu(layers["expand"](layers["mixing_norm"](found))))
+
+
+def _block(shape: Shape) -> Layer:
+    from paddle import nn
+
+    width = shape.width
+    return nn.LayerDict(
+        {
+            "attention_norm": nn.LayerNorm(width),
+            "query_key_value": nn.Linear(width, 3 * width),
+            "attended": nn.Linear(width, width),
+            "mixing_norm": nn.LayerNorm(width),
+            "expand": nn.Linear(width, shape.mixing_width),
+            "contract": nn.Linear(shape.mixing_width, width),
+        }
+    )
+
+
+def _head(shape: Shape) -> Layer:
+    from paddle import nn
+
+    width = shape.width
+    return nn.LayerDict(
+        {
+            "state_norm": nn.LayerNorm(width),
+            "token_norm": nn.LayerNorm(width),
+            "join": nn.Linear(2 * width, width),
+            "mixing_norm": nn.LayerNorm(width),
+            "expand": nn.Linear(width, shape.draft_width),
+            "contract": nn.Linear(shape.draft_width, width),
+            "norm": nn.LayerNorm(width),
+        }
+    )

@@ -1,0 +1,150 @@
+"""Configuration: vLLM's own options, the model's folder and our limits, as the VllmConfig of an engine."""
+
+import os
+from argparse import BooleanOptionalAction
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+from tokenbus.engines.vllm.adapters import Adapter, adapters_of
+from tokenbus.engines.vllm.ranks import set_rank, take_rank
+from tokenbus.logs import logger
+from tokenbus.settings import Settings
+from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
+
+_log = logger("worker")
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_LOGPROBS = ("raw_logprobs", "processed_logprobs")
+
+
+def check_model(model: Path | None, settings: Settings) -> Path:
+    """Return the model's folder, or raise a ValueError; vLLM need not be imported for this."""
+    if settings.worker.role != "mixed":
+        raise ValueError(f"worker.role: mixed for the engine vllm, got {settings.worker.role}")
+    if model is None:
+        raise ValueError("--model: the folder of the model, got none")
+    if not (model / "config.json").is_file():
+        what = "a folder without config.json" if model.is_dir() else "no folder"
+        raise ValueError(f"--model: the folder of a model, got {what}: {model}")
+    return model
+
+
+class Configured(NamedTuple):
+    """What vLLM is started with."""
+
+    vllm: Any
+    """Its VllmConfig."""
+    adapters: list[Adapter]
+    has_token_scores: bool
+    """Whether `token_logprobs` scores tokens in vLLM's sampler."""
+
+
+def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configured:
+    """Return vLLM's configuration, and what it has no place for; a ValueError says what does not fit."""
+    parsed = _parsed(vllm, given)
+    parsed.model = str(model.resolve())
+    arguments = vllm.EngineArgs.from_cli_args(parsed)
+    adapters = adapters_of(parsed.lora_modules, settings.worker.model or model.name)
+    if adapters and not arguments.enable_lora:
+        raise ValueError(f"--lora-modules: only with --enable-lora, got {len(adapters)} without")
+    most = most_rows(settings)
+    if arguments.max_num_seqs is not None and arguments.max_num_seqs > most:
+        raise ValueError(
+            f"--max-num-seqs: at most {most} (limits.max_rows is {settings.limits.max_rows}, worker.max_requests is "
+            f"{settings.worker.max_requests}), got {arguments.max_num_seqs}"
+        )
+    rank = take_rank(arguments)
+    if parsed.token_scores:
+        os.environ.setdefault(_RUNNER, "0")
+    config = _created(vllm, arguments)
+    if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
+        arguments.max_num_seqs = most
+        config = _created(vllm, arguments)
+    if rank is not None:
+        set_rank(config, rank)
+    check_limits(config, settings)
+    check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
+    if parsed.token_scores:
+        check_token_scores(config)
+    return Configured(config, adapters, parsed.token_scores)
+
+
+def most_rows(settings: Settings) -> int:
+    """Return the most requests that a step may have."""
+    rows = settings.limits.max_rows
+    return min(rows, settings.worker.max_requests) if settings.worker.max_requests else rows
+
+
+def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
+    """Return what vLLM's options say."""
+
+    class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
+        """vLLM's parser, which raises what is wrong in the place of ending the process."""
+
+        def error(self, message: str) -> NoReturn:
+            """Raise a ValueError."""
+            raise ValueError(f"vLLM's options: {message}")
+
+    parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
+    # Options of its API server's that the engine needs.
+    parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
+    scores = "have token_logprobs score tokens in vLLM's sampler, which then knows more of them"
+    parser.add_argument("--token-scores", action=BooleanOptionalAction, default=False, help=scores)
+    return parser.parse_args(list(given))
+
+
+def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
+    # As vLLM's own server has it: some of its defaults depend on what it is used for.
+    return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
+
+
+def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
+    """Compare the tokens that vLLM may emit with those that a batch may hold; a ValueError says what does not fit."""
+    limits, speculative = settings.limits, config.speculative_config
+    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
+    if drafts > most:
+        bound = f"limits.max_tokens_per_row is {limits.max_tokens_per_row}"
+        raise ValueError(f"--speculative-config: num_speculative_tokens: at most {most} ({bound}), got {drafts}")
+
+
+def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above
+    """Raise a ValueError for a setting of more alternatives than vLLM computes for one token."""
+    most = config.model_config.max_logprobs
+    if 0 <= most < top_k:
+        raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
+
+
+def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
+    """Raise a ValueError for a vLLM whose sampler cannot be ours."""
+    mode = str(config.model_config.logprobs_mode)
+    if mode not in _LOGPROBS:
+        raise ValueError(f"--token-scores: --logprobs-mode {' or '.join(_LOGPROBS)}, got {mode}")
+    if config.use_v2_model_runner:
+        raise ValueError(f"--token-scores: vLLM's V1 model runner, got V2, as {_RUNNER} or the model says")
+
+
+def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
+    """Return the digest and the probes of the tokenizer that vLLM uses of a model's folder; 0 and none: not known.
+
+    A gateway reads the folder's tokenizer.json, which transformers may load as another tokenizer: then this says so.
+    """
+    try:
+        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
+
+        of_files = ModelTokenizer(folder)
+    except (ImportError, ValueError):
+        return 0, ()
+    probes = probed(encoder_of(of_files))
+    if tokenizer is not None:
+        used = probed(lambda text, adds_special: tokenizer.encode(text, add_special_tokens=adds_special))
+        text, probes = first_difference(probes, used), used
+        if text is not None:
+            _log.warning(
+                "vLLM does not use the tokenizer of the model's folder",
+                text=text,
+                remedy="AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+                folder=str(folder),
+            )
+    return digest_of(of_files, probes), probes

@@ -1,0 +1,195 @@
+"""ControlledCore: what operators may ask of vLLM while it runs: its pause, its weights, its memory, its adapters."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenbus.engines.vllm.adapters import Adapter, checked
+from tokenbus.logs import logger
+from tokenbus_contracts import ValueKind
+from tokenbus_contracts.generated.control_pb2 import WeightTransferStage
+
+_log = logger("worker")
+_OF_STAGE = {
+    WeightTransferStage.WEIGHT_TRANSFER_STAGE_INIT: ("init_weight_transfer_engine", "init_info"),
+    WeightTransferStage.WEIGHT_TRANSFER_STAGE_START: ("start_weight_update", ""),
+    WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE: ("update_weights", "update_info"),
+    WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH: ("finish_weight_update", ""),
+    WeightTransferStage.WEIGHT_TRANSFER_STAGE_SHUTDOWN: ("shutdown_weight_transfer_engine", ""),
+}
+"""What vLLM's worker processes call each stage, and the argument of it that has what the trainer says."""
+
+
+class ControlledCore:
+    """A vLLM's EngineCore that operators control; `ControlledEngine` says what each method is for."""
+
+    def __init__(self, vllm: SimpleNamespace, config: Any, core: Any, model: Path) -> None:  # noqa: ANN401 - vLLM's
+        self._vllm, self._config, self._core = vllm, config, core
+        self._model = model
+        self._weights: Path | None = model
+        """The folder that its weights are from; None: they are from a trainer."""
+        self._adapters: dict[str, Any] = {}
+        """vLLM's LoRARequest of each adapter that requests may name."""
+        self._adapter_number = self._weights_number = 0
+        """How many adapters, and how many sets of weights, were loaded while it runs."""
+        self._is_paused = False
+        self.weight_version = 0
+        """Which version its weights are; 0: not known."""
+        self.world_size: int = config.parallel_config.world_size
+        """How many processes compute together."""
+        self.facts = _facts(config)
+        """What trainers read of its configuration."""
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shape of each of the model's tensors."""
+        return _shapes_in(self._model)
+
+    @property
+    def lora_adapters(self) -> Sequence[str]:
+        """The adapters that requests may name."""
+        return tuple(self._adapters)
+
+    def salted(self, cache_salt: str, adapter: str) -> str | None:
+        """Return a request's cache salt with a mark of the weights: what others computed is not used again.
+
+        Versions and names may come again with other weights, so that their numbers count.
+        """
+        known = self._adapters.get(adapter)
+        marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
+        return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
+
+    def pause(self, *, running: bool) -> None:
+        """Schedule no new request, and if `running` no token of those that run."""
+        states, self._is_paused = self._vllm.PauseState, True
+        self._core.scheduler.set_pause_state(states.PAUSED_ALL if running else states.PAUSED_NEW)
+
+    def resume(self) -> None:
+        """Schedule all requests."""
+        self._core.scheduler.set_pause_state(self._vllm.PauseState.UNPAUSED)
+        self._is_paused = False
+
+    def load_weights(self, folder: Path) -> None:
+        """Load the weights in a folder, or put back those that there were."""
+        self._check_weights(folder)
+        try:
+            self._call("reload_weights", weights_path=str(folder))
+        except Exception as error:
+            before = self._weights
+            if before is None:
+                raise
+            _log.warning("weights not loaded: those before them are put back", folder=str(folder), reason=str(error))
+            self._call("reload_weights", weights_path=str(before))
+            raise ValueError(
+                f"load_weights.folder: weights that vLLM loads, got {type(error).__name__}: {error}"
+            ) from error
+        self._weights = folder
+        self._weights_number += 1
+
+    def _check_weights(self, folder: Path) -> None:
+        """Raise a ValueError for weights that are not of the same model."""
+        given = _shapes_in(folder)
+        for name, shape in self._shapes.items():
+            if (found := given.get(name)) != shape:
+                raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
+
+    def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Have vLLM's own weight transfer do one stage."""
+        if self._config.weight_transfer_config is None:
+            raise ValueError("transfer_weights: a vLLM with --weight-transfer-config, got one without")
+        method, argument = _OF_STAGE[stage]
+        if stage == WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE:
+            self._weights = None
+        if argument:
+            self._call(method, **{argument: self._own(arguments)})
+        else:
+            taken = inspect.signature(getattr(self._vllm.Worker, method)).parameters
+            known = {name: value for name, value in dict(arguments).items() if name in taken}
+            self._call(method, **known)
+        if stage == WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH:
+            self._weights_number += 1
+
+    def _own(self, arguments: Any) -> Any:  # noqa: ANN401 - JSON
+        """Return arguments as each process picks its own: by its rank among those of all data-parallel engines."""
+        if isinstance(arguments, Mapping):
+            return arguments
+        return [{}] * (self._config.parallel_config.data_parallel_index * self.world_size) + list(arguments)
+
+    def sleep(self, level: int) -> None:
+        """Free memory: at 1 weights move to the host, at 2 they are dropped; what is cached is dropped at both."""
+        if not self._config.model_config.enable_sleep_mode:
+            raise ValueError(f"sleep.level: 0 without --enable-sleep-mode, got {level}")
+        self.reset_prefix_cache(also_running=True)
+        self._core.model_executor.sleep(level)
+
+    def wake_up(self, tags: Sequence[str]) -> bool:
+        """Take memory again; return whether all is there."""
+        executor = self._core.model_executor
+        if executor.is_sleeping:
+            executor.wake_up(list(tags) or None)
+        return not executor.is_sleeping
+
+    def reset_prefix_cache(self, *, also_running: bool = False) -> None:
+        """Forget all prefixes; requests that hold some are in the way, unless they are to compute theirs again."""
+        if not self._core.reset_prefix_cache(reset_running_requests=also_running):
+            raise ValueError("reset_prefix_cache: no request that holds blocks of it, got some")
+
+    def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
+        """Have vLLM load an adapter."""
+        if self._config.lora_config is None:
+            raise ValueError("load_adapter: a vLLM with --enable-lora, got one without")
+        before = self._adapters.get(name)
+        if before is not None and not replace:
+            raise ValueError(f"load_adapter.name: one that is not loaded, got {name!r}")
+        self._load(checked("load_adapter.folder", Adapter(name, str(folder))))
+        if before is not None:
+            self._core.remove_lora(before.lora_int_id)
+
+    def _load(self, adapter: Adapter) -> None:
+        self._adapter_number += 1
+        request = adapter.request(self._vllm, self._adapter_number)
+        self._core.add_lora(request)
+        self._adapters[adapter.name] = request
+
+    def unload_adapter(self, name: str) -> None:
+        """Have vLLM forget an adapter; requests that run with it keep it."""
+        request = self._adapters.pop(name, None)
+        if request is None:
+            raise ValueError(f"unload_adapter.name: one of {', '.join(self._adapters) or 'none'}, got {name!r}")
+        self._core.remove_lora(request.lora_int_id)
+
+    def _call(self, method: str, **arguments: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Call a method of each of vLLM's worker processes."""
+        self._core.collective_rpc(method, kwargs=arguments)
+
+
+def _facts(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's VllmConfig
+    model, transfer, lora = config.model_config, config.weight_transfer_config, config.lora_config
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "value_kind": ValueKind[str(model.logprobs_mode).upper()],
+        "weight_transfer": "" if transfer is None else str(transfer.backend),
+        "max_adapters": 0 if lora is None else lora.max_loras,
+        "max_adapter_rank": 0 if lora is None else lora.max_lora_rank,
+    }
+
+
+def _shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor in a folder's safetensors; a ValueError says why there are none."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - vLLM brings it
+
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        what = "one without" if folder.is_dir() else "no folder"
+        raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {what}: {folder}")
+    shapes = {}
+    for path in files:
+        try:
+            with safe_open(path, "pt") as tensors:
+                shapes.update({name: tensors.get_slice(name).get_shape() for name in tensors.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"load_weights.folder: safetensors, got a damaged file: {path.name}: {error}") from None
+    return shapes

@@ -1,0 +1,268 @@
+"""VllmEngine: vLLM's EngineCore in this process, stepped as vLLM's own InprocClient does, without its front end."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenbus.engines.admission import prompt_of
+from tokenbus.engines.vllm.adapters import Adapter
+from tokenbus.engines.vllm.columns import NO_ROWS, Logprobs
+from tokenbus.engines.vllm.compatibility import OF_SAMPLER, check_members, load_vllm
+from tokenbus.engines.vllm.configuration import check_model, configured, tokenizer_of
+from tokenbus.engines.vllm.control import ControlledCore
+from tokenbus.engines.vllm.parameters import sampling_arguments
+from tokenbus.engines.vllm.processes import own_session, sleep_while_they_compute
+from tokenbus.engines.vllm.requests import Request, Requests
+from tokenbus.settings import Settings
+from tokenbus.worker import EngineBrokenError, StepArrays
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenScoring
+
+_USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
+_DIED = "a process of vLLM's has died"
+
+
+class _Computed(NamedTuple):
+    """One step as vLLM computed it."""
+
+    scheduled: Any
+    """Its SchedulerOutput."""
+    indices: dict[str, int]
+    """Each request's index in the step's arrays."""
+    logprobs: Logprobs
+    prompts: Mapping[str, Any]
+    """The LogprobsTensors of prompts that were computed to their ends."""
+    outputs: Sequence[Any]
+    """Its EngineCoreOutput objects."""
+
+
+class _Tokenizer:
+    """The model's tokenizer as admission uses it."""
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:  # noqa: ANN401 - vLLM's, or None
+        self._tokenizer = tokenizer
+        self.vocabulary_size = vocabulary_size
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens, with those that the model wants around it."""
+        if self._tokenizer is None:
+            raise ValueError("text.text: token ids, since vLLM runs without a tokenizer here, got text")
+        return list(self._tokenizer.encode(text))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Unused: stop strings are found by vLLM's own detokenizer."""
+        raise NotImplementedError
+
+
+class VllmEngine(ControlledCore):
+    """An engine of any model that vLLM runs.
+
+    Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
+    """
+
+    def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
+        """Start vLLM with a model's folder and its own options, as `vllm serve` takes them.
+
+        A ValueError says which option, limit or version does not fit; a RuntimeError or ImportError what is missing.
+        """
+        settings = settings or Settings()
+        model = check_model(model, settings)
+        # Before vLLM is imported: standard output is the command's own.
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        vllm = load_vllm()
+        self._refusals = (ValueError, vllm.VLLMValidationError)
+        self._is_broken = False
+        with ExitStack() as undone:  # what fails leaves no process of vLLM's, nor memory of a device
+            try:
+                config, adapters, has_token_scores = configured(vllm, model, arguments, settings)
+                if has_token_scores:
+                    load_vllm(OF_SAMPLER)
+                with own_session(vllm.WorkerProc):
+                    core = vllm.EngineCore(
+                        config,
+                        vllm.Executor.get_class(config),
+                        log_stats=False,
+                        executor_fail_callback=self._note_broken,
+                    )
+                undone.callback(core.shutdown)
+                check_members(core, _USED_OF_CORE)
+                super().__init__(vllm, config, core, model)
+                if has_token_scores:
+                    self._core.collective_rpc(import_module("tokenbus.engines.vllm.sampler").use_token_scores)
+                sleep_while_they_compute(self._core.model_executor)
+                self._inputs = vllm.InputProcessor(config)
+                check_members(self._inputs, ("tokenizer",))
+                if self._inputs.tokenizer is not None:
+                    check_members(self._inputs.tokenizer, ("encode", "max_chars_per_token"))
+                self._tasks = self._core.get_supported_tasks()
+                for adapter in adapters:
+                    self._load_first(adapter)
+            except self._refusals as error:
+                raise ValueError(_line(error)) from error
+            except Exception as error:
+                raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
+            self.token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name if has_token_scores else ())
+            """What requests may ask for beside logprobs."""
+            self.dp_rank: int = config.parallel_config.data_parallel_index
+            """Which data-parallel rank it is."""
+            described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
+            self.tokenizer_digest, self.tokenizer_probes = described
+            """What says whether a gateway has the same tokenizer, and in which text it differs."""
+            # The core may have lowered the context to what its cache holds.
+            self._context: int = config.model_config.max_model_len
+            self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
+            self._defaults = config.model_config.get_diff_sampling_param()
+            self._top_logprobs = settings.limits.max_top_k
+            self._requests = Requests(vllm, config)
+            self._aborted: list[str] = []
+            self._computed: list[_Computed] = []
+            self._observe(self._core.scheduler)
+            undone.pop_all()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids the model has."""
+        return self._tokenizer.vocabulary_size
+
+    @property
+    def max_model_tokens(self) -> int:
+        """How many tokens a request's prompt and output may have together."""
+        return self._context
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        if self._is_broken or self._aborted or self._core.batch_queue:
+            return True
+        # While it is halted, vLLM counts none that it must not compute.
+        return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_paused))
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
+        if state is not None:
+            raise ValueError("state: none for the engine vllm, got one")
+        name = f"{generate.request_key:016x}"
+        if name in self._requests:
+            raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
+        given = sampling_arguments(
+            generate,
+            self._defaults,
+            vocabulary_size=self.vocabulary_size,
+            top_logprobs=self._top_logprobs,
+            has_token_scores=bool(self.token_scores),
+        )
+        sampling, vllm = generate.sampling, self._vllm
+        adapter = self._adapters.get(sampling.lora_adapter)
+        if adapter is None and sampling.lora_adapter:
+            known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, since none is loaded"
+            raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
+        prompt = prompt_of(generate, self._tokenizer, self._context - 1)
+        try:
+            if "structured_outputs" in given:
+                given["structured_outputs"] = vllm.StructuredOutputsParams(**given["structured_outputs"])
+            request = self._inputs.process_inputs(
+                name,
+                vllm.tokens_input(prompt, cache_salt=self.salted(sampling.cache_salt, sampling.lora_adapter)),
+                vllm.SamplingParams(**given, skip_clone=True),  # a deep copy of it takes a third of this function
+                supported_tasks=self._tasks,
+                lora_request=adapter,
+                priority=sampling.priority,
+            )
+            detokenizer = self._detokenizer(request) if sampling.stop else None
+            self._core.add_request(*self._core.preprocess_add_request(request))
+        except self._refusals as error:
+            raise ValueError(_refusal(error)) from error
+        top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
+        self._requests.prompts.add(name, generate)
+        self._requests.add(name, Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer))
+        return len(prompt)
+
+    def abort(self, key: int) -> None:
+        """End a request at the next step; one that is not known needs no end."""
+        name = f"{key:016x}"
+        if name in self._requests and name not in self._aborted:
+            self._aborted.append(name)
+
+    def step(self) -> Sequence[StepArrays]:
+        """Let vLLM compute a step, and return what became of its rows; none while it fills its queue of batches."""
+        if self._is_broken:
+            raise EngineBrokenError(_DIED)
+        aborted, self._aborted = self._aborted, []
+        self._core.abort_requests(aborted)
+        last_rows = self._requests.abort(aborted)
+        self._computed.clear()
+        if self._core.batch_queue or self._core.scheduler.has_requests():
+            self._compute()
+        made = []
+        for computed in self._computed:
+            scores = self._requests.prompts.taken(computed.prompts)
+            rows, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
+            if stopped:
+                self._core.abort_requests(stopped)
+            if rows := last_rows + rows:
+                arrays = self._requests.arrays(rows, computed.logprobs)
+                arrays.prompt_scores, arrays.weight_version = scores, self.weight_version
+                made.append(arrays)
+            last_rows = NO_ROWS
+        return [*made, self._requests.arrays(last_rows, None)] if last_rows else made
+
+    def close(self) -> None:
+        """End vLLM and its processes."""
+        self._core.shutdown()
+
+    def _load_first(self, adapter: Adapter) -> None:
+        """Let vLLM load an adapter that its options name."""
+        try:
+            self._load(adapter)
+        except Exception as error:
+            raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
+
+    def _compute(self) -> None:
+        try:
+            _outputs, model_executed = self._core.step_fn()
+            self._core.post_step(model_executed=model_executed)
+        except Exception as error:
+            # What the step has done to the requests is not known, so all of them end; a dead process ends the worker.
+            # vLLM wakes this thread before it calls `_note_broken`.
+            if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
+                raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
+            raise
+
+    def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
+        """Keep each step's arrays of logprobs, which vLLM would cut up into objects for each request."""
+        update = scheduler.update_from_output
+
+        def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
+            logprobs, computed.logprobs = computed.logprobs, None
+            prompts, computed.prompt_logprobs_dict = computed.prompt_logprobs_dict, {}
+            outputs = update(scheduled, computed)
+            mine = outputs[0].outputs if 0 in outputs else ()
+            self._computed.append(_Computed(scheduled, computed.req_id_to_index, logprobs, prompts, mine))
+            return outputs
+
+        scheduler.update_from_output = update_from_output
+
+    def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
+        """Return what finds the request's stop strings."""
+        if self._inputs.tokenizer is None:
+            raise ValueError("sampling.stop: none, since vLLM runs without a tokenizer here, got some")
+        return self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)
+
+    def _note_broken(self) -> None:
+        """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""
+        self._is_broken = True
+
+
+def _refusal(error: BaseException) -> str:
+    """Return why vLLM refuses a request, in one line that begins with the sampling parameter that vLLM names."""
+    name = getattr(error, "parameter", None)
+    if name not in SamplingParameters.DESCRIPTOR.fields_by_name:
+        return _line(error)
+    return f"sampling.{name}: {' '.join(str(error.args[0]).split())}"
+
+
+def _line(error: BaseException) -> str:
+    """Return what an error says in one line; pydantic's have several."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,140 @@
+"""Parameters: what a request asks for, as the arguments of vLLM's SamplingParams."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tokenbus.engines.admission import check_ids
+from tokenbus.engines.prompt_scoring import check_scoring
+from tokenbus.engines.vllm.token_scores import ASKED, GIVEN, as_argument
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, StructuredOutput
+
+_SEEDS = 2**63
+_PLAIN = frozenset({"str", "int", "float", "bool"})
+
+
+class _Parameter(NamedTuple):
+    """One field of our SamplingParameters: vLLM's name for it, and its value as vLLM wants it."""
+
+    name: str
+    value: Callable[[Any], Any]
+
+
+def _form(output: StructuredOutput) -> dict[str, Any]:
+    """Return the arguments of vLLM's StructuredOutputsParams."""
+    kind = output.WhichOneof("constraint")
+    if kind == "json_schema":
+        return {"json": output.json_schema.schema}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "choice":
+        return {"choice": list(output.choice.texts)}
+    if kind == "structural_tag":
+        return {"structural_tag": output.structural_tag.tag}
+    return {"regex": output.regex.pattern} if kind == "regex" else {"grammar": output.grammar.text}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return what vLLM's extensions take; its own server takes no other kinds of values."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"sampling.engine_arguments: JSON, got an error: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"sampling.engine_arguments: a JSON object, got {type(found).__name__}")  # noqa: TRY004
+    for name, value in found.items():
+        others = {type(each).__name__ for each in (value if isinstance(value, list) else [value])} - _PLAIN
+        if others:
+            got = ", ".join(sorted(others))
+            raise ValueError(f"sampling.engine_arguments.{name}: a text, a number or a list of these, got {got}")
+    return found
+
+
+_PARAMETERS = {
+    "max_tokens": _Parameter("max_tokens", int),
+    "temperature": _Parameter("temperature", float),
+    "top_p": _Parameter("top_p", float),
+    "top_k": _Parameter("top_k", int),
+    # A signed number there, and -1 would mean none.
+    "seed": _Parameter("seed", lambda seed: seed % _SEEDS),
+    "stop": _Parameter("stop", list),
+    "stop_token_ids": _Parameter("stop_token_ids", list),
+    "ignore_end_token": _Parameter("ignore_eos", bool),
+    "min_p": _Parameter("min_p", float),
+    "presence_penalty": _Parameter("presence_penalty", float),
+    "frequency_penalty": _Parameter("frequency_penalty", float),
+    "repetition_penalty": _Parameter("repetition_penalty", float),
+    "logit_bias": _Parameter("logit_bias", lambda biases: {each.token_id: each.bias for each in biases}),
+    "min_tokens": _Parameter("min_tokens", int),
+    "bad_words": _Parameter("bad_words", list),
+    "allowed_token_ids": _Parameter("allowed_token_ids", list),
+    "include_stop_string": _Parameter("include_stop_str_in_output", bool),
+    "include_special_tokens": _Parameter("skip_special_tokens", lambda included: not included),
+    "structured_output": _Parameter("structured_outputs", _form),
+    "engine_arguments": _Parameter("extra_args", _arguments),
+}
+"""By the names of our fields. One that is not here, nor below, is refused by its name."""
+BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
+"""Fields that vLLM takes beside its SamplingParams."""
+SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs", "prompt_logprobs")
+"""All arguments of SamplingParams that a request may come to."""
+
+
+def sampling_arguments(
+    generate: Generate,
+    defaults: Mapping[str, Any],
+    *,
+    vocabulary_size: int,
+    top_logprobs: int,
+    has_token_scores: bool = False,
+) -> dict[str, Any]:
+    """Return what vLLM's SamplingParams is made of; a ValueError says what the engine cannot do.
+
+    `defaults` are the model's own, for what the request leaves open, and `top_logprobs` is the most that it may want.
+    `has_token_scores` says whether our kernel scores tokens in its sampler.
+    """
+    if not generate.request_key:
+        raise ValueError("request_key: at least 1, got 0")
+    if generate.include_draft_logprobs:
+        raise ValueError("include_draft_logprobs: vLLM has no logprobs of drafts, got true")
+    most = min(top_logprobs, vocabulary_size)
+    if generate.top_logprobs > most:
+        raise ValueError(f"top_logprobs: at most {most}, got {generate.top_logprobs}")
+    check_ids("sampling.stop_token_ids", generate.sampling.stop_token_ids, vocabulary_size)
+    # vLLM's own default would be 16 tokens.
+    arguments: dict[str, Any] = {"max_tokens": None, **defaults}
+    for field, value in generate.sampling.ListFields():
+        if field.name in BESIDE:
+            continue
+        parameter = _PARAMETERS.get(field.name)
+        if parameter is None:
+            raise ValueError(f"sampling.{field.name}: not known to the engine vllm")
+        arguments[parameter.name] = parameter.value(value)
+    if generate.HasField("top_logprobs"):
+        arguments["logprobs"] = generate.top_logprobs
+    if generate.HasField("prompt_scoring"):
+        check_scoring(generate, vocabulary_size, most)
+        arguments |= _of_prompt(generate.prompt_scoring, has_token_scores=has_token_scores)
+    if extra := _extra_arguments(generate, arguments.get("extra_args") or {}):
+        arguments["extra_args"] = extra
+    return arguments
+
+
+def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any]:
+    if asked.token_ids and not has_token_scores:
+        raise ValueError(f"prompt_scoring.token_ids: none without --token-scores, got {len(asked.token_ids)}")
+    # A request of vLLM's has a token at least: the worker drops it.
+    return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}
+
+
+def _extra_arguments(generate: Generate, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is for vLLM's extensions, and for our sampler."""
+    for name in (ASKED, GIVEN):
+        if name in given:
+            raise ValueError(f"sampling.engine_arguments.{name}: none, which the worker sets, got one")
+    extra = dict(given)
+    if generate.HasField("token_scoring"):
+        extra[ASKED] = as_argument(generate.token_scoring)
+    if generate.prompt_scoring.token_ids:
+        extra[GIVEN] = list(generate.prompt_scoring.token_ids)
+    return extra

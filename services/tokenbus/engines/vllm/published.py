@@ -1,0 +1,253 @@
+"""Published: the scheduler of a vLLM that is deployed already, with the columns of all its requests on the bus.
+
+vLLM makes it in its core's process (`--scheduler-cls tokenbus.engines.vllm.scheduler`) and serves as before: what its
+front end gets is what it asked for. Nothing that is wrong here, and no processor, makes a step of vLLM's wait or fail.
+"""
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tokenbus.bus import AddressError
+from tokenbus.engines.vllm.columns import NO_ROWS, Rows
+from tokenbus.engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
+from tokenbus.engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
+from tokenbus.engines.vllm.request_keys import RequestKeys
+from tokenbus.engines.vllm.requests import Request, Requests
+from tokenbus.logs import configure, logger
+from tokenbus.settings import ENTRIES, Settings
+from tokenbus.worker.engine import Model
+from tokenbus.worker.publishing import publishing
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
+from tokenbus_contracts.schema import bounds_in
+
+_USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
+_MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items
+_EVERY_TOKEN = -1
+"""How vLLM says that a request wants the logprobs of its whole vocabulary."""
+_log = logger("worker")
+
+
+def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
+    """Return the scheduler that vLLM would have made, its steps published; vLLM calls this in the place of its class.
+
+    What is wrong with vLLM's version, the settings or an address ends the process with one line.
+    """
+    config = given["vllm_config"]
+    try:
+        vllm = load_vllm(OF_SCHEDULER)
+        settings = settings_for(config)
+        tokenizer = None
+        if not config.model_config.skip_tokenizer_init:
+            check_members(given["structured_output_manager"], ("tokenizer",))
+            tokenizer = given["structured_output_manager"].tokenizer
+        made = own_class(config)(**given)
+        check_members(made, _USED_OF_SCHEDULER)
+        configure(settings.log)
+        Published(vllm, config, settings, tokenizer).observe(made)
+    except (ValueError, ImportError, AddressError) as error:
+        raise SystemExit(f"tokenbus: {error}") from None
+    return made
+
+
+def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return the settings, where they are not set with what suits this vLLM; a ValueError says what does not fit."""
+    found = Settings.load()
+    rank, model = config.parallel_config.data_parallel_index, config.model_config
+    here: dict[str, object] = {
+        "worker.id": "vllm-0",
+        "worker.model": str(model.served_model_name),
+        "worker.drain_timeout_ms": 2000,  # vLLM kills its core some seconds after it has told it to end
+    }
+    overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
+    found = Settings.load(overrides=overrides)
+    if found.worker.role != "mixed":
+        raise ValueError(f"worker.role: mixed for the engine vllm, got {found.worker.role}")
+    if model.is_diffusion:
+        raise ValueError("--scheduler-cls: tokenbus.engines.vllm.scheduler is not for diffusion models")
+    check_limits(config, found)
+    top_k = found.worker.top_logprobs
+    check_top_k("worker.top_logprobs", top_k, config)
+    most = min(found.limits.max_top_k, model.get_vocab_size())
+    if top_k > most:
+        raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
+    # Requests come to vLLM as they always did, and a stream must never make it wait.
+    worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank)
+    return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
+
+
+def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return the class that vLLM would have chosen: there is one for asynchronous scheduling."""
+    chosen = copy(config.scheduler_config)
+    chosen.scheduler_cls = None
+    own: Callable[..., Any] = chosen.get_scheduler_cls()
+    return own
+
+
+class Published:
+    """Publishes a scheduler's steps, in threads of its own; what waits for a processor is bounded as a worker's is."""
+
+    def __init__(self, vllm: SimpleNamespace, config: Any, settings: Settings, tokenizer: Any) -> None:  # noqa: ANN401
+        """Begin to publish; a processor may come later. An AddressError says that metrics cannot be served."""
+        model = config.model_config
+        self._vllm = vllm
+        self._tokenizer = tokenizer
+        self._top_k = settings.worker.top_logprobs
+        self._keys = RequestKeys()
+        self._requests = Requests(vllm, config)
+        self._asked: dict[str, int] = {}
+        """How many alternatives the front end wants, of the requests for which it wants logprobs."""
+        self._choosing: set[str] = set()
+        """The requests that want the logprobs of token ids of their choice, in the place of the most probable."""
+        self._ended: set[str] = set()
+        """The requests that vLLM has and that have ended on the bus."""
+        self._last_rows = NO_ROWS
+        """Of requests that ended since the last step."""
+        self._is_on = True
+        # It has no adapters: it takes no requests over the bus, which could ask for one.
+        described = Model(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
+        with ExitStack() as stack:
+            self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
+            self._running = stack.pop_all()
+        # Where vLLM's core fails before it has an end: atexit's functions come after the threads' ends, too late.
+        getattr(threading, "_register_atexit", atexit.register)(self.close)
+        _log.info(
+            "worker started",
+            worker=settings.worker.id,
+            epoch=self._client.epoch,
+            engine="vllm",
+            processor=settings.bus.workers_address,
+        )
+
+    def observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
+        """Publish what a scheduler does from now on, until it is shut down."""
+        schedule, update, shutdown = scheduler.schedule, scheduler.update_from_output, scheduler.shutdown
+
+        def scheduled(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as vLLM calls it
+            made = schedule(*arguments, **named)
+            self._isolated(self._begin, made, scheduler.requests)
+            return made
+
+        def updated(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
+            logprobs, computed.logprobs = computed.logprobs, self._for_front_ends(computed.logprobs)
+            outputs = update(scheduled, computed)
+            self._isolated(self._publish, scheduled, computed, logprobs, outputs)
+            return outputs
+
+        def shut_down() -> None:
+            try:
+                shutdown()
+            finally:
+                self.close()
+
+        scheduler.schedule, scheduler.update_from_output, scheduler.shutdown = scheduled, updated, shut_down
+
+    def close(self) -> None:
+        """Publish what is left, and leave: the bus ends the requests that are open."""
+        self._is_on = False
+        self._running.close()
+
+    def _isolated(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Make a call that must not fail a step of vLLM's: where it does, nothing more is published."""
+        if not self._is_on:
+            return
+        try:
+            call(*arguments)
+        except Exception:  # noqa: BLE001 - a defect of ours
+            self._is_on = False
+            _log.exception("publishing stopped")
+            threading.Thread(target=self.close, name="tokenbus-close", daemon=True).start()
+
+    # What vLLM's model is asked for.
+
+    def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
+        """Begin a step: let go of the requests that have ended, and have the model compute logprobs for new ones.
+
+        It takes the step's SchedulerOutput, of which a part goes to the model, and the scheduler's own Request objects,
+        which stay as they are.
+        """
+        # Of a request that its client has dropped vLLM says no more than this.
+        self._last_rows += self._requests.abort(scheduled.finished_req_ids)
+        for name in scheduled.finished_req_ids:
+            self._ended.discard(name)
+            self._choosing.discard(name)
+            self._asked.pop(name, None)
+        for new in scheduled.scheduled_new_reqs:
+            name, sampling = new.req_id, new.sampling_params
+            if sampling is None:  # a request for an embedding
+                continue
+            # One that was preempted may be new to the model again.
+            if name not in self._requests and name not in self._ended:
+                self._add(name, sampling, known[name])
+            wanted = sampling.logprobs
+            has_enough = wanted is not None and (wanted == _EVERY_TOKEN or wanted >= self._top_k)
+            if not has_enough and not sampling.logprob_token_ids:
+                new.sampling_params = copy(sampling)
+                new.sampling_params.logprobs = self._top_k
+
+    def _add(self, name: str, sampling: Any, request: Any) -> None:  # noqa: ANN401 - vLLM's
+        detokenizer = None
+        if sampling.stop and self._tokenizer is not None:
+            detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+        key = self._keys.key_of(name, sampling.extra_args)
+        self._requests.add(name, Request(key, self._top_k, tuple(sampling.stop or ())[:_MOST_STOPS], detokenizer))
+        if sampling.num_logprobs is not None:
+            self._asked[name] = sampling.num_logprobs
+        if sampling.logprob_token_ids:
+            self._choosing.add(name)
+
+    # What it computed.
+
+    def _for_front_ends(self, logprobs: Any) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists, or None
+        """Return a step's logprobs with as many alternatives as any request of a front end's wants."""
+        wanted = self._asked.values()
+        return logprobs if logprobs is None or not wanted or min(wanted) < 0 else cut(logprobs, max(wanted))
+
+    def _publish(self, scheduled: Any, computed: Any, logprobs: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401
+        """Publish a step's rows with all of its logprobs, and leave to each front end what it asked for."""
+        unpublished = self._requests.names_of(self._client.take_aborts())
+        last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
+        outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
+        rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
+        self._ended.update(stopped, unpublished)
+        if rows := last_rows + rows:
+            self._emit(rows, scheduled, logprobs)
+        if len(set(self._asked.values())) > 1:
+            for output in outputs:
+                if output.new_logprobs is not None:
+                    output.new_logprobs = cut(output.new_logprobs, self._asked.get(output.request_id, _EVERY_TOKEN))
+
+    def _emit(self, rows: Rows, scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
+        if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
+            rows.top_ks[:] = 0  # all lines have those ids then, and none the most probable ones
+        try:
+            arrays = self._requests.arrays(rows, logprobs)
+        except ValueError as error:  # vLLM's arrays are not of these rows
+            keys = rows.request_keys.tolist()
+            lost = self._requests.names_of(keys)
+            self._requests.abort(lost)
+            self._ended.update(lost)
+            for key in keys:
+                self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, str(error))
+            return
+        self._out.emit(arrays)
+
+
+def cut(logprobs: Any, alternatives: int) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists
+    """Return the logprobs of a request's tokens with as many alternatives as it asked for; a negative number: all."""
+    columns = alternatives + 1
+    if columns <= 0 or columns >= logprobs.logprobs.shape[1]:
+        return logprobs
+    return logprobs._replace(
+        logprob_token_ids=np.ascontiguousarray(logprobs.logprob_token_ids[:, :columns]),
+        logprobs=np.ascontiguousarray(logprobs.logprobs[:, :columns]),
+    )

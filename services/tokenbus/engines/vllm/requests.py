@@ -1,0 +1,237 @@
+"""Requests: those that vLLM has, and what each of its steps made of them, as rows."""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenbus.engines.vllm.columns import NO_ROWS, UNSCORED, Lines, Logprobs, Rows, method_of, step_arrays
+from tokenbus.engines.vllm.prompts import PromptsToScore
+from tokenbus.worker import StepArrays
+from tokenbus_contracts import RowStatus, ValueKind
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
+
+_LEAST_SLOTS = 64
+_ACTIVE = int(RowStatus.ACTIVE)  # as _ABORTED in columns.py
+_WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
+_NOWHERE = np.iinfo(np.intp).max
+
+
+class Request(NamedTuple):
+    """A request as it begins."""
+
+    key: int
+    top_k: int | None
+    """How many alternatives it wants; None: no logprobs at all."""
+    stops: Sequence[str] = ()
+    """Its stop strings, as many as the column `stops` can tell apart."""
+    detokenizer: Any = None
+    """vLLM's IncrementalDetokenizer, where it has any."""
+
+
+class _Batch:
+    """The requests that had outputs in a step, and where they are; the next step is mostly one of the same."""
+
+    def __init__(self, names: Sequence[str], slots: Lines) -> None:
+        self.names = names
+        self.members = frozenset(names)
+        self.slots = slots
+        self._given: dict[str, int] | None = None
+        self._indices = slots
+
+    def indices_in(self, given: Mapping[str, int]) -> Lines:
+        """Return where each is in vLLM's arrays of a step."""
+        if given != self._given:
+            self._given = dict(given)
+            self._indices = np.array([given.get(name, _NOWHERE) for name in self.names], np.intp)
+        return self._indices
+
+
+class Requests:
+    """The requests that vLLM has, by its names for them, from their first step to their last.
+
+    What a step needs of each is in columns, in which it has a slot: a step of rows that go on is read without a Python
+    object for each.
+    """
+
+    def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+        reasons = vllm.FinishReason
+        self._stop = reasons.STOP
+        self._statuses = {
+            reasons.STOP: RowStatus.FINISHED_STOP,
+            reasons.REPETITION: RowStatus.FINISHED_STOP,
+            reasons.LENGTH: RowStatus.FINISHED_LENGTH,
+            reasons.ABORT: RowStatus.ABORTED,
+            reasons.ERROR: RowStatus.UNRECOVERABLE,
+        }
+        speculative = config.speculative_config
+        self._method = method_of(None if speculative is None else speculative.method)
+        self._value_kind = ValueKind[str(config.model_config.logprobs_mode).upper()]
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._batch = _Batch([], NO_ROWS.indices)
+        self._keys = np.zeros(0, np.uint64)
+        self._positions = np.zeros(0, np.uint32)
+        self._top_ks = np.zeros(0, np.int16)
+        self._with_stops: dict[str, Request] = {}
+        self.prompts = PromptsToScore()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._slots
+
+    def add(self, name: str, request: Request) -> None:
+        """Add one that vLLM has from now on."""
+        if not self._free:
+            self._grow()
+        slot = self._slots[name] = self._free.pop()
+        self._keys[slot], self._positions[slot] = request.key, 0
+        self._top_ks[slot] = UNSCORED if request.top_k is None else request.top_k
+        if request.detokenizer is not None:
+            self._with_stops[name] = request
+
+    def names_of(self, keys: Iterable[int]) -> list[str]:
+        """Return the names of those of these keys that are open."""
+        wanted = frozenset(keys)
+        return [name for name, slot in self._slots.items() if int(self._keys[slot]) in wanted] if wanted else []
+
+    def abort(self, names: Iterable[str]) -> Rows:
+        """Remove requests that get nothing more, and return their last rows; others are ignored."""
+        found = [name for name in names if name in self._slots]
+        rows = self._empty_rows(dict.fromkeys(found, RowStatus.ABORTED))
+        self._remove(found)
+        return rows
+
+    def arrays(self, rows: Rows, logprobs: Logprobs) -> StepArrays:
+        """Return rows as a step; a ValueError says that vLLM's logprobs are not of these rows."""
+        return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
+
+    def rows_of(self, scheduled: Any, indices: dict[str, int], outputs: Sequence[Any]) -> tuple[Rows, list[str]]:  # noqa: ANN401
+        """Return the rows of a step, and the names of those requests that a stop string ended, as vLLM cannot know.
+
+        The requests that it ended are removed. It takes the step's SchedulerOutput, the index of each request in the
+        step's arrays, and its EngineCoreOutput objects.
+        """
+        names = [output.request_id for output in outputs]
+        if names != self._batch.names:
+            outputs = [output for output in outputs if output.request_id in self._slots]
+            names = [output.request_id for output in outputs]
+            self._batch = _Batch(names, self._slots_of(names))
+        tokens = [output.new_token_ids for output in outputs]
+        ends = {}
+        reasons = [output.finish_reason for output in outputs]
+        if self._with_stops or reasons.count(None) < len(reasons):
+            for place, output in enumerate(outputs):
+                if reasons[place] is not None or names[place] in self._with_stops:
+                    tokens[place], status, stop = self._read(output)
+                    if status is not RowStatus.ACTIVE:
+                        ends[place] = status, stop
+        rows = self._rows(self._batch.slots, tokens)
+        rows.indices = self._batch.indices_in(indices)
+        for place, end in ends.items():
+            rows.statuses[place], rows.stops[place] = end
+        if scheduled.scheduled_spec_decode_tokens:
+            rows.draft_token_counts[:] = _drafts(scheduled, names, tokens)
+        silent = self._silent(scheduled)
+        self._remove([names[place] for place in ends])
+        return rows + silent, [names[place] for place in ends if reasons[place] is None]
+
+    def _rows(self, slots: Lines, tokens: Sequence[Sequence[int]]) -> Rows:
+        """Return the rows of requests that get these tokens and go on; their positions are moved on."""
+        try:  # mostly it is one for each, which takes a third of the time
+            token_ids, counts = array("I", [token for (token,) in tokens]), np.ones(slots.size, np.uint8)
+        except ValueError:
+            token_ids = array("I", chain.from_iterable(tokens))
+            counts = np.fromiter(map(len, tokens), np.uint8, slots.size)
+        positions = self._positions[slots]
+        self._positions[slots] = positions + counts
+        return Rows(
+            request_keys=self._keys[slots],
+            positions=positions,
+            statuses=np.full(slots.size, _ACTIVE, np.uint8),
+            token_counts=counts,
+            token_ids=np.asarray(token_ids),
+            draft_token_counts=np.zeros(slots.size, np.uint8),
+            stops=np.zeros(slots.size, np.uint8),
+            top_ks=self._top_ks[slots],
+            indices=np.zeros(slots.size, np.intp),
+        )
+
+    def _empty_rows(self, statuses: Mapping[str, RowStatus]) -> Rows:
+        """Return rows without tokens."""
+        if not statuses:
+            return NO_ROWS
+        rows = self._rows(self._slots_of(statuses), [()] * len(statuses))
+        rows.statuses[:] = list(statuses.values())
+        return rows
+
+    def _silent(self, scheduled: Any) -> Rows:  # noqa: ANN401
+        """Return the rows of a step's requests that have no output."""
+        in_step, preempted = scheduled.num_scheduled_tokens.keys(), scheduled.preempted_req_ids or set()
+        if not preempted and in_step <= self._batch.members:
+            return NO_ROWS
+        silent = dict.fromkeys(in_step, RowStatus.PREFILLING) | dict.fromkeys(preempted - in_step, RowStatus.PREEMPTED)
+        known = self._slots.keys() - self._batch.members
+        return self._empty_rows({name: status for name, status in silent.items() if name in known})
+
+    def _read(self, output: Any) -> tuple[Sequence[int], RowStatus, int]:  # noqa: ANN401
+        """Return the tokens that are kept of an output, what becomes of its request, and which stop ended it."""
+        reason = output.finish_reason
+        status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
+        tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
+        stop = STOP_TOKEN if isinstance(output.stop_reason, int) else 0
+        request = self._with_stops.get(output.request_id)
+        if status in _WHOLE and self.prompts.are_alone(output.request_id):
+            return [], RowStatus.FINISHED_LENGTH, 0
+        if request is not None:
+            kept, text = _until_stop(request.detokenizer, tokens, is_stop=reason == self._stop)
+            if text is not None:
+                tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
+                stop = FIRST_STOP_TEXT + request.stops.index(text) if text in request.stops else 0
+        return tokens, status, stop
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._free.append(self._slots.pop(name))
+            self._with_stops.pop(name, None)
+            self.prompts.remove(name)
+            self._batch = _Batch([], NO_ROWS.indices)
+
+    def _slots_of(self, names: Iterable[str]) -> Lines:
+        return np.array([self._slots[name] for name in names], np.intp)
+
+    def _grow(self) -> None:
+        """Make room for twice as many requests."""
+        size = self._keys.size
+        more = max(size, _LEAST_SLOTS)
+        self._free += range(size, size + more)
+        for column in ("_keys", "_positions", "_top_ks"):
+            setattr(self, column, np.pad(getattr(self, column), (0, more)))
+
+
+def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> list[int]:  # noqa: ANN401
+    """Return how many draft tokens were verified for each row that has tokens."""
+    drafts = scheduled.scheduled_spec_decode_tokens
+    # An invalid draft is one that the form of an output rules out: it was not computed.
+    invalid = scheduled.num_invalid_spec_tokens or {}
+    return [
+        len(drafts.get(name, ())) - invalid.get(name, 0) if kept else 0
+        for name, kept in zip(names, tokens, strict=True)
+    ]
+
+
+def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401
+    """Return how many of the next tokens there are up to a stop string's end, and the string; all and None without.
+
+    One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
+    last token is a stop token or the model's own end.
+    """
+    for place, token in enumerate(tokens, 1):
+        if text := detokenizer.update([token], is_stop and place == len(tokens)):
+            return place, text
+    return len(tokens), None

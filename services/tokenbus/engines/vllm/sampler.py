@@ -1,0 +1,273 @@
+"""Sampler: has `token_logprobs` say in vLLM's own sampler what it says of tokens, and more than vLLM knows.
+
+It is imported in the processes in which vLLM computes, and only with `--token-scores`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch  # noqa: TID253 - as the module's docstring says
+from vllm.v1.outputs import LogprobsTensors  # noqa: TID253
+from vllm.v1.sample import rejection_sampler  # noqa: TID253
+from vllm.v1.sample.sampler import Sampler  # noqa: TID253
+
+from tokenbus.engines.vllm.token_scores import Asked, TokenScores, given_ids_of, token_scores
+from tokenbus_contracts import ValueKind
+from tokenbus_gpu_ops import token_logprobs
+from tokenbus_gpu_ops.columns import TokenColumns
+from tokenbus_gpu_ops.errors import GpuUnavailableError
+
+
+class Wishes(NamedTuple):
+    """What the requests of a batch ask for beside logprobs, as arguments of `token_logprobs`."""
+
+    arguments: dict[str, Any]
+    want_other: bool
+    """Whether any needs the distribution that `logprobs` are not of."""
+
+
+NO_WISHES = Wishes({}, want_other=False)
+
+
+class PendingScores:
+    """Scores that may still be computed, where vLLM expects its LogprobsTensors."""
+
+    cu_num_generated_tokens = None
+
+    def __init__(self, found: TokenColumns, kept: Any = None) -> None:  # noqa: ANN401 - numpy's or torch's
+        self._found, self._kept = found, kept
+
+    def to_cpu_nonblocking(self) -> "PendingScores":
+        """Return itself: the results are on their way to the host."""
+        return self
+
+    def filter(self, mask: Any) -> "PendingScores":  # noqa: ANN401 - as above
+        """Return what is of some lines."""
+        return PendingScores(self._found, np.asarray(mask))
+
+    def tolists(self, cu_num_generated_tokens: list[int] | None = None) -> TokenScores:
+        """Wait for the results, and return them."""
+        return token_scores(self._found, self._kept, cu_num_generated_tokens)
+
+
+class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
+    """vLLM's sampler, with scores computed by us. An instance of vLLM's becomes one of these."""
+
+    runner: Any
+    """vLLM's model runner, which knows whose each line is."""
+    given_ids: Sequence[int] = ()
+    """The ids whose logprobs are wanted of the prompt that is scored now."""
+    keeps_processed = False
+    """Whether the logits that tokens are drawn from are wanted."""
+    processed: torch.Tensor | None = None
+    """Those of the last call."""
+    _arguments: Sequence[Mapping[str, Any] | None] = ()
+    _wishes = NO_WISHES
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether logprobs are of the logits that tokens are drawn from."""
+        return bool(self.logprobs_mode.startswith("processed"))
+
+    def wishes(self) -> Wishes:
+        """Return what the requests of this step ask for; most steps are of the same requests as the one before."""
+        requests = self.runner.requests
+        arguments = [requests[name].sampling_params.extra_args for name in self.runner.input_batch.req_ids]
+        if arguments != self._arguments:
+            self._arguments = arguments
+            self._wishes = _wishes([Asked.of(each) for each in arguments], is_processed=self.is_processed)
+        return self._wishes
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: Any,  # noqa: ANN401 - vLLM's
+        predict_bonus_token: bool = False,  # noqa: FBT001, FBT002 - vLLM's own
+        logprobs_mode_override: str | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Sample as vLLM does, and score in its place."""
+        most = sampling_metadata.max_num_logprobs
+        if most is None or logprobs_mode_override is not None:
+            return super().forward(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
+        wishes = self.wishes()
+        self.keeps_processed = self.is_processed or wishes.want_other
+        raw = None
+        if not self.is_processed or wishes.want_other:
+            raw = logits.clone() if logits.dtype == torch.float32 else logits  # it is changed in its place
+        made = super().forward(logits, replace(sampling_metadata, max_num_logprobs=None), predict_bonus_token)
+        own, other = (self.processed, raw) if self.is_processed else (raw, self.processed)
+        made.logprobs_tensors = self.scored(own, other, made.sampled_token_ids.reshape(-1), most, wishes)
+        self.processed = None
+        return made
+
+    def sample(self, logits: torch.Tensor, sampling_metadata: Any, *further: Any) -> tuple[torch.Tensor, Any]:  # noqa: ANN401
+        """Sample as vLLM does, and keep the logits that were drawn from where they are wanted."""
+        if not self.keeps_processed:
+            return super().sample(logits, sampling_metadata, *further)  # type: ignore[no-any-return]
+        drawing = self.topk_topp_sampler
+        before = drawing.logprobs_mode, drawing.forward
+        drawing.logprobs_mode = "processed_logits"
+        if logits.is_cuda:  # FlashInfer has them not
+            drawing.forward = drawing.forward_native
+        try:
+            metadata = replace(sampling_metadata, max_num_logprobs=0)
+            sampled, self.processed = super().sample(logits, metadata, "processed_logits")
+        finally:
+            drawing.logprobs_mode, drawing.forward = before
+        return sampled, self.processed if self.is_processed else None
+
+    def gather_logprobs(self, logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:  # noqa: ANN401
+        """Return what vLLM does of a prompt's tokens, or the logprobs of given ids in the place of the highest."""
+        if not self.given_ids:
+            return super().gather_logprobs(logprobs, num_logprobs, token_ids)
+        given = torch.tensor(self.given_ids, device=token_ids.device).expand(len(token_ids), -1)
+        ids = torch.cat((token_ids[:, None], given), dim=1)
+        values = logprobs.gather(-1, ids)
+        return LogprobsTensors(ids.to(torch.int32), values, 1 + (logprobs > values[:, :1]).sum(-1))
+
+    def scored(  # noqa: PLR0913, PLR0917 - of one call
+        self,
+        own: Any,  # noqa: ANN401 - a tensor of rows of logits
+        other: Any,  # noqa: ANN401 - as above, or None
+        token_ids: torch.Tensor,
+        most: int,
+        wishes: Wishes,
+        tokens_each: int = 1,
+    ) -> PendingScores:
+        """Return the scores of tokens, as many for each request, with so many alternatives."""
+        arguments = dict(wishes.arguments)
+        if wishes.want_other:
+            arguments["other_logits"] = other.to(torch.float32)
+            own = own.to(torch.float32)
+        if tokens_each > 1:
+            arguments["token_counts"] = np.full(len(token_ids) // tokens_each, tokens_each)
+        kind = ValueKind.PROCESSED_LOGPROBS if self.is_processed else ValueKind.RAW_LOGPROBS
+        return PendingScores(token_logprobs(own, token_ids.contiguous(), most, value_kind=kind, **arguments))
+
+
+class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: ignore[misc]
+    """vLLM's sampler of steps with drafts, with the accepted tokens' scores computed by us."""
+
+    _drafted: torch.Tensor | None = None
+    """The logits that the drafts were judged by, of the last call."""
+
+    def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
+        """Sample as vLLM does."""
+        wants = sampling_metadata.max_num_logprobs is not None and self.sampler.wishes().want_other
+        self.sampler.keeps_processed = wants
+        try:
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        finally:
+            self.sampler.processed = self._drafted = None
+
+    def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:  # noqa: ANN401
+        """Do as vLLM does, and keep what comes of it where it is wanted."""
+        made: torch.Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if self.sampler.keeps_processed and not self.sampler.is_processed:
+            constrained = rejection_sampler.apply_sampling_constraints
+            self._drafted = constrained(made.clone(), metadata.cu_num_draft_tokens, sampling_metadata)
+        return made
+
+    def _get_logprobs_tensors(  # noqa: PLR0913, PLR0917 - as vLLM calls it
+        self,
+        max_num_logprobs: int,
+        metadata: Any,  # noqa: ANN401 - vLLM's
+        logits: torch.Tensor,
+        target_logits: torch.Tensor,
+        bonus_logits: torch.Tensor,
+        sampled_token_ids: torch.Tensor,
+    ) -> PendingScores:
+        wishes, others = self.sampler.wishes(), None
+        tokens = sampled_token_ids.clamp(min=0).reshape(-1)
+        own = self._lines(metadata, logits, target_logits, bonus_logits, sampled_token_ids)
+        if wishes.want_other:
+            drafts, last = self._drafted, self.sampler.processed
+            if self.sampler.is_processed:
+                drafts, last = logits[metadata.target_logits_indices], logits[metadata.bonus_logits_indices]
+            others = self._lines(metadata, logits, drafts, last, sampled_token_ids)
+        each = sampled_token_ids.shape[-1]
+        return self.sampler.scored(own, others, tokens, max_num_logprobs, wishes, each)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _lines(metadata: Any, logits: Any, drafts: Any, last: Any, sampled: Any) -> torch.Tensor:  # noqa: ANN401
+        """Return the logits of each place of each request, of drafts and of what follows them, where vLLM has them."""
+        found = rejection_sampler.RejectionSampler._get_logprobs_tensors  # noqa: SLF001 - its arithmetic of places
+        return found(_HandsOver, 0, metadata, logits, drafts, last, sampled)
+
+
+class _Gathers:
+    """In the place of vLLM's sampler: returns the logits that it is to score."""
+
+    @staticmethod
+    def gather_logprobs(logits: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ANN401
+        return logits
+
+
+class _HandsOver:
+    """In the place of vLLM's RejectionSampler."""
+
+    is_logits_logprobs_mode = True
+    sampler = _Gathers
+
+
+def _wishes(asked: Sequence[Asked], *, is_processed: bool) -> Wishes:
+    if not any(map(any, asked)):
+        return NO_WISHES
+    others, entropies, bounds, ids = zip(*asked, strict=True)
+    want_other = any(others) or (any(bounds) and not is_processed)
+    if len(set(asked)) == 1 and not ids[0]:  # one value for all lets `token_logprobs` prepare once
+        return Wishes({"other_logprobs": others[0], "entropies": entropies[0], "mask_bounds": bounds[0]}, want_other)
+    arguments = {
+        "other_logprobs": np.array(others),
+        "entropies": np.array(entropies),
+        "mask_bounds": np.array(bounds),
+        "given_token_ids": np.array([token_id for each in ids for token_id in each], np.int64),
+        "given_counts": np.array([len(each) for each in ids]),
+    }
+    return Wishes(arguments, want_other)
+
+
+class _PromptScores:
+    """Scores vLLM's prompts one after another: those of requests that give token ids have their logprobs alone."""
+
+    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+        self._runner = runner
+        self._scored = runner._get_prompt_logprobs_dict  # noqa: SLF001 - no other place knows whose a prompt is
+
+    def __call__(self, hidden_states: Any, scheduled: Any) -> dict[str, Any]:  # noqa: ANN401 - as vLLM calls it
+        every, requests = self._runner.num_prompt_logprobs, self._runner.requests
+        given = {name: given_ids_of(requests[name].sampling_params.extra_args) for name in every}
+        if not any(given.values()):
+            return self._scored(hidden_states, scheduled)  # type: ignore[no-any-return]
+        sampler, found = self._runner.sampler, dict[str, Any]()
+        try:
+            for name, token_ids in given.items():
+                self._runner.num_prompt_logprobs = one = {name: len(token_ids) or every[name]}
+                sampler.given_ids = token_ids
+                found |= self._scored(hidden_states, scheduled)
+                if not one:
+                    del every[name]
+        finally:
+            sampler.given_ids, self._runner.num_prompt_logprobs = (), every
+        return found
+
+
+def use_token_scores(worker: Any) -> None:  # noqa: ANN401 - vLLM's Worker
+    """Have a process of vLLM's score tokens by `token_logprobs`; vLLM calls this with its worker."""
+    runner = worker.model_runner
+    sampler: Any = getattr(runner, "sampler", None)
+    if type(sampler) is not Sampler:
+        got = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+        raise ValueError(f"--token-scores: the sampler of vLLM's V1 model runner, got {got}")
+    try:  # whatever is missing is said now, and not when a request comes
+        token_logprobs(torch.zeros((1, 2), device=runner.device), torch.zeros(1, device=runner.device).long()).wait()
+    except GpuUnavailableError as error:
+        raise ValueError(f"--token-scores: a device that token_logprobs can use, got none: {error}") from error
+    sampler.__class__ = ScoringSampler
+    sampler.runner = runner
+    runner._get_prompt_logprobs_dict = _PromptScores(runner)  # noqa: SLF001 - as above
+    judging = getattr(runner, "rejection_sampler", None)
+    if judging is not None:
+        judging.__class__ = ScoringRejectionSampler

@@ -1,7 +1,0 @@
-"""The engine vllm, and the scheduler of a vLLM that is deployed already; vLLM itself is imported when one is made."""
-
-from tokenbus_engines.vllm.engine import VllmEngine
-from tokenbus_engines.vllm.published import scheduler
-from tokenbus_engines.vllm.request_keys import request_key
-
-__all__ = ["VllmEngine", "request_key", "scheduler"]
