@@ -31,7 +31,7 @@ RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus/engines/scheduler.py services/tokenbus/engines/synthetic.py \
 	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery handoff_tickets.py link.py logs loop_thread.py \
 	metrics open_files.py plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker) \
-	tests/bus tests/worker tests/services/test_clock.py
+	tests/bus tests/worker tests/test_clock.py
 
 VLLM := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
@@ -196,15 +196,15 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults, SEED=$(SEED)"
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) \
-		tests/services/test_state_machine.py tests/services/test_failover.py
+		tests/in_process/test_state_machine.py tests/in_process/test_failover.py
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
 	@echo "==> soak: the processor killed $(KILLS) times"
-	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
+	@$(BIN)/python -m tests.system.campaign --kills $(KILLS)
 	@echo "==> soak: a worker's publisher and its engine killed $(KILLS) times"
-	@for each in publisher engine; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --kill $$each || exit 1; done
+	@for each in publisher engine; do $(BIN)/python -m tests.system.campaign --kills $(KILLS) --kill $$each || exit 1; done
 	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, SEED=$(SEED)"
-	@$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --seed $(SEED)
+	@$(BIN)/python -m tests.system.overlapping --faults $(FAULTS) --seed $(SEED)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"

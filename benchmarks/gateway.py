@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from benchmarks.http_clients import keep_asking
 from benchmarks.processes import PATIENCE, PROMPT, Child, below, deployed, processor_times
 from benchmarks.report import Report, Row
-from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import Program
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
 
 _CONNECTIONS = 256
 _DEFAULT_ROWS = 512

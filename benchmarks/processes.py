@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.integration.deployment import Deployment
+from tests.system.deployment import Deployment
 from tokenbus.client import Client
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings

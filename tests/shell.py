@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.cli.local import environment
-from tests.integration.programs import Program
 from tests.pages import blocks
+from tests.system.programs import Program
 
 _BIN = Path(sys.executable).parent
 _LONGEST = 120.0  # seconds, after which what still runs is killed, and a test that waits has failed

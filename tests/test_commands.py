@@ -46,12 +46,12 @@ NOT_RUN = {
     "it needs NATS; tests/recordings/durable_log runs such lines on servers": (
         *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
     ),
-    "it needs a model's engine; tests/engines/vllm/real and tests/integration/test_gateway_models.py run such lines": (
+    "it needs a model's engine; tests/engines/vllm/real and tests/system/test_gateway_models.py run such lines": (
         *("tokenbus up --engine vllm", "tokenbus worker --engine vllm"),
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
         "lm_eval run",
     ),
-    "tests/integration starts several processes at ports of its own: test_gateways_at_one_port.py, test_several.py": (
+    "tests/system starts several processes at ports of its own: test_gateways_at_one_port.py, test_several.py": (
         *("tokenbus gateway --set gateway.reuse_port", "tokenbus gateway --clients-address"),
         *("tokenbus processor --workers-address", "tokenbus worker --id worker-1 --workers-address"),
     ),
@@ -89,7 +89,7 @@ EXAMPLES = {
     "docs/gpu-ops.md": "tests/test_commands.py",
     "docs/log.md": "tests/recordings/durable_log/test_reader.py",
     "docs/recording.md": "tests/recordings/test_recording.py",
-    "docs/testing.md": "tests/tokenbus/testing/test_plugin.py",
+    "docs/testing.md": "tests/testing/test_plugin.py",
     "docs/training.md": "tests/engines/vllm/real/test_training.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }

@@ -19,10 +19,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from tests.integration.programs import Program
 from tests.support.ports import reserved_port
 from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
+from tests.system.programs import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())

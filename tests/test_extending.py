@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.deployment import COMMAND
-from tests.integration.programs import Program
 from tests.pages import blocks, module_of
 from tests.support.processes import start
 from tests.support.waiting import MOST, until
+from tests.system.deployment import COMMAND
+from tests.system.programs import Program
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Step

@@ -27,7 +27,7 @@ SOURCES = ("contracts", "gpu_ops", "services", "")
 _, ENGINE = [block.text for block in blocks("python", of="README.md")]
 SECONDS = 60
 ELSEWHERE = tuple(
-    f"tests/services/{name}.py"
+    f"tests/in_process/{name}.py"
     for name in (
         *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "overlap", "states")),
         "worker/process/test_apart",
@@ -166,7 +166,7 @@ def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
 def test_workers_and_the_bus_pass_their_tests(python: str) -> None:
     """The tests of workers and of each transport pass on it, but for those that start processes or take long."""
     options = ("-q", "-p", "no:cacheprovider", "-m", "not process and not long", *map("--ignore={}".format, ELSEWHERE))
-    places = ("tests/worker", "tests/bus", "tests/services/test_clock.py")
+    places = ("tests/worker", "tests/bus", "tests/test_clock.py")
     run = _run(python, "-m", "pytest", *options, *places)
     assert run.returncode == 0, run.stdout[-2000:]
     assert " passed" in run.stdout

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import tokenbus
-from tests.integration.deployment import COMMAND
-from tests.integration.programs import Program
 from tests.pages import ROOT, blocks
 from tests.support.processes import start
+from tests.system.deployment import COMMAND
+from tests.system.programs import Program
 from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt

@@ -17,8 +17,8 @@ from benchmarks.errors import NotRunError
 from benchmarks.processes import Child, below, deployed
 from benchmarks.report import progress
 from benchmarks.vllm.reader import read_steps
-from tests.integration.deployment import Deployment
-from tests.integration.programs import Program
+from tests.system.deployment import Deployment
+from tests.system.programs import Program
 
 PYTHON, RUST, TOKENBUS, TAP = "vLLM, Python", "vLLM, Rust", "Tokenbus", "vLLM, Rust, tapped"
 NAMES = {"python": PYTHON, "rust": RUST, "tokenbus": TOKENBUS, "tap": TAP}

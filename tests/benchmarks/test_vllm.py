@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.processes import Child
 from benchmarks.vllm.measure import roles
 from benchmarks.vllm.reader import READY, TOKENS, read_steps
-from tests.integration.deployment import Deployment
 from tests.support.waiting import wait_until
+from tests.system.deployment import Deployment
 from tokenbus.worker import Publisher, StepArrays, StepAssembler
 from tokenbus_contracts import RowStatus
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.breaking import UselessTransport
-from tests.services.builders import client_hello, settings
+from tests.in_process.breaking import UselessTransport
+from tests.in_process.builders import client_hello, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError, Listener, Outcome
 from tokenbus.bus.link import Link, SessionState

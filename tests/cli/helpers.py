@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.integration.programs import Program
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
 from tests.support.waiting import MOST
+from tests.system.programs import Program
 from tokenbus.bus import Transport, transport_for
 from tokenbus.bus.link import Link
 from tokenbus.bus.processor_list import ProcessorList

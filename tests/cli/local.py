@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.helpers import COMMAND
-from tests.integration.programs import Program
 from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
+from tests.system.programs import Program
 from tokenbus.settings import ENTRIES
 
 FEW = ["--engine", "synthetic", "--prefill", "0", "--decode", "0"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.services.builders import client_hello, settings
+from tests.in_process.builders import client_hello, settings
 from tokenbus.bus.link import SessionState
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.services.breaking import BreakingTransport, UselessTransport
-from tests.services.builders import generate_of, hello_of, ids, item_of, settings
+from tests.in_process.breaking import BreakingTransport, UselessTransport
+from tests.in_process.builders import generate_of, hello_of, ids, item_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError, Listener
 from tokenbus.bus.memory import MemoryTransport

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import client_hello, generate_of, settings
+from tests.in_process.builders import client_hello, generate_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError
 from tokenbus.bus.memory import MemoryTransport

@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.peer import HELLO_FIRST, TIMEOUT, opened
 from tests.client.test_client import meeting, taken
-from tests.services.builders import generate_of, ids
+from tests.in_process.builders import generate_of, ids
 from tests.support.waiting import soon, turns
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape

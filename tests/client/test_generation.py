@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.peer import HELLO_FIRST, opened
 from tests.client.test_client import FINISHED, Processor, meeting, taken
-from tests.services.builders import generate_of, hello_of, ids, item_of
+from tests.in_process.builders import generate_of, hello_of, ids, item_of
 from tests.support.waiting import soon, turns
 from tokenbus.client import Client, Generation, RequestEnd, RequestParameters, StepRows
 from tokenbus.client import StructuredOutput as FormArgument

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.peer import HELLO_FIRST, Peer, opened, positions
-from tests.services.builders import generate_of, hello_of, ids, item_of
+from tests.in_process.builders import generate_of, hello_of, ids, item_of
 from tokenbus.client import RequestEnd, StepRows
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, RowStatus, encode

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tokenbus.bus.link import SessionState
 from tokenbus.testing import RowShape
 from tokenbus_contracts.frames import read_frame

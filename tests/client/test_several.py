@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
-from tests.services.builders import WORKER, generate_of
+from tests.in_process.builders import WORKER, generate_of
 from tokenbus.client.requests import OpenRequests
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, encode

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.peer import opened
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.services.builders import ids, step_of
+from tests.in_process.builders import ids, step_of
 from tests.support.waiting import soon, turns
 from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Step, Token

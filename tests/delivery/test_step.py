@@ -1,6 +1,6 @@
 """Step: what one forward pass emitted, in the order in which it came and in that of the batch."""
 
-from tests.services.builders import step_of
+from tests.in_process.builders import step_of
 from tokenbus.testing import batch, row_shapes
 from tokenbus_contracts import BatchKind
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tokenbus.engines.engine import BatchEngine
 from tokenbus.engines.ngram import NgramEngine, NgramOptions
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tests.engines.runs import PROMPT, asked, ngram
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tokenbus.engines.admission import OFFERED, request_of
 from tokenbus.engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 from tokenbus.engines.paddle import ByteTokenizer

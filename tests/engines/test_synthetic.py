@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from tests.services.builders import generate_of, ids
+from tests.in_process.builders import generate_of, ids
 from tokenbus.engines import synthetic
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor.assembly import _unpaired

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.examples.programs import program
-from tests.integration.deployment import Deployment
-from tests.integration.inprocess import processing, working
 from tests.support.waiting import MOST, soon, until
+from tests.system.deployment import Deployment
+from tests.system.inprocess import processing, working
 from tokenbus.processor import Processor
 from tokenbus.testing import SyntheticEngine, true_tokens
 from tokenbus.worker.step import StepArrays

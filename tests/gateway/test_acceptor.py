@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tests.support.waiting import soon, until
 from tokenbus.gateway.acceptor import Acceptor
 from tokenbus.gateway.gateway import Counts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.gateway.api_keys import Caller, made
 from tokenbus.gateway.errors import ApiError
 from tokenbus.testing import ManualClock

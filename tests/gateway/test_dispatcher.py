@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.client.test_client import Processor, meeting
-from tests.services.builders import generate_of, settings
+from tests.in_process.builders import generate_of, settings
 from tests.support.waiting import turns
 from tokenbus.gateway.answer import Answer
 from tokenbus.gateway.api_keys import Caller

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.delivery import RequestFailedError
 from tokenbus.gateway.answer import WholeAnswer
 from tokenbus.gateway.buffers import Buffers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.rendering import Steps, chunks, said, spelled
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
 from tokenbus.gateway.completion_request import CompletionRequest, Reader

@@ -11,7 +11,7 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from tests.gateway.rendering import Steps, named, said, spelled
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError

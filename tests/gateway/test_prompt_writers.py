@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.rendering import chunks
 from tests.gateway.test_rendering import VOCABULARIES
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.engines.synthetic import true_prompt_scores
 from tokenbus.gateway.answer import ChoicesAnswer, WholeAnswer
 from tokenbus.gateway.buffers import Buffers

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tests.in_process.builders import settings
 from tests.processor.live import QUICK
-from tests.services.builders import settings
 from tests.support.waiting import soon
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client

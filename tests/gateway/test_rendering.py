@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gateway.rendering import array, chunks, joined, said
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus.engines.paddle import tokenizer
 from tokenbus.gateway.buffers import Buffers

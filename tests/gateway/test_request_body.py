@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.openapi import document

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from tests.gateway.rendering import Spelling, chunks, said
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader

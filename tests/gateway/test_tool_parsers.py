@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.gateway.tool_parsers import PARSERS, Call
 from tokenbus.settings import SettingsError
 

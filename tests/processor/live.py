@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tests.services.builders import encoded, hello_of, item_of, settings
+from tests.in_process.builders import encoded, hello_of, item_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import Connection
 from tokenbus.bus.memory import MemoryTransport

@@ -1,7 +1,7 @@
 """What the client tests share: a worker with requests, their client, and the frames that the client received."""
 
-from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import generate_of
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
+from tests.in_process.builders import generate_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 
 SERVED = {"clients.detached_timeout_ms": 10_000}

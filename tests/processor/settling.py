@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.services.builders import generate_of, row_values, settings, step_of
+from tests.in_process.builders import generate_of, row_values, settings, step_of
 from tokenbus.delivery import AckTracker, PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED

@@ -2,7 +2,7 @@
 
 from zlib import crc32
 
-from tests.services.builders import EPOCH, encoded, hello_of, item_of, settings
+from tests.in_process.builders import EPOCH, encoded, hello_of, item_of, settings
 from tokenbus.processor.stream import Arrived, Fate, Lost, Stream
 from tokenbus.testing import row_shapes
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import EPOCH, WORKER, row_values, settings, values_by_key
+from tests.in_process.builders import EPOCH, WORKER, row_values, settings, values_by_key
 from tokenbus.delivery import Step
 from tokenbus.processor.assembly import Assembler
 from tokenbus.processor.stream import Fate

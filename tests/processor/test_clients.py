@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.in_process.bench import Bench, BenchClient
+from tests.in_process.builders import generate_of
 from tests.processor.serving import places, serving
-from tests.services.bench import Bench, BenchClient
-from tests.services.builders import generate_of
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.in_process.bench import Bench
+from tests.in_process.builders import client_hello, generate_of
 from tests.processor.serving import places, resume, serving
-from tests.services.bench import Bench
-from tests.services.builders import client_hello, generate_of
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus

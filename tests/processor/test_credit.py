@@ -4,8 +4,8 @@ from zlib import crc32
 
 import pytest
 
+from tests.in_process.builders import EPOCH, hello_of, item_of, settings
 from tests.processor.streams import come, payload, stream, take
-from tests.services.builders import EPOCH, hello_of, item_of, settings
 from tokenbus.processor.stream import Fate, Stream
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import generate_of
+from tests.in_process.bench import Bench, BenchWorker
+from tests.in_process.builders import generate_of
 from tokenbus.bus import Outcome
 from tokenbus.processor.requests import NO_OWNER
 from tokenbus.processor.workers import Worker

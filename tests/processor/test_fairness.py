@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
+from tests.in_process.builders import generate_of
 from tests.processor.serving import places, resume, serving
-from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import generate_of
 from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.processor import client_frames, send_queue
 from tokenbus.processor.requests import UNCLAIMED, Deadline, RequestTable, Source

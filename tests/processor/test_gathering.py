@@ -1,8 +1,8 @@
 """Gathering: frames of several steps leave together, soon, and none later than the bounds on what waits allow."""
 
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
+from tests.in_process.builders import generate_of
 from tests.processor.serving import places, serving
-from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import generate_of
 from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import generate_of
+from tests.in_process.bench import Bench, BenchWorker
+from tests.in_process.builders import generate_of
 from tokenbus.bus.handoff_tickets import is_ticket_for
 from tokenbus.bus.transport import ANONYMOUS
 from tokenbus.testing import RowShape, row_shapes

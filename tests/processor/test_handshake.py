@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import generate_of, hello_of
+from tests.in_process.bench import Bench, BenchWorker
+from tests.in_process.builders import generate_of, hello_of
 from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import read_frame, write_frame

@@ -4,8 +4,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import encoded, generate_of
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
+from tests.in_process.builders import encoded, generate_of
 from tokenbus.delivery import Step
 from tokenbus.processor.step_queue import StepQueue
 from tokenbus.testing import RowShape, batch, row_shapes

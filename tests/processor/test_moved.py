@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
+from tests.in_process.builders import generate_of, settings
 from tests.processor.serving import places
-from tests.services.bench import Bench, BenchClient, BenchWorker
-from tests.services.builders import generate_of, settings
 from tokenbus.processor import Processor
 from tokenbus.settings import SettingsError
 from tokenbus.testing import RowShape, row_shapes

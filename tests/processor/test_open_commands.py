@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.processor.test_ownership import client_of
-from tests.services.bench import Bench, BenchClient, BenchWorker
 from tokenbus.bus import Role
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, DescribeEngine, EngineState

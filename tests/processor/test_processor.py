@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tests.in_process.builders import generate_of, settings
 from tests.processor.live import QUICK, running, started
-from tests.services.builders import generate_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError
 from tokenbus.processor import Processor

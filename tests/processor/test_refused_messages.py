@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.services.bench import Bench
-from tests.services.builders import BATCH, EVENT, client_hello
+from tests.in_process.bench import Bench
+from tests.in_process.builders import BATCH, EVENT, client_hello
 from tokenbus.logs import DeduplicatedLog, configure
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.settings import LogSettings

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.in_process.builders import generate_of
 from tests.processor.settling import Table, source
-from tests.services.builders import generate_of
 from tokenbus.delivery import Step
 from tokenbus.processor.requests import NO_OWNER, NO_STREAM, UNCLAIMED, UNROUTED, Request, State
 from tokenbus.testing import RowShape, batch

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.in_process.builders import ids, row_values, step_of
 from tests.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
-from tests.services.builders import ids, row_values, step_of
 from tokenbus.processor.requests import NO_STREAM, UNROUTED, State
 from tokenbus.processor.stream import StreamCounts
 from tokenbus.testing import RowShape, batch, row_shapes

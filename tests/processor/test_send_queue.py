@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.delivery import PendingAck
 from tokenbus.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus.processor.send_queue import Budget, SendQueue

@@ -1,7 +1,7 @@
 """The status frame: what a client hears of the processor and its workers, and how often."""
 
-from tests.services.bench import Bench, BenchClient
-from tests.services.builders import generate_of
+from tests.in_process.bench import Bench, BenchClient
+from tests.in_process.builders import generate_of
 from tokenbus.bus import Outcome
 from tokenbus.processor.status import STATUS_BURST_SECONDS, STATUS_INTERVAL
 from tokenbus.testing import row_shapes

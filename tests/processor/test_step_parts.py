@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tokenbus.processor.step_parts import StepParts, dealt
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, LogprobBatch, decode, encode, native

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.in_process.builders import EVENT, encoded, item_of
 from tests.processor.streams import come, order, payload, stream, take
-from tests.services.builders import EVENT, encoded, item_of
 from tokenbus.processor.stream import Arrived, Fate, Lost
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import ContractError, LogprobBatch

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.in_process.builders import generate_of
 from tests.processor.settling import source
-from tests.services.builders import generate_of
 from tokenbus.processor.requests import (
     NO_STREAM,
     UNCLAIMED,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.services.builders import step_of
+from tests.in_process.builders import step_of
 from tokenbus.delivery import PendingAck
 from tokenbus.processor.requests import Deadline, Request, RequestTable, State
 from tokenbus.processor.step_parts import StepParts

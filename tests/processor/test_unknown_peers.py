@@ -1,7 +1,7 @@
 """Unknown peers: each is asked for its handshake once an interval, few are remembered, and large frames cost little."""
 
-from tests.services.bench import Bench
-from tests.services.builders import client_hello, generate_of
+from tests.in_process.bench import Bench
+from tests.in_process.builders import client_hello, generate_of
 from tokenbus.processor.connections import UnknownPeers
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame

@@ -2,8 +2,8 @@
 
 from zlib import crc32
 
-from tests.services.bench import Bench, BenchClient
-from tests.services.builders import BATCH, EVENT, encoded, generate_of
+from tests.in_process.bench import Bench, BenchClient
+from tests.in_process.builders import BATCH, EVENT, encoded, generate_of
 from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
 

@@ -4,8 +4,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import encoded, generate_of, item_of
+from tests.in_process.bench import Bench, BenchWorker
+from tests.in_process.builders import encoded, generate_of, item_of
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import write_frame

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cli.helpers import hello, payloads, recording
 from tests.contracts.strategies import canonical, valid_messages
-from tests.services.builders import BATCH, EPOCH, EVENT, WORKER
+from tests.in_process.builders import BATCH, EPOCH, EVENT, WORKER
 from tokenbus.delivery.step import TokenExtras, extras_by_token
 from tokenbus.recordings import parquet
 from tokenbus.recordings.items import StreamItem, read_items

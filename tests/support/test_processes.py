@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.programs import Program
 from tests.support.fork_server import COMMAND
 from tests.support.processes import Forked, run, start
+from tests.system.programs import Program
 
 WRONG = [COMMAND, "processor", "--set", "bus.no_such=1"]
 

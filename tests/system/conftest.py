@@ -1,6 +1,6 @@
 """What tests over several processes share."""
 
 from tests.cli.conftest import folder
-from tests.integration.conftest import deployment
+from tests.system.conftest import deployment
 
 __all__ = ["deployment", "folder"]

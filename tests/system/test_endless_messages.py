@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.bus.keyed import Keyring
-from tests.integration.asking import Witness
-from tests.integration.deployment import Deployment
-from tests.integration.test_keys import keys_of, listening
 from tests.support.ports import free_ports
 from tests.support.waiting import soon
+from tests.system.asking import Witness
 from tests.system.curve_peer import CurvePeer
+from tests.system.deployment import Deployment
+from tests.system.test_keys import keys_of, listening
 from tokenbus.client import Client
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, StreamLimits, WorkerFrame, WorkerRole

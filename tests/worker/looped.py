@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from tests.services.builders import EPOCH, arrays_of, settings
+from tests.in_process.builders import EPOCH, arrays_of, settings
 from tokenbus.testing import ManualClock
 from tokenbus.worker import Engine as AnyEngine
 from tokenbus.worker import Publisher, StepArrays

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.services.builders import BATCH, EPOCH, hello_of
+from tests.in_process.builders import BATCH, EPOCH, hello_of
 from tokenbus.bus.link import SessionState
 from tokenbus.worker.retention import Retention
 from tokenbus.worker.session import WorkerSession

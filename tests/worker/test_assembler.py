@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import arrays_of, values_by_key
+from tests.in_process.builders import arrays_of, values_by_key
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus_contracts import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.builders import generate_of, ids
+from tests.in_process.builders import generate_of, ids
 from tests.worker.looped import Engine, Looped, Once, batches, running
 from tests.worker.test_states import KINDS, handed_off
 from tokenbus.engines.synthetic import SyntheticEngine

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, batches, events, running
 from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus.worker import Publisher, StepArrays

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bus.keyed import Keyring
-from tests.services.builders import EPOCH, generate_of, settings
+from tests.in_process.builders import EPOCH, generate_of, settings
 from tests.support.waiting import MOST, turns, until
 from tests.worker.peer import welcome_of
 from tokenbus.backports import timeout

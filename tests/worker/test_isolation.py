@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.services.builders import arrays_of, generate_of, ids
+from tests.in_process.builders import arrays_of, generate_of, ids
 from tests.worker.looped import Looped, batches, events, running
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.testing import RowShape, batch

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.services.builders import arrays_of, generate_of
+from tests.in_process.builders import arrays_of, generate_of
 from tests.support.waiting import MOST
 from tests.worker.looped import batches, running
 from tokenbus.testing import batch, row_shapes

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.services.builders import arrays_of, settings
+from tests.in_process.builders import arrays_of, settings
 from tokenbus.processor.assembly import Assembler
 from tokenbus.testing import RowShape, batch
 from tokenbus.worker import StepArrays, StepAssembler

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import BATCH, EPOCH, EVENT, settings, values_by_key
+from tests.in_process.builders import BATCH, EPOCH, EVENT, settings, values_by_key
 from tests.worker.peer import welcome_of
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, PublishError, RetentionFullError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.breaking import BreakingTransport, UselessTransport
-from tests.services.builders import EPOCH, generate_of, settings
+from tests.in_process.breaking import BreakingTransport, UselessTransport
+from tests.in_process.builders import EPOCH, generate_of, settings
 from tests.support.waiting import soon, turns
 from tests.worker.peer import welcome_of
 from tokenbus.bus import AddressError, Listener

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import BATCH, EVENT
+from tests.in_process.builders import BATCH, EVENT
 from tokenbus.worker import retention as module
 from tokenbus.worker.retention import Dropped, Retained, Retention
 

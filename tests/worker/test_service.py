@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, Once, batches, events, keys, running
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus.worker import EngineBrokenError, Publisher, StepArrays

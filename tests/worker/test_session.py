@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import BATCH, EPOCH, generate_of
+from tests.in_process.builders import BATCH, EPOCH, generate_of
 from tests.worker.peer import Peer, opened
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame

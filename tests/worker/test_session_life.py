@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.services.builders import EPOCH, generate_of
+from tests.in_process.builders import EPOCH, generate_of
 from tests.worker.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
 from tokenbus.bus.link import SessionState
 from tokenbus_contracts import ContractError

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tests.worker.looped import Looped, batches, events
 from tokenbus.engines.ngram import NgramEngine, NgramOptions
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.builders import generate_of
+from tests.in_process.builders import generate_of
 from tokenbus.bus import Identity, Role, handoff_tickets
 from tokenbus.bus.handoff_tickets import Tickets, new_ticket
 from tokenbus.bus.transport import ANONYMOUS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import asked, tokens_alone
-from tests.integration.deployment import Deployment
+from tests.system.deployment import Deployment
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.gateway.page.conftest import Open
 from tests.gateway.page.doing import panel, token_at, tokens, wait_for
-from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import Program
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
 
 pytestmark = pytest.mark.xdist_group("browser")
 

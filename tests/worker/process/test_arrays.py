@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.builders import arrays_of
+from tests.in_process.builders import arrays_of
 from tokenbus.testing import batch, row_shapes
 from tokenbus.worker import StepArrays
 from tokenbus.worker.process import arrays

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from tests.services.builders import settings
+from tests.in_process.builders import settings
 from tests.support.waiting import MOST
 from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.services.builders import BATCH, EVENT
+from tests.in_process.builders import BATCH, EVENT
 from tokenbus.worker.process.journal import DROPPED_BYTES, JOURNAL_BYTES, JournaledRetention
 from tokenbus.worker.process.records import Word
 from tokenbus.worker.process.ring import Ring, ring_bytes

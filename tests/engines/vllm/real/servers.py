@@ -17,9 +17,9 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.tiny_model import END
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import Program
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
 
 MOST = 400.0
 CONTEXT = 1024

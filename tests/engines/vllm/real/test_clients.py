@@ -20,7 +20,7 @@ from tests.engines.vllm.real.servers import (
     streams,
 )
 from tests.engines.vllm.tiny_model import END
-from tests.integration.serving import error_of
+from tests.system.serving import error_of
 from tokenbus.gateway.metrics import VLLM
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
 from tokenbus.client import Client, RequestEnd
 from tokenbus.engines.vllm import VllmEngine
 

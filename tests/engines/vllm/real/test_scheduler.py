@@ -16,11 +16,11 @@ import pytest
 from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference, stop_of
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
 from tests.engines.vllm.test_published import configuration
-from tests.integration import programs
-from tests.integration.deployment import Deployment
-from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
+from tests.system import programs
+from tests.system.deployment import Deployment
+from tests.system.programs import Program
 from tokenbus.client import Client
 from tokenbus.delivery import Step
 from tokenbus.engines.vllm import scheduler

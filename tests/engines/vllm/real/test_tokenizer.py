@@ -10,10 +10,10 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.tiny_model import WORDS, make
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import Program
-from tests.integration.serving import error_of
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
+from tests.system.serving import error_of
 from tokenbus.engines.vllm.configuration import tokenizer_of
 
 MOST = 400.0

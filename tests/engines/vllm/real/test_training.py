@@ -18,9 +18,9 @@ import tokenbus
 from tests.engines.vllm.real.runs import SHARED, WHOLE, apart
 from tests.engines.vllm.real.servers import MOST, event_of_up, start_up
 from tests.engines.vllm.tiny_model import make
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
 from tests.pages import blocks, module_of
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
 
 LOOP, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
 STEPS = 10

@@ -12,9 +12,9 @@ import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.tiny_model import CONTEXT, make_adapter
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
 from tests.pages import ROOT
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
 from tokenbus.model_files import ModelTokenizer
 
 MOST = 400.0

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
-from tests.integration import programs
-from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
+from tests.system import programs
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
 from tokenbus.client import Client, RequestFailedError
 
 ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 200}

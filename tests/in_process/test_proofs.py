@@ -1,0 +1,55 @@
+"""Proofs: what a session draws once and shows in each hello, and what no other peer gets to see."""
+
+from io import BytesIO
+
+import pytest
+
+from tests.client.peer import Peer as ClientPeer
+from tests.in_process.builders import EPOCH, hello_of
+from tests.worker.peer import Peer as WorkerPeer
+from tokenbus.logs.values import safe
+from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+
+
+@pytest.mark.parametrize("kind", [WorkerPeer, ClientPeer])
+def test_each_hello_of_a_life_shows_the_same_proof(kind: type[WorkerPeer] | type[ClientPeer]) -> None:
+    """Sixteen random bytes: the same in each hello of one session, others in the next session's."""
+    shown: list[list[bytes]] = []
+    for _ in range(3):
+        peer, proofs = kind(), []
+        for _ in range(3):
+            frame = peer.says()
+            assert frame is not None
+            proofs.append(frame.hello.proof)
+            peer.now += 5
+        shown.append(proofs)
+    assert all(len(set(proofs)) == 1 and len(proofs[0]) == 16 for proofs in shown)
+    assert len({proofs[0] for proofs in shown}) == 3
+
+
+def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
+    """A proof is the session's own: what it was made from, which others may show, has none."""
+    given = hello_of(proof=b"of another life")
+    peer = WorkerPeer()
+    frame = peer.must_say()
+    assert frame.hello.proof != given.proof
+    assert given.proof == b"of another life"
+
+
+def test_recordings_have_no_proof() -> None:
+    """What only the live worker needs is not recorded, however the hello came by it."""
+    given = hello_of(proof=b"p" * 16, handoff_key=b"h" * 32, handoff_server_key=b"k" * 32)
+    recorded = hello_entry(EPOCH, given, 1)
+    for secret in (b"pppp", b"hhhh", b"kkkk"):
+        assert secret not in recorded
+    (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
+    assert (item.hello.proof, item.hello.handoff_key) == (b"", b"")
+    public = public_hello(given)
+    assert public.proof + public.handoff_key + public.handoff_server_key == b""
+
+
+@pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket", "handoff_key"])
+def test_logs_show_none(name: str) -> None:
+    """A value of such a name is never in a log."""
+    assert safe(name, b"p" * 16) == "(hidden)"

@@ -1,0 +1,223 @@
+"""What the state machines of `test_state_machine.py` found, each in as few steps as show it."""
+
+from dataclasses import replace
+
+from tests.in_process.machines import FaultyBus
+from tests.in_process.shapes import ALWAYS
+from tests.in_process.world import Shape, Wish, World
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+_WISH = Wish(client=0, max_tokens=7, top_logprobs=2, drafts=True)
+
+
+def world_of(shape: Shape | None = None, **settings: object) -> World:
+    """Return a world in which every node is connected."""
+    chosen = shape or Shape()
+    keys = {name.replace("__", "."): value for name, value in settings.items()}
+    world = World(replace(chosen, settings=keys))
+    world.flush()
+    return world
+
+
+def assert_all_well(world: World) -> None:
+    """Assert that everything comes to its end, and every request with all of its tokens."""
+    world.settle()
+    world.check_ends()
+    assert [(asked.key, asked.status, asked.error) for asked in world.asked] == [
+        (asked.key, RowStatus.FINISHED_LENGTH, None) for asked in world.asked
+    ]
+
+
+def test_a_worker_forgets_a_request_that_ended_for_want_of_room() -> None:
+    """A request whose last row found no room is not in the hello ever after."""
+    world = world_of(worker__policy="fail", worker__retention_items=3)
+    world.ask(Wish(client=0, max_tokens=3, top_logprobs=None, drafts=False))
+    world.ask(Wish(client=0, max_tokens=9, top_logprobs=None, drafts=False))
+    world.flush()
+    world.workers[0].turn()
+    world.settle()
+    assert world.workers[0].publisher.session.requests == set()
+    assert {asked.error and asked.error.code for asked in world.asked} == {ErrorCode.ERROR_CODE_GAP}
+
+
+def test_a_request_that_waits_for_a_worker_gets_the_first_free_place() -> None:
+    """After a restart a request may find every worker full: it waits for one to be free, not for one to come."""
+    world = World(Shape({"worker.max_requests": 1}))
+    for _ in range(2):
+        world.ask(_WISH)
+    assert_all_well(world)
+
+
+def test_a_request_that_was_asked_for_before_a_restart_goes_to_one_worker() -> None:
+    """Whichever worker comes back first, a request is not handed to a second worker while another has it."""
+    world = world_of(Shape(workers=2))
+    world.ask(_WISH)
+    world.flush()
+    holder = next(worker for worker in world.workers if worker.publisher.waiting_requests)
+    holder.is_paused = True
+    world.restart_processor(keeps_unsent=False)
+    world.pass_time(1.5, carries=True)
+    other = next(worker for worker in world.workers if worker is not holder)
+    assert other.publisher.waiting_requests == 0
+    assert_all_well(world)
+
+
+def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again() -> None:
+    """A client whose connection broke before the first answer gets what was computed, and it is computed once."""
+    world = world_of()
+    world.ask(_WISH)
+    world.flush()
+    for _ in range(3):
+        world.turn(0)
+        while world.deliver_up(world.workers[0]):
+            pass
+    world.clients[0].node.reconnect(keeps_unsent=False)
+    assert_all_well(world)
+    assert world.processor.registry.counts.opened == 1
+
+
+def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
+    """Rows of a request that has ended, and that no client has claimed yet, are acknowledged."""
+    world = world_of(processor__pending_items=6)
+    world.ask(Wish(client=0, max_tokens=40, top_logprobs=None, drafts=False))
+    world.flush()
+    world.turn(0)
+    world.flush()
+    world.pass_time(0.5, carries=True)
+    world.restart_processor(keeps_unsent=False)
+    world.clients[0].node.is_paused = True
+    for _ in range(20):
+        world.turn(0)
+        world.flush()
+    world.settle()
+    assert world.unsettled() == []
+
+
+def test_credit_and_acknowledgements_that_were_lost_come_again() -> None:
+    """A worker whose last grant was lost goes on after the next heartbeat, though nothing else would be granted."""
+    world = world_of(processor__credit_items=4, worker__retention_items=6, bus__heartbeat_timeout_ms=60_000)
+    world.ask(Wish(client=0, max_tokens=30, top_logprobs=None, drafts=False))
+    world.flush()
+    worker = world.workers[0]
+    for _ in range(6):
+        world.turn(0)
+        while world.deliver_up(worker) or world.deliver_up(world.clients[0].node) or world.clients[0].node.receive():
+            worker.wire.down.clear()
+    assert_all_well(world)
+
+
+def test_tokens_without_their_batch_end_what_may_miss_them() -> None:
+    """A numbered frame whose parts are missing is taken for what it is: tokens that are lost."""
+    world = world_of()
+    world.ask(_WISH)
+    world.flush()
+    world.turn(0)
+    while world.deliver_up(world.workers[0]):
+        pass
+    client = world.clients[0]
+    outputs = client.node.wire.down.pop()
+    client.node.wire.down.append(outputs[:1])
+    world.settle()
+    assert world.asked[0].error is not None
+    assert world.asked[0].error.code == ErrorCode.ERROR_CODE_GAP
+
+
+def test_a_resume_that_was_lost_with_its_connection_is_repeated() -> None:
+    """A processor that knows a session again may have missed its resume: the client repeats it until it is answered."""
+    world = world_of()
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    world.restart_processor(keeps_unsent=False)
+    client = world.clients[0]
+    world.pass_time(1.2, carries=False)
+    while client.node.wire.down or client.node.wire.up:  # up to the welcome, and what the client says then is lost
+        world.deliver_up(client.node)
+        client.node.receive()
+        if client.node.session.handshakes == 2:
+            break
+    client.node.reconnect(keeps_unsent=False)
+    assert_all_well(world)
+
+
+def test_two_lives_of_a_client_resume_at_once() -> None:
+    """The later one gets all that is on its way, whichever of the earlier ones it was on its way to."""
+    world = world_of(client__window_frames=1)
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    world.stir(carries_up=True)
+    world.restart_client(0)
+    first = world.clients[0]
+    world.deliver_up(first.node)  # its hello
+    first.node.receive()
+    while world.deliver_up(first.node):  # its resume, which waits for the event loop's next turn
+        pass
+    world.restart_client(0)
+    second = world.clients[0]
+    world.deliver_up(second.node)
+    second.node.receive()
+    while world.deliver_up(second.node):
+        pass
+    assert_all_well(world)
+
+
+def test_a_client_resumes_and_leaves_at_once() -> None:
+    """A request whose client resumes it and leaves at once waits for another, and no row goes to the first."""
+    world = world_of(Shape(clients=2))
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    asked = world.asked[0]
+    world.restart_client(0)
+    client = world.clients[0]
+    world.deliver_up(client.node)
+    client.node.receive()
+    while world.deliver_up(client.node):
+        pass
+    world.close_client(0)
+    world.clients[0].take_over(asked)
+    world.asked.append(asked)
+    assert_all_well(world)
+
+
+def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
+    """Steps that wait for what was dropped end by time, even where they are all that may be held."""
+    world = world_of(Shape(drafts=True), processor__pending_items=2, worker__policy="fail", worker__retention_items=3)
+    world.ask(Wish(client=0, max_tokens=9, top_logprobs=None, drafts=False))
+    world.flush()
+    world.workers[0].turn()  # the event, the target, and no room for the draft
+    world.settle()
+    assert world.unsettled() == []
+
+
+def test_a_request_that_found_no_room_at_its_worker_is_handed_out_again() -> None:
+    """Requests that come and go while the engine computes fill what waits for it: the next one is not forgotten."""
+    world = world_of(worker__max_requests=1)
+    world.ask(_WISH)
+    world.flush()
+    world.close_client(0)
+    world.flush()
+    world.ask(_WISH)
+    world.flush()
+    assert [node.refused_frames for node in world.workers] == [1]
+    assert_all_well(world)
+
+
+def test_a_request_whose_rows_waited_ends_with_the_worker_that_was_lost_meanwhile() -> None:
+    """Rows that came before their client did are handed out, and then the request ends: its worker is lost since."""
+    machine = FaultyBus()
+    shape = Shape(ALWAYS | {"processor.credit_items": 4}, workers=2, clients=1, capacity=6)
+    machine.begin(shape=shape, wishes=[Wish(0, 32, None, drafts=False), Wish(0, 16, None, drafts=True)])
+    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
+    machine.turn(turns=9, worker=4)
+    machine.pause(node=1)
+    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
+    machine.pass_time_in_silence(seconds=1.1)
+    machine.inject(node=4, number=34237, place=0, up=False)
+    machine.carry_down(messages=3, node=6)
+    machine.reorder(node=7, place=0, to=7, up=False)
+    machine.restart_worker(worker=5)
+    machine.restart_worker(worker=4)
+    machine.teardown()

@@ -1,0 +1,295 @@
+"""The whole bus in one place: workers, a processor and clients, a network between them, and one clock."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple, cast
+
+from tests.in_process.network import Network
+from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, generate_request, work_left
+from tests.in_process.sending import Sending
+from tests.support.settings import settings_of
+from tokenbus.bus import Listener
+from tokenbus.processor.processor import Core
+from tokenbus.processor.request_registry import MOST_EARLY
+from tokenbus.testing import ManualClock
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+
+_TICK = 0.25
+_SETTLE_SECONDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a world is, and how tight."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    workers: int = 1
+    clients: int = 1
+    parts: int = 1
+    drafts: bool = False
+    capacity: int = 64
+    """How many messages a connection holds in each direction."""
+    by_columns: bool = False
+    """Whether clients take whole outputs, instead of iterating over each request."""
+
+
+class Wish(NamedTuple):
+    """What a client may ask for."""
+
+    client: int
+    max_tokens: int
+    top_logprobs: int | None
+    drafts: bool
+
+
+class World:
+    """Nothing happens here unless it is asked for, so that every run can be had again."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.clock = ManualClock()
+        self.settings = settings_of(shape.settings)
+        self.worker_network = Network(shape.capacity)
+        self.client_network = Network(shape.capacity)
+        self._keys = count(1)
+        self._lives = count(1)
+        self._soon: deque[Callable[[], None]] = deque()
+        self.is_patient = self.settings.worker.policy != "fail"
+        """Whether engines wait until there is room, instead of giving up at once."""
+        self.asked: list[Asked] = []
+        self.emitted: dict[int, int] = {}
+        self.processor = self._new_processor()
+        self.workers = [self._new_worker(place) for place in range(shape.workers)]
+        self.clients = [self._new_client() for _ in range(shape.clients)]
+        for node in self.nodes():
+            node.pump()
+
+    def _new_processor(self) -> Core:
+        settings = settings_of({"processor.id": f"life-{next(self._lives)}"} | self.shape.settings)
+        self._soon.clear()
+        core = Core(settings, self.clock, self._soon.append)
+        core.listen(
+            cast("Listener", Sending(self.worker_network.send)), cast("Listener", Sending(self.client_network.send))
+        )
+        core.begin(self.clock.now())
+        return core
+
+    def _new_worker(self, place: int) -> WorkerNode:
+        settings = settings_of({"worker.id": f"worker-{place}"} | self.shape.settings)
+        network, shape = self.worker_network, self.shape
+        return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
+
+    def _new_client(self) -> AskingClient:
+        by_columns = self.shape.by_columns
+        return AskingClient(self.settings, next(self._lives), [self.client_network], self.clock, by_columns=by_columns)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every worker and every client."""
+        yield from self.workers
+        yield from (client.node for client in self.clients)
+
+    # What people do.
+
+    def ask(self, wish: Wish) -> None:
+        """Let a client ask for a new request."""
+        asked = Asked(generate_request(next(self._keys), wish.max_tokens, wish.top_logprobs, drafts=wish.drafts))
+        self.asked.append(asked)
+        self.clients[wish.client % len(self.clients)].ask(asked)
+
+    def open_requests(self) -> list[tuple[AskingClient, Asked]]:
+        """Return the requests that have not ended, each with its client."""
+        return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
+
+    def turn(self, place: int) -> None:
+        """Let a worker's engine take a turn; a patient one waits for room instead."""
+        worker = self.workers[place]
+        if not worker.is_paused and (not self.is_patient or worker.has_room()):
+            worker.turn()
+            self._note(worker)
+
+    def work(self, turns: int) -> None:
+        """Let everything go well for a while; what was computed last is left on its way to the clients."""
+        for _ in range(turns):
+            self.flush()
+            self.stir(carries_up=True)
+
+    def stir(self, *, carries_up: bool) -> None:
+        """Put something on its way: to the processor, or through it to the clients."""
+        for place in range(len(self.workers)):
+            self.turn(place)
+        if carries_up:
+            for node in self.nodes():
+                while self.deliver_up(node):
+                    pass
+
+    def _note(self, worker: WorkerNode) -> None:
+        for key, emitted in worker.publisher.emitted.items():
+            self.emitted[key] = max(emitted, self.emitted.get(key, 0))
+
+    # What the network does.
+
+    def deliver_up(self, node: Node) -> bool:
+        """Carry a node's oldest message to the processor; False: there is none."""
+        wire = node.wire
+        if not wire.up:
+            return False
+        connections = self.processor.worker_connections if isinstance(node, WorkerNode) else self.processor.clients
+        connections.receive(wire.peer, wire.up.popleft(), self.clock.now())
+        node.pump()
+        return True
+
+    def run_soon(self) -> None:
+        """Do what the processor put off until its event loop's next turn."""
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+
+    def flush(self, most: int = 10_000) -> None:
+        """Carry messages in turns, until no node has anything to send."""
+        for _ in range(most):
+            moved = [node.receive() | self.deliver_up(node) for node in self.nodes()]
+            waits = bool(self._soon)
+            self.run_soon()
+            for client in self.clients:
+                client.read()
+            if not any(moved) and not waits:
+                return
+        raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
+
+    def pass_time(self, seconds: float, *, carries: bool) -> None:
+        """Let time pass, with messages being carried or without; no step waits for its parts meanwhile."""
+        for worker in self.workers:
+            worker.release()
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
+            self.processor.tick(self.clock.now())
+            for node in self.nodes():
+                node.pump()
+            for client in self.clients:
+                if not client.node.is_paused:
+                    client.watch_over()
+            if carries:
+                self.flush()
+
+    def stand_still(self, seconds: float) -> None:
+        """Let the processor stand still: what waits there has that much more time, as a step for its parts."""
+        self.clock.advance(seconds)
+        self.processor.extend_deadlines(seconds, self.clock.now())
+        self.processor.tick(self.clock.now())
+
+    # What goes wrong.
+
+    def restart_processor(self, *, keeps_unsent: bool) -> None:
+        """Kill the processor and start another: whatever it knew is lost, and so is what was on its way from it."""
+        for node in self.nodes():
+            node.reconnect(keeps_unsent=keeps_unsent)
+        self.processor = self._new_processor()
+
+    def restart_worker(self, place: int) -> None:
+        """Kill a worker and start another life of it: its requests are lost."""
+        old = self.workers[place]
+        self.worker_network.wires.pop(old.wire.peer, None)
+        self.workers[place] = self._new_worker(place)
+        self.workers[place].pump()
+
+    def restart_client(self, place: int, *, forgets: int = 0) -> None:
+        """Kill a client; its next life goes on with what the old one had taken, but for the last few tokens of each.
+
+        It can do so with what is known to have been taken alone, so one that waits for such news lives on.
+        """
+        old = self.clients[place]
+        if any(request.generate is not None for request in old.requests.requests.values()):
+            return
+        old.is_reading = True
+        old.read()
+        self.client_network.wires.pop(old.node.wire.peer, None)
+        self.clients[place] = new = self._new_client()
+        for asked in old.asked.values():
+            if not asked.has_ended:
+                del asked.tokens[max(0, len(asked.tokens) - forgets) :]
+                new.take_over(asked)
+        new.pump()
+
+    def close_client(self, place: int) -> None:
+        """Let a client leave: what it has not received is no longer expected. Another takes its place."""
+        old = self.clients[place]
+        old.node.wire.up.append(old.sessions[0].goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED))
+        self.asked = [asked for asked in self.asked if asked.has_ended or asked.key not in old.asked]
+        while self.deliver_up(old.node):
+            pass
+        self.clients[place] = self._new_client()
+        self.clients[place].pump()
+
+    # What must hold.
+
+    def heal(self) -> None:
+        """End every trouble that lasts."""
+        self.is_patient = True
+        for node in self.nodes():
+            node.is_paused = False
+            node.pump()
+        for client in self.clients:
+            client.is_reading = True
+            client.requests.is_paused = False
+            client.pump()
+
+    def settle(self) -> None:
+        """Let everything go well until nothing is left to do; in bounded time, or it is an error."""
+        self.heal()
+        end = self.clock.now() + _SETTLE_SECONDS
+        while self.clock.now() < end:
+            for place in range(len(self.workers)):
+                self.turn(place)
+            self.flush()
+            if not self.unsettled():
+                return
+            self.pass_time(_TICK, carries=True)
+        raise AssertionError(f"after {_SETTLE_SECONDS} s: {self.unsettled()}")
+
+    def unsettled(self) -> list[str]:
+        """Name what has not come to its end."""
+        left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
+        left += [line for worker in self.workers for line in work_left(worker)]
+        if self.processor.registry.table.open_requests():
+            left.append(f"the processor has {[each.id for each in self.processor.registry.table.open_requests()]}")
+        send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
+        left += [
+            f"the processor keeps {len(send_queue)} frames for a client"
+            for send_queue in send_queues
+            if len(send_queue)
+        ]
+        return left
+
+    def check_bounds(self) -> None:
+        for worker in self.workers:
+            retention, settings = worker.publisher.retention, worker.settings.worker
+            assert len(retention) <= settings.most_items
+            assert retention.bytes <= settings.retention_bytes
+            assert worker.publisher.waiting_requests <= 2 * settings.max_requests
+            # Of a run that found no room, only the first item needs credit.
+            assert worker.publisher.session.credit >= (0, 0) or worker.publisher.failed
+        core, processor = self.processor, self.settings.processor
+        for known in core.workers.by_id.values():
+            assert len(known.stream._ahead) <= processor.credit_items
+            assert known.assembler.open_steps <= processor.max_open_steps + processor.credit_items
+            assert all(sequence >= known.stream.expected for sequence in known.stream._ahead)
+            # What was granted before too much was held may still come.
+            assert len(known.stream.acks) <= processor.pending_items + processor.credit_items + 1
+        for session in core.clients.sessions.values():
+            send_queue, clients = session.send_queue, self.settings.clients
+            news = sum(not frame.parts for frame in send_queue.frames())
+            assert len(send_queue) - news <= clients.send_queue_frames
+            assert send_queue.bytes <= clients.send_queue_bytes
+            assert len(send_queue._sent) <= self.settings.client.window_frames
+        for request in core.registry.table.open_requests():
+            assert len(request.early) <= MOST_EARLY
+        assert len(core.registry.table) <= processor.max_requests
+
+    def check_ends(self) -> None:
+        for asked in self.asked:
+            asked.check_end()
+            if asked.error is not None:
+                assert asked.error.code != ErrorCode.ERROR_CODE_INTERNAL, str(asked.error)

@@ -1,1 +1,0 @@
-"""Tests over real sockets and real processes."""

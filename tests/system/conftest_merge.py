@@ -1,0 +1,20 @@
+"""What the tests over several processes share."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.deployment import Deployment
+
+
+@pytest.fixture
+def deployment() -> Iterator[Deployment]:
+    """Addresses of the test's own; every process that it starts ends with it."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        made = Deployment(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,99 @@
+"""The durable log over a whole system: real processes and servers, which are killed while tokens come."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.recordings.durable_log.using import read
+from tests.support.nats import NatsServer
+from tests.support.nats_cluster import cluster, until_ready
+from tests.support.waiting import until
+from tests.system.asking import all_exact, ask, begun
+from tests.system.deployment import COMMAND, Deployment
+from tokenbus.client import Client
+from tokenbus.recordings.items import StreamItem
+
+
+@pytest.fixture
+def nodes(deployment: Deployment) -> Iterator[list[NatsServer]]:
+    """Return the three servers of a cluster, in which the deployment's processor keeps a durable log."""
+    with ExitStack() as stack:
+        made = stack.enter_context(cluster(deployment.folder))
+        deployment.overrides |= {
+            "durable_log.address": f"nats://{','.join(node.server for node in made)}",
+            "durable_log.durable": True,
+            "durable_log.replicas": 3,
+        }
+        yield made
+
+
+def check_order(items: list[StreamItem]) -> None:
+    """Fail unless each stream's items follow each other, each once, and all that is missing is named."""
+    expected: Counter[tuple[str, int]] = Counter()
+    for item in items:
+        stream = item.worker_id, item.epoch
+        expected[stream] += 1 + item.missing_items
+        assert item.sequence == expected[stream]
+
+
+def tokens_of(items: list[StreamItem]) -> Counter[int]:
+    tokens: Counter[int] = Counter()
+    for item in items:
+        for row in item.batch.rows() if item.batch is not None else ():
+            tokens[row.key] += row.token_ids.size
+    return tokens
+
+
+async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deployment, nodes: list[NatsServer]) -> None:
+    await until_ready(deployment.settings())
+    processor = deployment.start_processor()
+    deployment.start_worker()
+    async with Client(deployment.settings()) as client:
+        asked = ask(client, 8, 1500)
+        await begun(asked)
+        nodes[0].kill()
+        await begun(ask(client, 1, 300))
+        processor.kill()
+        deployment.start_processor()
+        nodes[0].start()
+        await all_exact(asked, 1500)
+        wanted = {each.tokens.request_id: 1500 for each in asked}
+    settings = deployment.settings()
+
+    async def has_all() -> bool:
+        return wanted.items() <= tokens_of(await read(settings)).items()
+
+    await until(has_all, every=0.2)
+    items = await read(settings)
+    check_order(items)
+    assert sum(item.missing_items for item in items) == 0
+
+
+async def test_two_commands_write_one_log(deployment: Deployment) -> None:
+    server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
+    with ExitStack() as stack:
+        stack.callback(server.kill)
+        deployment.start_processor()
+        command = [COMMAND, "record", "--to", f"nats://{server.server}", "--json"]
+        logs = [deployment.start(f"log-{number}", command) for number in range(2)]
+        for each in logs:
+            each.wait_for('"writing"')
+        deployment.start_worker()
+        settings = deployment.settings(durable_log__address=f"nats://{server.server}")
+        async with Client(settings) as client:
+            asked = ask(client, 4, 1500)
+            await until(lambda: read(settings), every=0.1)
+            logs[0].kill()
+            logs.append(deployment.start("log-2", command))
+            logs[-1].wait_for('"writing"')
+            server.kill()
+            server.start()
+            await all_exact(asked, 1500)
+        for each in logs[1:]:
+            assert each.terminate() in (0, 1), each.output  # 1: one that began later has not seen the first items
+        items = await read(settings)
+    check_order(items)
+    assert items
+    assert '"unwritten_items": 0' in logs[1].output

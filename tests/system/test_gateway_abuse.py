@@ -1,0 +1,222 @@
+"""Clients of the gateway that misbehave: each is answered or cut off, and no other client notices."""
+
+import asyncio
+import re
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.support.waiting import soon, until
+from tests.system.bytewise import LONG, alone, asked, connected, not_reading, sent, serving
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.inprocess import TCP
+from tests.system.serving import asking, error_of, is_true, plainly
+from tokenbus.client import Client
+from tokenbus.gateway import server
+from tokenbus.gateway.server import Serving
+from tokenbus.processor import Processor
+
+pytestmark = pytest.mark.xdist_group("gateway")
+
+
+@asynccontextmanager
+async def still_serves(served: Serving) -> AsyncIterator[None]:
+    """Fail unless a request gets its true tokens while the others misbehave."""
+    yield
+    async with asking(served.url) as client:
+        assert is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
+
+
+async def test_slow_header_and_silent_connection_are_closed(deployment: Deployment) -> None:
+    async with alone(deployment, gateway__request_timeout_ms=100, gateway__idle_timeout_ms=300) as served:
+        slow = await sent(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        assert slow.startswith(b"HTTP/1.1 408 ")
+        body = b"POST /inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+        assert (await sent(served, body + b"Connection: close\r\n\r\n{")).startswith(b"HTTP/1.1 408 ")
+        assert await sent(served) == b""
+        assert served.gateway.counts.late_requests == 1
+
+
+async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    async with serving(deployment) as served:
+        host, _, port = served.address.rpartition(":")
+        sockets = []
+        try:
+            for _ in range(1000):
+                idle = socket.create_connection((host, int(port)))
+                idle.setblocking(False)  # noqa: FBT003 - the library's own
+                sockets.append(idle)
+                await asyncio.sleep(0)
+            await until(lambda: served.gateway.connections >= 1000)
+            async with still_serves(served):
+                pass
+            for idle in sockets:
+                with pytest.raises(BlockingIOError):
+                    idle.recv(1)
+        finally:
+            for idle in sockets:
+                idle.close()
+
+
+@pytest.mark.parametrize(("limit", "most"), [("-Sn", 300), ("-n", 128)])
+async def test_few_open_files_refuse_connections_and_nothing_else(
+    deployment: Deployment, limit: str, most: int
+) -> None:
+    command = ["sh", "-c", f'ulimit {limit} 256 && exec "$0" gateway', COMMAND]
+    program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_requests=75)
+    address = await asyncio.to_thread(program.wait_for, '"listening"')
+    (url,) = re.findall(r"http://[^\"]+", address)
+    idle = []
+    try:
+        async with plainly(url) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            idle.extend([await connected(url) for _ in range(most - 1)])
+            assert (await client.get("/healthz")).status_code == 200
+            for _ in range(200):
+                reader, writer = await connected(url)
+                assert (await soon(reader.read())).startswith(b"HTTP/1.1 503 ")
+                writer.close()
+            assert (await client.get("/healthz")).status_code == 200
+    finally:
+        for _, writer in idle:
+            writer.close()
+    await asyncio.to_thread(program.terminate)
+    assert bool(program.lines('"room":128')) == (most == 128)
+    assert not program.lines("Too many open files")
+
+
+async def test_connection_too_many_is_503(deployment: Deployment) -> None:
+    async with alone(deployment, gateway__max_connections=2) as served, plainly(served.url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        _, first = await connected(served.address)
+        refused = await sent(served)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert served.gateway.counts.refused_connections == 1
+        assert (await client.get("/healthz")).status_code == 200
+        first.close()
+
+
+async def test_client_that_does_not_read_loses_its_request_alone(deployment: Deployment) -> None:
+    async with serving(deployment, gateway__stream_buffer_bytes=200_000, gateway__write_timeout_ms=300) as served:
+        gateway = served.gateway
+        stalled = not_reading(served)
+        try:
+            async with still_serves(served):
+                await until(lambda: gateway.feed.aborted == 1)
+            await until(lambda: gateway.counts.cut_clients == 1)
+            await until(lambda: not gateway.counts.open_answers and not len(gateway.feed))
+            assert gateway.counts.peak_outbox_bytes < 300_000
+        finally:
+            stalled.close()
+
+
+async def test_stopping_gateway_cuts_off_who_does_not_read(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "LAST_SECONDS", 0.1)
+    # However long the first takes to fill what may wait for it, the second must not get 408.
+    async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
+        gateway = served.gateway
+        stalled = [not_reading(served), not_reading(served, wanted=asked(max_tokens=1)[:-3])]
+        await until(lambda: gateway.feed.aborted == 1)
+    for each in stalled:
+        each.close()
+    assert gateway.counts.cut_clients == 2
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
+    async with serving(deployment, gateway__stream_buffer_bytes=200_000) as served:
+        stalled = not_reading(served, room=100_000)
+        try:
+            await until(lambda: served.gateway.feed.aborted == 1)
+            stalled.setblocking(False)  # noqa: FBT003 - the library's own
+            data = b""
+            while not data.endswith(b"0\r\n\r\n"):
+                more = await soon(asyncio.get_running_loop().sock_recv(stalled, 1 << 20))
+                assert more, data[-2000:]
+                data += more
+            events = data.decode().split("\n\n")
+            assert "event: error\ndata: " in events[-2]
+            error = error_of(events[-2].partition("data: ")[2])
+            assert error["code"] == "slow_client"
+            assert "bytes wait for a client, which read too slowly" in error["message"]
+        finally:
+            stalled.close()
+
+
+async def test_prompts_are_bounded_together(deployment: Deployment) -> None:
+    """All prompts of an answer, each counted with all of its choices, have a bound: each is sent to the bus anew."""
+    async with serving(deployment, gateway__max_prompt_tokens=100) as served, plainly(served.url) as client:
+        body = {"model": "tokenbus", "max_tokens": 1}
+        for prompt, n, status in (([1] * 100, 4, 200), ([1] * 100, 5, 400), (["a" * 81] * 5, 1, 400)):
+            answer = await client.post("/v1/completions", json=body | {"prompt": prompt, "n": n})
+            assert answer.status_code == status
+        assert "at most 400 tokens together" in error_of(answer.text)["message"]
+
+
+async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deployment) -> None:
+    """Where what hands out tokens has ended, requests would wait for ever, and /healthz says so."""
+    async with alone(deployment) as served, plainly(served.url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert served.gateway.feeding is not None
+        served.gateway.feeding.cancel()
+        await asyncio.wait([served.gateway.feeding])
+        answer = await client.get("/healthz")
+        assert answer.status_code == 503
+        assert "restart the gateway" in answer.text
+
+
+async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
+    async with Processor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
+        others = {"bus__clients_address": processor.clients_address}
+        async with (
+            Client(deployment.settings(**others)) as busy,
+            alone(deployment, **others) as served,
+            plainly(served.url) as client,
+        ):
+            busy.resume(1, 0)  # one that has nothing open would make room
+            await until(lambda: served.gateway.client.refusal)
+            answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a"})
+            assert (answer.status_code, error_of(answer.text)["code"]) == (503, "no_processor")
+
+
+async def test_answer_of_many_short_rows_is_bounded_too(deployment: Deployment) -> None:
+    """What is collected for an answer counts as what it takes in memory, of which a short text is the least."""
+    async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
+        body = {"model": "tokenbus", "prompt": "a", "max_tokens": 900}
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
+
+
+async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -> None:
+    bounds = {
+        "gateway__stream_buffer_bytes": 20_000,
+        "gateway__write_timeout_ms": 100,
+        "gateway__idle_timeout_ms": 1000,
+    }
+    async with serving(deployment, **bounds) as served:
+        for ending in (b"Connection: close\r\n", b""):
+            stalled = not_reading(served, wanted=asked(max_tokens=600, logprobs=20, n=4), ending=ending)
+            try:
+                await until(lambda: served.gateway.counts.requests["/v1/completions", "200"] >= 1)
+                await until(lambda: served.gateway.counts.cut_clients == 1)
+                await until(lambda: not served.gateway.connections)
+            finally:
+                stalled.close()
+            served.gateway.counts.cut_clients = 0
+            served.gateway.counts.requests.clear()
+
+
+async def test_answer_that_is_too_large_is_refused(deployment: Deployment) -> None:
+    async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
+        body = {"model": "tokenbus", "prompt": "a", "max_tokens": LONG, "logprobs": 20}
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
+        assert "an answer of at most" in answer.text
+        await until(lambda: not len(served.gateway.feed))

@@ -1,0 +1,131 @@
+"""Clients that do not read, many at once, beside one that does: they end at their bounds, and it gets every token."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.campaigns import many
+from tests.support.waiting import soon, until
+from tests.system.bytewise import LONG, asked, not_reading, serving
+from tests.system.deployment import Deployment
+from tests.system.serving import Served, asking, is_true, plainly, served
+from tokenbus.gateway.server import Serving
+
+pytestmark = pytest.mark.xdist_group("gateway")
+UNREAD = many(500, 160)
+STEPS = ("--steps-per-second", "40")
+_FILL = 'tokenbus_fill_ratio{of="buffers"}'
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process have as many sockets as the tests open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _opened(system: Served, sockets: list[socket.socket]) -> None:
+    host, _, port = system.url.removeprefix("http://").rpartition(":")
+    for _ in range(UNREAD):
+        stalled = socket.socket()
+        sockets.append(stalled)
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        stalled.sendall(asked(max_tokens=LONG, logprobs=5, stream=True))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"gateway__stream_buffer_bytes": 65_536},
+        {"gateway__buffer_bytes": UNREAD * 2**15},
+    ],
+    ids=["each", "together"],
+)
+async def test_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> None:
+    sockets: list[socket.socket] = []
+    with served(gateway__tokenizer="numbers", **bounds) as system:
+        system.start_worker("worker-0", "--steps-per-second", str(12_500 // UNREAD))  # as many as a busy machine writes
+        try:
+            async with asking(system.url) as client, plainly(system.url) as plain:
+                given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 900, "logprobs": 0}
+                stream = await client.completions.create(**given, stream=True)
+                opening = asyncio.create_task(_opened(system, sockets))
+                chunks = [chunk async for chunk in stream]
+                await opening
+                whole: Any = chunks[0]
+                for chunk in chunks[1:]:
+                    whole.choices[0].text += chunk.choices[0].text
+                    for name in ("tokens", "token_logprobs"):
+                        getattr(whole.choices[0].logprobs, name).extend(getattr(chunk.choices[0].logprobs, name))
+                assert is_true(whole)
+                assert len(whole.choices[0].logprobs.tokens) == 900
+
+                async def have_ended() -> bool:
+                    page = (await plain.get("/metrics")).text
+                    return f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page and f"{_FILL} 0.0" in page
+
+                await until(have_ended)
+                assert is_true(await client.completions.create(**given))
+            slow = '"answer ended: its client reads too slowly"'
+            await asyncio.to_thread(system.gateway.wait_for, slow)
+            assert len(system.gateway.lines(slow)) < UNREAD // 10
+        finally:
+            for stalled in sockets:
+                stalled.close()
+
+
+async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -> None:
+    bounds = {
+        "gateway__stream_buffer_bytes": 20_000,
+        "gateway__buffer_bytes": 2**20,
+        "gateway__write_timeout_ms": 3_600_000,
+    }
+    async with serving(deployment, **bounds) as system:
+        wanted = asked(max_tokens=900, logprobs=20)
+        stalled = [not_reading(system, wanted=wanted) for _ in range(3)]
+        try:
+            await until(lambda: system.gateway.buffers.evicted)
+            assert system.gateway.buffers.peak < 2 * 2**20
+            assert await _is_served(system)
+        finally:
+            for each in stalled:
+                each.close()
+        await until(lambda: not system.gateway.buffers.size)
+
+
+async def _is_served(system: Serving) -> bool:
+    async with asking(system.url) as client:
+        return is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
+
+
+async def test_answers_that_are_not_whole_yet_outlive_a_restart_of_the_processor() -> None:
+    """What comes at once after it ends none of them, however much is collected: their clients cannot read it yet."""
+    with served(gateway__tokenizer="numbers") as system:
+        system.start_worker()
+        async with asking(system.url) as client, plainly(system.url) as plain:
+            given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 3000, "logprobs": 0, "n": 4}
+            asking_for = [asyncio.create_task(client.completions.create(**given)) for _ in range(3)]
+            await until(partial(_holds, plain, 3 * 200_000))
+            system.processor.kill()
+            await asyncio.sleep(1)  # the worker goes on for that long
+            system.deployment.start_processor(processor__metrics_address="127.0.0.1:0")
+            answers = await soon(asyncio.gather(*asking_for))
+            assert all(is_true(answer, index) for answer in answers for index in range(4))
+
+
+async def _holds(client: httpx.AsyncClient, size: int) -> bool:
+    """Tell whether a gateway's answers hold so many bytes together."""
+    page = (await client.get("/metrics")).text
+    (line,) = [each for each in page.splitlines() if each.startswith(_FILL)]
+    return float(line.split()[1]) * 2**28 > size

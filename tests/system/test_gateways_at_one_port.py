@@ -1,0 +1,142 @@
+"""Gateways that share a port: each takes connections, ends what another one began, and leaves without a loss."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.waiting import MOST, until
+from tests.system.bytewise import GATEWAY
+from tests.system.deployment import Deployment
+from tests.system.programs import Program
+from tests.system.serving import plainly, served
+from tokenbus.bus import AddressError
+from tokenbus.engines import synthetic
+from tokenbus.gateway.server import serve_gateway
+from tokenbus.settings import SettingsError
+
+pytestmark = pytest.mark.xdist_group("gateway")
+_MOST_CONNECTIONS = 64
+"""Of so many connections the kernel gives some to each gateway."""
+
+
+@dataclass
+class Pair:
+    """Two gateways at one port."""
+
+    gateways: tuple[Program, Program]
+    url: str
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Run two gateways, and a worker."""
+    shared = {"gateway__reuse_port": True, "gateway__control": True, "gateway__tokenizer": "numbers"}
+    own = {"gateway__metrics_address": "127.0.0.1:0", "gateway__drain_timeout_ms": round(MOST * 1000)}
+    with served(**shared, **own) as system:
+        system.start_worker("worker-0", "--steps-per-second", "50")
+        second, url = system.start_gateway(gateway__address=system.url.removeprefix("http://"))
+        assert url == system.url
+        yield Pair((system.gateway, second), url)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as made:
+        yield made
+
+
+def _metrics_url(gateway: Program) -> str:
+    return str(json.loads(gateway.wait_for('"serving metrics"'))["address"])
+
+
+async def _health(gateway: Program) -> dict[str, Any]:
+    """Return the health of one of the gateways."""
+    async with plainly(_metrics_url(gateway)) as client:
+        found: dict[str, Any] = (await client.get("/healthz")).json()
+        return found
+
+
+async def _stream(stack: AsyncExitStack, url: str) -> AsyncIterator[dict[str, Any]]:
+    """Begin a stream on a connection of its own, and return its chunks."""
+    client = await stack.enter_async_context(plainly(url))
+    asked = {"model": "tokenbus", "prompt": [1], "max_tokens": 1_000_000, "stream": True}
+    response = await stack.enter_async_context(client.stream("POST", "/v1/completions", json=asked))
+    assert response.status_code == 200
+    return (json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {"))
+
+
+async def _idle_one(stack: AsyncExitStack, url: str) -> httpx.AsyncClient:
+    """Return a client that is connected to a gateway without requests."""
+    for _ in range(_MOST_CONNECTIONS):
+        client = await stack.enter_async_context(plainly(url))
+        if (await client.get("/load")).json() == {"server_load": 0}:
+            return client
+    raise AssertionError("each connection led to a gateway with requests")
+
+
+async def _abort(client: httpx.AsyncClient, *names: str) -> None:
+    answer = await client.post("/abort_requests", json={"request_ids": names})
+    assert answer.json() == {"status": "aborted"}
+
+
+async def _check_rest(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> None:
+    """Check that a stream was aborted, and has its true tokens up to there."""
+    chunks = [first] + [chunk async for chunk in rest]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "abort"
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    true = synthetic.true_tokens(int(first["id"].rpartition("-")[2], 16), 0, text.count(" "))
+    assert text == "".join(f" {token}" for token in true.ids.tolist())
+
+
+async def test_stream_is_ended_by_its_id_at_another_gateway(pair: Pair, stack: AsyncExitStack) -> None:
+    stream = await _stream(stack, pair.url)
+    first = await anext(stream)
+    await _abort(await _idle_one(stack, pair.url), first["id"])
+    await _check_rest(first, stream)
+
+
+async def test_gateway_that_leaves_loses_nothing(pair: Pair, stack: AsyncExitStack) -> None:
+    """Streams run at both; the one that leaves finishes its own, while the other one takes all connections."""
+    streams: list[AsyncIterator[dict[str, Any]]] = []
+    while not all([(await _health(each))["open_requests"] for each in pair.gateways]):
+        assert len(streams) < _MOST_CONNECTIONS
+        streams.append(await _stream(stack, pair.url))
+    begun = [await anext(stream) for stream in streams]
+    first, second = pair.gateways
+    leaving = asyncio.create_task(asyncio.to_thread(first.terminate))
+
+    async def is_draining() -> bool:
+        return bool((await _health(first))["is_draining"])
+
+    await until(is_draining)
+    for _ in range(16):
+        async with plainly(pair.url) as client:
+            assert (await client.get("/readyz")).status_code == 200
+    assert not leaving.done()
+    async with plainly(pair.url) as client:
+        await _abort(client, *[chunk["id"] for chunk in begun])
+    for chunk, stream in zip(begun, streams, strict=True):
+        await _check_rest(chunk, stream)
+    assert await leaving == 0
+    assert second.is_running
+
+
+async def test_port_is_shared_by_those_that_say_so(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = deployment.settings(**GATEWAY, gateway__reuse_port=True)
+    async with serve_gateway(first) as served:
+        at = {**GATEWAY, "gateway__address": served.address}
+        async with serve_gateway(deployment.settings(**at, gateway__reuse_port=True)) as other:
+            assert other.address == served.address
+        with pytest.raises(AddressError, match="taken: something listens there already"):
+            await serve_gateway(deployment.settings(**at)).__aenter__()
+    monkeypatch.delattr("socket.SO_REUSEPORT")
+    with pytest.raises(
+        SettingsError, match=r"gateway.reuse_port: false where the system has no SO_REUSEPORT, got True"
+    ):
+        await serve_gateway(first).__aenter__()
