@@ -15,8 +15,6 @@ COPY contracts/vectors/v1 contracts/vectors/v1
 COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
 COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops
 COPY services/tokenbus services/tokenbus
-COPY services/tokenbus/engines services/tokenbus/engines
-COPY services/tokenbus_services services/tokenbus_services
 COPY services/tokenbus_fastdeploy.pth services/
 RUN python -m hatchling build -t wheel -d dist \
     && /opt/tokenbus/bin/python -m pip install --no-deps --no-index dist/*.whl

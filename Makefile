@@ -29,8 +29,8 @@ NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus/gateway
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus/engines/fastdeploy services/tokenbus/engines/fastdeploy_switch \
 	services/tokenbus/engines/scheduler.py services/tokenbus/engines/synthetic.py \
-	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery handoff_tickets.py link.py logs loop_thread.py \
-	metrics open_files.py plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker) \
+	$(addprefix services/tokenbus/,__init__.py backports.py bus clock.py delivery logs loop_thread.py metrics on_use.py open_files.py \
+	plugins.py printable.py python_version.py settings signals.py tokenizer_probes.py worker) \
 	tests/bus tests/worker tests/test_clock.py
 
 VLLM := .venv-vllm/bin/python

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -71,6 +72,13 @@ def logs_as_at_the_start() -> Iterator[None]:
     """Reset logging after each test, so that none writes to an output that another configured."""
     yield
     unconfigure()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+        yield Path(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,13 +9,13 @@ import pytest
 from tests.pages import PAGES, ROOT
 from tokenbus import testing
 
-SERVICES = ROOT / "services" / "tokenbus_services"
+TOKENBUS = ROOT / "services" / "tokenbus"
 
 
 def _source(name: str) -> Path:
     if name.startswith(("contracts/", "gpu_ops/")):
         return ROOT / name
-    return (SERVICES.parent if name.startswith("tokenbus") else SERVICES) / name
+    return TOKENBUS / name
 
 
 def _text(page: Path) -> str:
@@ -35,8 +35,8 @@ def test_architecture_has_a_row_for_every_package() -> None:
     """Every package has a row in the table of docs/architecture.md, and the files to begin reading at are there."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `([\w/.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE)
-    packages = {f"services/tokenbus_services/{path.parent.name}/" for path in SERVICES.glob("*/__init__.py")}
-    assert packages | {"contracts/tokenbus_contracts/", "services/tokenbus/engines/"} <= {name for name, _ in rows}
+    packages = {f"services/tokenbus/{path.parent.name}/" for path in TOKENBUS.glob("*/__init__.py")}
+    assert packages | {"contracts/tokenbus_contracts/"} <= {name for name, _ in rows}
     for name, files in rows:
         named = re.findall(r"`([\w/]+\.\w+)`", files)
         assert [each for each in named if not (ROOT / name / each).is_file()] == []

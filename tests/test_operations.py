@@ -27,7 +27,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Sampli
 
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()
-SERVICES = ROOT / "services" / "tokenbus_services"
+TOKENBUS = ROOT / "services" / "tokenbus"
 METRICS = {family.name for family in FAMILIES}
 CODES = {code_name(code) for code in ErrorCode.values() if code}
 THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
@@ -54,7 +54,7 @@ def quoted(text: str) -> list[str]:
 
 def logged() -> Iterator[tuple[str, bool]]:
     """Yield every event that the services log, and whether it may be one that is worse than news."""
-    for path in SERVICES.rglob("*.py"):
+    for path in TOKENBUS.rglob("*.py"):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):

@@ -35,7 +35,7 @@ ELSEWHERE = tuple(
 )
 """Tests of the bus and of workers that need a processor, or an engine or a package that is not there on 3.10."""
 NEED_NEWER = (
-    *(f"tokenbus_services.{name}" for name in ("client", "durable_log", "gateway", "model_files", "processor")),
+    *(f"tokenbus.{name}" for name in ("client", "recordings", "gateway", "model_files", "processor")),
     *(f"tokenbus.engines.{name}" for name in ("ngram", "paddle", "vllm")),
 )
 

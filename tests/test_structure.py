@@ -15,8 +15,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "tokenbus_contracts": ROOT / "contracts" / "tokenbus_contracts",
     "tokenbus_gpu_ops": ROOT / "gpu_ops" / "tokenbus_gpu_ops",
-    "tokenbus_services": ROOT / "services" / "tokenbus_services",
-    "tokenbus.engines": ROOT / "services" / "tokenbus.engines",
     "tokenbus": ROOT / "services" / "tokenbus",
 }
 ORDER = list(PACKAGES)
@@ -35,7 +33,7 @@ def _imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_imports_point_one_way(package: str) -> None:
-    """Services may import gpu_ops and contracts, gpu_ops may import contracts, and contracts neither."""
+    """Tokenbus may import gpu_ops and contracts, gpu_ops may import contracts, and contracts neither."""
     later = set(ORDER[ORDER.index(package) + 1 :]) | {"schema_tools", "tests", "benchmarks"}
     for path in PACKAGES[package].rglob("*.py"):
         assert not _imported(path) & later, path
@@ -47,35 +45,49 @@ def test_contracts_need_numpy_and_protobuf_alone() -> None:
     assert found - sys.stdlib_module_names == {"numpy", "google", "tokenbus_contracts"}
 
 
-_SERVICES = PACKAGES["tokenbus_services"]
+_TOKENBUS = PACKAGES["tokenbus"]
 _MAY_IMPORT = {
     "bus": "",
-    "client": "bus delivery",
+    "cli": "bus client delivery gateway metrics model_files processor recordings worker",
+    "client": "bus delivery recordings",
     "delivery": "",
-    "durable_log": "bus",
+    "engines": "bus cli model_files worker",
     "gateway": "bus client delivery metrics model_files",
     "logs": "",
+    "metrics": "bus delivery processor worker",
     "model_files": "",
-    "processor": "bus delivery durable_log",
+    "processor": "bus delivery recordings",
+    "recordings": "bus",
     "settings": "",
+    "testing": "bus client engines processor worker",
     "worker": "bus delivery metrics",
 }
-"""Which packages of the services each of them imports, beside the modules next to them, settings and logs.
+"""Which folders of tokenbus each of them imports, beside the modules next to them, settings and logs.
 
-The command line and the metrics look at all of them.
+Engines import the command line for FastDeploy's command alone. The metrics of a process look at what it runs.
 """
 
 
-def test_packages_of_the_services_import_what_they_may() -> None:
-    folders = {path.name for path in _SERVICES.iterdir() if (path / "__init__.py").is_file()}
-    assert set(_MAY_IMPORT) | {"cli", "metrics"} == folders
+def test_folders_of_tokenbus_import_what_they_may() -> None:
+    folders = {path.name for path in _TOKENBUS.iterdir() if (path / "__init__.py").is_file()}
+    assert set(_MAY_IMPORT) == folders
     for name, others in _MAY_IMPORT.items():
         allowed = {*others.split(), name, "settings", "logs"}
-        for path in (_SERVICES / name).rglob("*.py"):
+        for path in (_TOKENBUS / name).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenbus_services."):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenbus."):
                     imported = str(node.module).split(".")[1]
                     assert imported in allowed or imported not in folders, f"{path}: {imported}"
+
+
+def test_engines_alone_compute_on_cards() -> None:
+    """What runs no engine imports nothing of gpu_ops; the public names load `token_logprobs` when it is used."""
+    users = {
+        path.relative_to(_TOKENBUS).parts[0]
+        for path in _TOKENBUS.rglob("*.py")
+        if "tokenbus_gpu_ops" in _imported(path)
+    }
+    assert users == {"engines", "__init__.py"}
 
 
 class _Definition(NamedTuple):

@@ -15,8 +15,6 @@ PACKAGES = (
     "contracts/tokenbus_contracts",
     "gpu_ops/tokenbus_gpu_ops",
     "services/tokenbus",
-    "services/tokenbus/engines",
-    "services/tokenbus_services",
 )
 RUN_CODE = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "jsonpickle", "torch"}
 """Modules whose readers run, or may run, what they read."""

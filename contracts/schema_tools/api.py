@@ -68,7 +68,11 @@ def _of(name: str) -> Iterator[Documented]:
 
 
 def _has_own_members(found: object) -> TypeGuard[type]:
-    return inspect.isclass(found) and found.__module__.startswith("tokenbus_") and "_pb2" not in found.__module__
+    return (
+        inspect.isclass(found)
+        and found.__module__.startswith(("tokenbus.", "tokenbus_"))
+        and "_pb2" not in found.__module__
+    )
 
 
 def documented(name: str, found: object) -> Documented:

@@ -10,6 +10,7 @@ A client begins with `connect`, an engine with `run_engine`; docs/api.md has eve
 nothing else: a name is loaded when it is used first, and no GPU framework before an engine needs one.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
@@ -71,6 +72,11 @@ if TYPE_CHECKING:
     )
     from tokenbus_contracts.generated.request_pb2 import Generate
     from tokenbus_gpu_ops import token_logprobs
+
+if sys.version_info < (3, 11):
+    from tokenbus.python_version import refuse_what_needs_3_11
+
+    refuse_what_needs_3_11()
 
 __all__ = [
     "AddressError",

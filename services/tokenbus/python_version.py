@@ -3,7 +3,7 @@
 import sys
 
 _NEED_3_11 = {
-    *(f"tokenbus_services.{name}" for name in ("client", "durable_log", "gateway", "model_files", "processor")),
+    *(f"tokenbus.{name}" for name in ("client", "recordings", "gateway", "model_files", "processor")),
     *(f"tokenbus.engines.{name}" for name in ("ngram", "paddle", "vllm")),
 }
 _LIBRARY = sys.stdlib_module_names | {"tomllib"}

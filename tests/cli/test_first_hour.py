@@ -32,7 +32,7 @@ def test_command_is_understood(line: str) -> None:
 
 def test_quoted_lines_are_what_is_said() -> None:
     """What the page says that a command answers is in the code that answers it."""
-    folder = ROOT / "services" / "tokenbus_services" / "cli"
+    folder = ROOT / "services" / "tokenbus" / "cli"
     code = "\n".join(path.read_text() for path in folder.rglob("*.py"))
     for words in ("no gateway: ", "before it was ready", "something was WRONG"):
         assert words in PAGE

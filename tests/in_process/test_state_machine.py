@@ -1,7 +1,7 @@
 """The whole bus under a simulated network: hypothesis decides what happens, and when, and what goes wrong.
 
-`SOAK_EXAMPLES=20000 python -m pytest tests/in_process/test_state_machine.py` looks for what is rare: as many examples of
-each machine, new ones in each run.
+`SOAK_EXAMPLES=20000 python -m pytest tests/in_process/test_state_machine.py` looks for what is rare: as many examples
+of each machine, new ones in each run.
 """
 
 import os

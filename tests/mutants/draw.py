@@ -10,7 +10,7 @@ from tests.sabotage.table import ROOT
 
 CORE = (
     "contracts/tokenbus_contracts",
-    *(f"services/tokenbus_services/{name}" for name in ("bus", "worker", "processor", "client", "delivery", "gateway")),
+    *(f"services/tokenbus/{name}" for name in ("bus", "worker", "processor", "client", "delivery", "gateway")),
 )
 """The packages that mutants are drawn from, each as often as its share of their lines."""
 _COMPARED = {

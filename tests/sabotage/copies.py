@@ -19,8 +19,8 @@ from tests.sabotage.table import ROOT, Line
 SOURCES = ("contracts", "gpu_ops", "services")
 """The folders that hold the packages."""
 _WHERE = """
-import tokenbus_contracts, tokenbus_gpu_ops, tokenbus_services
-print(*tokenbus_contracts.__path__, *tokenbus_gpu_ops.__path__, *tokenbus_services.__path__)
+import tokenbus, tokenbus_contracts, tokenbus_gpu_ops
+print(*tokenbus.__path__, *tokenbus_contracts.__path__, *tokenbus_gpu_ops.__path__)
 """
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly")
 _FAILED = 1

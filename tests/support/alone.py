@@ -24,13 +24,12 @@ PROCESS = (
     "examples",
     "gpu_ops/test_frameworks.py",  # to import Paddle starts some
     "gpu_ops/test_kernels.py",
-    "integration",
+    "system",
     "schema_tools",
-    "services/bus/test_bounds.py",
-    "services/cli",
-    "services/durable_log",
-    "services/gateway_page",
-    "services/test_cli.py",
+    "bus/test_bounds.py",
+    "cli",
+    "recordings/durable_log",
+    "gateway/page",
     "support/test_orphans.py",
     "support/test_processes.py",
     "system",
@@ -44,7 +43,7 @@ PROCESS = (
     "test_structure.py",
     "test_supply.py",
     "test_yaml.py",
-    "tokenbus/testing/test_plugin.py",
+    "testing/test_plugin.py",
 )
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
 
@@ -53,8 +52,8 @@ LONG = (
     "engines/ngram/test_engine.py",
     "engines/ngram/test_independence.py",
     "engines/ngram/test_speculation.py",
-    "services/test_failover.py",
-    "services/test_state_machine.py",
+    "in_process/test_failover.py",
+    "in_process/test_state_machine.py",
 )
 """Modules of which all tests are marked `long`: each takes seconds of processor time."""
 

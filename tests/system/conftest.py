@@ -1,6 +1,20 @@
-"""What tests over several processes share."""
+"""What the tests over several processes share."""
 
-from tests.cli.conftest import folder
-from tests.system.conftest import deployment
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["deployment", "folder"]
+import pytest
+
+from tests.system.deployment import Deployment
+
+
+@pytest.fixture
+def deployment() -> Iterator[Deployment]:
+    """Addresses of the test's own; every process that it starts ends with it."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        made = Deployment(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()

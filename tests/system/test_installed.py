@@ -21,7 +21,7 @@ from tests.support.waiting import MOST
 
 pytestmark = pytest.mark.xdist_group("distribution")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "services" / "tokenbus_services" / "gateway" / "page"
+PAGE = ROOT / "services" / "tokenbus" / "gateway" / "page"
 
 _USE = """
 import sys
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
     names = zipfile.ZipFile(wheel).namelist()
-    packages = {"tokenbus", "tokenbus_contracts", "tokenbus.engines", "tokenbus_gpu_ops", "tokenbus_services"}
+    packages = {"tokenbus", "tokenbus_contracts", "tokenbus_gpu_ops"}
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == packages | {"tokenbus_fastdeploy.pth"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)

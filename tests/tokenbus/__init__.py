@@ -1,1 +1,0 @@
-"""Tests of the door: the one package that users import."""
