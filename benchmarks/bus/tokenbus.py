@@ -39,7 +39,6 @@ def settings_of(order: Order, **more: object) -> Settings:
             "bus.workers_address": order.address,
             "bus.clients_address": order.clients_address,
             "worker.retention_items": _RETENTION_ITEMS,
-            "bus.heartbeat_ms": 1000,
             **dict.fromkeys(_PATIENT, _LONG_MS),
             **{name.replace("__", "."): value for name, value in more.items()},
         }

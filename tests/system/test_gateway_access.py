@@ -373,7 +373,7 @@ async def test_listed_web_pages_may_ask(deployment: Deployment, keys: Keys) -> N
         ({"gateway__address": "0.0.0.0:0"}, "gateway.address: a loopback address, or gateway.keys_file"),
         ({"gateway__address": "[::]:0"}, "gateway.address: a loopback address"),
         ({"gateway__keys_file": "{folder}/broken"}, "gateway.keys_file: a file of keys: {folder}/broken: JSON, got"),
-        ({"gateway__tls_key": "{folder}/broken"}, "gateway.tls_certificate (a default): a file"),
+        ({"gateway__tls_key": "{folder}/broken"}, "gateway.tls_certificate: a file"),
         (
             {"gateway__tls_key": "{folder}/broken", "gateway__tls_certificate": "{folder}/broken"},
             "gateway.tls_certificate: a certificate and its key",
@@ -397,7 +397,7 @@ async def test_start_is_refused_in_one_line(
 
 
 async def test_wider_address_is_served_where_that_is_wanted(deployment: Deployment, keys: Keys) -> None:
-    for given in ({"gateway__keys_file": str(keys.path)}, {"gateway__insecure": "true"}):
+    for given in ({"gateway__keys_file": str(keys.path)}, {"gateway__insecure": True}):
         settings = deployment.settings(gateway__address="0.0.0.0:0", client__drain_timeout_ms=0, **given)
         async with (
             serve_gateway(settings) as served,

@@ -49,7 +49,7 @@ examples:
   tokenbus record --to nats://a:4222,b:4222,c:4222 --set durable_log.replicas=3
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key; with --to durable_log.* (how much is kept,
-how long, on how many servers, credentials), client.drain_timeout_ms (how long it goes on writing at its end).
+how long, on how many servers, credentials).
 """
 _PART_BYTES = 1 << 27
 _WINDOW_FRAMES = 4096

@@ -55,7 +55,10 @@ class BusSettings(Section):
         "tcp://127.0.0.1:5571", "where a processor listens for clients; a client goes to each of several"
     )
     heartbeat_timeout_ms: int = milliseconds(
-        3000, "after how long a silent peer is lost; a third of it is the heartbeat interval", low=500, high=HOUR_MS
+        3000,
+        "after how long a silent peer is lost; each is heard every second, and three times in this time",
+        low=500,
+        high=HOUR_MS,
     )
     key_file: str = path("the file of this process's own key for tcp, as `tokenbus keys make` writes it; empty: none")
     server_key: str = path("for workers and clients with a key: the processor's public key, or its certificate's path")
@@ -68,7 +71,7 @@ class BusSettings(Section):
         default=False,
     )
 
-    heartbeat_ms: int = 0  # from one heartbeat to the next; 0: a third of heartbeat_timeout_ms, so that two may be lost
+    heartbeat_ms: int = 1000  # from one heartbeat to the next, or a third of heartbeat_timeout_ms: two may be lost
     max_part_bytes: int = 8_388_608  # of a message: the schema's largest batch; a peer that sends more is cut off
     max_pending_bytes: int = 100_663_296  # unread, of one peer: a worker's whole credit, and half as much
     max_unadmitted_bytes: int = 33_554_432  # unread, of all peers without a hello, which has some hundred bytes
@@ -84,7 +87,7 @@ class BusSettings(Section):
     @property
     def heartbeat_interval_ms(self) -> int:
         """How often each side must be heard."""
-        return self.heartbeat_ms or self.heartbeat_timeout_ms // 3
+        return min(self.heartbeat_ms, self.heartbeat_timeout_ms // 3)
 
 
 @dataclass(frozen=True, slots=True)

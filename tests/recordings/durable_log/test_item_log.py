@@ -65,7 +65,7 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
 
 
 async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:
-    chosen = logging_to(server, **SMALL, bus__heartbeat_ms=60_000)
+    chosen = logging_to(server, **SMALL, bus__heartbeat_ms=60_000, bus__heartbeat_timeout_ms=180_000)
     first, second = [await ItemLog(chosen).open() for _ in range(2)]
     await write(first.writer, [1, 2])
     await written(first.writer)
