@@ -326,7 +326,7 @@ class DurableLogSettings(Section):
     )
     durable: bool = choice(
         "whether an item is acknowledged to its worker only once the log has it; else the log leaves out, and names, "
-        "what does not fit into buffer_bytes",
+        "what does not fit into 64 MiB",
         default=False,
     )
     credentials: str = path(
