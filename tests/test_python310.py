@@ -27,10 +27,11 @@ SOURCES = ("contracts", "gpu_ops", "services", "")
 _, ENGINE = [block.text for block in blocks("python", of="README.md")]
 SECONDS = 60
 ELSEWHERE = tuple(
-    f"tests/in_process/{name}.py"
+    f"tests/{name}.py"
     for name in (
         *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "overlap", "states")),
         "worker/process/test_apart",
+        "bus/test_link",
     )
 )
 """Tests of the bus and of workers that need a processor, or an engine or a package that is not there on 3.10."""

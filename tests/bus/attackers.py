@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tests.support.waiting import MOST, soon
 from tokenbus.backports import timeout
 from tokenbus.settings import BusSettings
 
 T = TypeVar("T")
+_Peer = TypeVar("_Peer", bound="RawPeer")
 MIB = 1_048_576
 _GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0")
 _MORE, _LARGE = 1, 2
@@ -56,7 +57,7 @@ class RawPeer:
         self.socket.sendall(struct.pack(">BQ", 6, len(ready)) + ready)
         assert self._read(2)[0] == 4, "no short command followed the greeting"
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Peer) -> _Peer:  # noqa: PYI019 - Python 3.10 has no Self
         return self
 
     def __exit__(self, *_: object) -> None:
