@@ -390,7 +390,7 @@ def test_other_programs_load_nothing(machine: Machine) -> None:
     program = "import sys; print(*sys.modules)"
     off = machine.run("python", "-c", program)
     on = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on")
-    ours = {"tokenbus.engines", "tokenbus.engines.fastdeploy_switch"}
+    ours = {"tokenbus", "tokenbus.on_use", "tokenbus.engines", "tokenbus.engines.fastdeploy_switch"}
     assert {*on.stdout.split()} - {*off.stdout.split()} == ours
     assert on.stderr == ""
 
@@ -403,7 +403,7 @@ def test_tokenbus_that_was_half_removed(folder: Path) -> None:
     run = left.run("python", "-c", "print('starts')")
     assert (run.stdout, run.stderr) == ("starts\n", "")
     run = left.run("python", "-c", "print('starts')", TOKENBUS_FASTDEPLOY="on")
-    said = "tokenbus_fastdeploy.pth: No module named 'tokenbus.engines': TOKENBUS_FASTDEPLOY has no effect"
+    said = "tokenbus_fastdeploy.pth: No module named 'tokenbus': TOKENBUS_FASTDEPLOY has no effect"
     assert (run.stdout, {*run.stderr.splitlines()}) == ("starts\n", {said})  # a venv's Python reads its files twice
 
 
