@@ -26,7 +26,6 @@ class Block(NamedTuple):
 
 
 def blocks(language: str, *, of: str = "") -> list[Block]:
-    """Return the blocks in a language, of one page or of all."""
     return [
         Block(str(page.relative_to(ROOT)), found[2], found.string.count("\n", 0, found.start(2)))
         for page in PAGES

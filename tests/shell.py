@@ -38,7 +38,6 @@ def command_lines(page: str = "") -> Iterator[Line]:
 
 
 def line(page: str, begin: str) -> Line:
-    """Return the one command line of a page that begins so."""
     (found,) = [each for each in command_lines(page) if each.command.startswith(begin)]
     return found
 

@@ -47,7 +47,6 @@ def true_words(word: int, count: int) -> list[int]:
 
 
 def logprobs_after(model: np.ndarray[Any, Any], word: int) -> np.ndarray[Any, Any]:
-    """Return what a model says of each next word."""
     logits = model[word].astype(np.float64)
     values: np.ndarray[Any, Any] = logits - np.log(np.exp(logits).sum())
     return values

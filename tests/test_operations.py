@@ -48,7 +48,6 @@ def rows(title: str) -> list[list[str]]:
 
 
 def quoted(text: str) -> list[str]:
-    """Return what a text has in backticks."""
     return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
 
 

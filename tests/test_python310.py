@@ -42,7 +42,6 @@ NEED_NEWER = (
 
 
 def _interpreter() -> str | None:
-    """Return a Python 3.10 that runs: one on the path, or one of pyenv's."""
     found = [shutil.which("python3.10"), *sorted(map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10")))]
     for each in filter(None, found):
         run = subprocess.run([each, "-c", "import ensurepip, venv"], capture_output=True, check=False)

@@ -40,7 +40,6 @@ def environment() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _beside_a_processor(command: list[str], environment: dict[str, str]) -> Iterator[Program]:
-    """Run a worker that is connected to a processor."""
     processor = Program("processor", start([COMMAND, "processor"], environment, is_merged=True))
     with processor, Program("worker", start(command, environment, is_merged=True)) as worker:
         worker.wait_for("connected")

@@ -18,7 +18,6 @@ FILES = [
 
 
 def with_values(value: Any) -> Any:  # noqa: ANN401 - YAML
-    """Return a value without the keys that have none."""
     if isinstance(value, dict):
         return {key: with_values(each) for key, each in value.items() if each is not None}
     return value

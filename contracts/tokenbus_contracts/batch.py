@@ -328,7 +328,6 @@ class LogprobBatch:
         return self._taken(self._layout.elements(rows), header) if found is None else found
 
     def _selected(self, rows: Index, header: BatchHeader) -> "LogprobBatch | None":
-        """Return the same from a message that is still there, or None."""
         columns = None if self._message is None else self._message.select(rows)
         return None if columns is None else self.of_message(header, columns)
 

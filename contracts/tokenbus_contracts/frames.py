@@ -84,7 +84,6 @@ def write_frame(message: Message) -> bytes:
 
 
 def _check(message: Any, rules: _Rules) -> bool:  # noqa: ANN401 - what mypy knows of a message is not its fields
-    """Check a frame and return whether it has a body."""
     if rules.check is not None:
         rules.check(message)
     body = message.WhichOneof(rules.body)

@@ -84,7 +84,6 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
 
 
 def _find(data: bytes, at: int, end: int, number: int) -> tuple[int, int, int] | None:
-    """Return where a field begins, where its contents do, and where these end, or None."""
     for _ in range(_MOST_FIELDS):
         if at >= end:
             return None

@@ -317,7 +317,6 @@ class Arrival:
     __slots__ = ("_memory",)
 
     def __init__(self, memory: Memory) -> None:
-        """Take memory that is filled."""
         self._memory = memory
 
     def ready(self) -> bool:

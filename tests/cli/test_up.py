@@ -33,7 +33,6 @@ def pids(up: dict[str, Any]) -> dict[str, int]:
 
 
 def started_with(ignored: str) -> list[str]:
-    """Return the program `tokenbus` as it is started where a signal is ignored."""
     return python(
         "import signal, sys; from tokenbus.cli import main\n"
         f"signal.signal(signal.{ignored}, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"

@@ -65,7 +65,6 @@ class Peer:
         self.numbered(*parts, outputs=Outputs(has_draft=bool(drafted)))
 
     def says(self) -> ClientFrame | None:
-        """Return the next frame that the session has to send."""
         message = self.session.next_message(self.now)
         return None if message is None else read_frame(ClientFrame, message[0])
 
@@ -87,6 +86,5 @@ def opened(most: int = 100, **window: int) -> Peer:
 
 
 def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
-    """Return where each row that waits begins, and how many tokens it has."""
     found = [step.rows.row(place) for step, place in tokens.waiting]
     return [(row.position, row.token_ids.size) for row in found]

@@ -52,7 +52,6 @@ class Two:
         list(peer.says_all())
 
     def room(self, peer: Peer, arrivals: int = 1, workers: Sequence[int] = (), **models: int) -> None:
-        """Say how much room a processor has by model, and which workers."""
         found = [
             ModelRoom(model=name.replace("any", ""), free_requests=free, workers=1) for name, free in models.items()
         ]

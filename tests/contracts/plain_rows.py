@@ -29,7 +29,6 @@ class PlainExtras(NamedTuple):
     masks: list[tuple[int, list[int] | None]]
 
     def between(self, begin: int, end: int) -> "PlainExtras":
-        """Return what is of some tokens."""
         part = slice(begin, end)
         given = self.given_logprobs[part]
         return PlainExtras(

@@ -165,7 +165,6 @@ def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[
 
 
 def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> LogprobBatch:
-    """Return a part of a step of six rows, each with one token."""
     rows = len(statuses)
     header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=6, part_count=2, part_index=int(first > 0))
     return LogprobBatch(

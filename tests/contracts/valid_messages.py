@@ -66,7 +66,6 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
 
 
 def header_of(rows: int) -> pb.BatchHeader:
-    """Return the header of a whole step."""
     return pb.BatchHeader(
         schema_major=1,
         worker_id="w",

@@ -64,7 +64,6 @@ class Got:
 
     @property
     def alternatives(self) -> list[list[tuple[int, float]]]:
-        """Return of each scored token its alternatives and their logprobs."""
         lines = [
             (ids, values)
             for row in self.rows
@@ -74,7 +73,6 @@ class Got:
 
     @property
     def stop(self) -> int:
-        """Return which stop ended it."""
         return self.rows[-1].stop
 
 
@@ -132,7 +130,6 @@ def tokens_alone(engine: BatchEngine[Any], generate: Generate) -> list[int]:
 
 
 def ngram(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa: ANN401 - each option's own
-    """Return a run of the ngram engine."""
     return Run(NgramEngine(NgramOptions(**options)), requests)
 
 

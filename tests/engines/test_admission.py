@@ -26,7 +26,6 @@ CONTEXT = 1024
 
 
 def of_bytes(generate: Generate, context: int = CONTEXT) -> Request:
-    """Return a request for tokens that are bytes."""
     return request_of(generate, ByteTokenizer(), context=context, max_top_logprobs=20)
 
 

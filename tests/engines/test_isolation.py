@@ -23,7 +23,6 @@ class Poison(Exception):  # noqa: N818 - what a defect raises is not named by us
 
 
 def running(name: str, steps: int, role: str) -> Run:
-    """Return an engine with all requests, some steps on, of which one was aborted."""
     run: Run = getattr(runs, name)(REQUESTS, role=role, prefill_chunk=20)
     for _ in range(steps):
         run.step()

@@ -22,7 +22,6 @@ _GENERATOR = np.random.default_rng(11)
 
 
 def of(params: SamplingParams, row: int) -> SamplingParams:
-    """Return the parameters of one row."""
     cut = (params.temperatures[[row]], params.top_ks[[row]], params.top_ps[[row]], params.seeds[[row]])
     return SamplingParams(*cut)
 

@@ -31,7 +31,6 @@ class Scheduled:
         return found
 
     def places(self, *keys: int) -> set[int]:
-        """Return where requests run."""
         return set(self.requests.places[self.slots(*keys)].tolist())
 
     def compute(self, plan: Plan, *ended: int) -> Plan:

@@ -34,7 +34,6 @@ STATUSES = {
 
 
 def refused(reason: str) -> ApiError:
-    """Return the error of a request that an engine refused."""
     failed = RequestFailedError(RequestError(request_key=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
     return of_request(failed, 0)
 

@@ -53,7 +53,6 @@ def _writer(*keys: int) -> tuple[EventWriter, list[EventStream]]:
 
 
 def _view(*rows: RowShape, step: int = 1) -> RenderedStep:
-    """Return a step whose tokens are words."""
     made = batch(rows, step=step)
     ids = {name: made.columns[name] % WORDS for name in ("token_ids", "alternative_token_ids")}
     return RenderedStep(LogprobBatch.of_views(made.header, made.columns | ids), VOCABULARY)

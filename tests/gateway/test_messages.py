@@ -44,7 +44,6 @@ def chat(*messages: dict[str, Any], **fields: Any) -> Any:  # noqa: ANN401 - JSO
 
 
 def told(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Return the messages of the chat that a body is, with what they have."""
     made = [msgspec.to_builtins(each) for each in chat(*messages, **fields).messages]
     return [{name: value for name, value in each.items() if value is not None} for each in made]
 

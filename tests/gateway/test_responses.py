@@ -34,7 +34,6 @@ ASKED = replace(READER.responses({"input": "a", "instructions": "b", "metadata":
 
 
 def told(given: Any, **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Return the messages of the chat that a body is, with what they have."""
     body = READER.types.read(READER.types.responses, typed({"input": given, **fields}))
     messages = [msgspec.to_builtins(each) for each in chat_of(body).messages]
     return [{name: value for name, value in each.items() if value is not None} for each in messages]

@@ -28,7 +28,6 @@ def bits_of_bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
 
 
 def random(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return normal numbers."""
     return rng.normal(0, 3, (rows, width)).astype(np.float32)
 
 
@@ -82,7 +81,6 @@ def ascending(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def descending(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return rows that fall."""
     return np.ascontiguousarray(ascending(rng, rows, width)[:, ::-1])
 
 

@@ -47,7 +47,6 @@ class Produced:
 
 
 def bfloat16(bits: npt.NDArray[np.uint16]) -> Produced:
-    """Return an array of bfloat16 by its bits."""
     return Produced(bits, code=4)
 
 

@@ -87,7 +87,6 @@ class Wanted(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As token_logprobs takes them."""
         return {
             "token_counts": self.counts,
             "other_logprobs": self.other_logprobs,

@@ -20,7 +20,6 @@ def paddle() -> Any:  # noqa: ANN401 - a module
 
 @pytest.fixture(scope="module")
 def torch() -> Any:  # noqa: ANN401
-    """Return PyTorch, where it is installed."""
     return pytest.importorskip("torch", reason="not run: PyTorch is not installed here")
 
 

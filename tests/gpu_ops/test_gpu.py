@@ -23,7 +23,6 @@ VOCABULARIES = (1, 2, 7, 99, 111, 2047, 50_257, 128_256, 151_936, 262_144)
 
 @pytest.fixture(scope="module")
 def torch() -> Any:  # noqa: ANN401 - a module
-    """Return PyTorch, where it has a card."""
     try:
         import torch as module
     except ImportError:

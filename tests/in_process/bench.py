@@ -57,7 +57,6 @@ class Bench:
             self._soon.popleft()()
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock at once, and tick the core."""
         self.clock.advance(seconds)
         self.core.tick(self.clock.now())
 

@@ -16,7 +16,6 @@ class Sending:
         """Those that the core disconnected."""
 
     def identity(self, peer: bytes) -> Identity:
-        """Return a peer's identity."""
         return self.identities.get(peer, ANONYMOUS)
 
     def admit(self, peer: bytes) -> None:

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def weights(tmp_path: Path) -> str:
-    """Return a folder with weights."""
     (tmp_path / "model.safetensors").write_bytes(b"")
     return str(tmp_path)
 
@@ -185,7 +184,6 @@ class _SleepingEngine(SyntheticEngine):
         """Free nothing."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Return whether all is there again."""
         return not tags
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:

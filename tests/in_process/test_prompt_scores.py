@@ -23,7 +23,6 @@ LONG = list(range(1, 3001))
 
 
 def check(found: PromptScores | None, key: int, prompt: list[int], **asked: Any) -> None:  # noqa: ANN401
-    """Compare what was found of a prompt with what is true of it."""
     assert found is not None
     true = true_prompt_scores(key, prompt, PromptScoring(**asked))
     assert (found.position, found.prompt_tokens, found.is_last) == (true.position, len(prompt), True)

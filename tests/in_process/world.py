@@ -87,7 +87,6 @@ class World:
         return AskingClient(self.settings, next(self._lives), [self.client_network], self.clock, by_columns=by_columns)
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every worker and every client."""
         yield from self.workers
         yield from (client.node for client in self.clients)
 
@@ -100,7 +99,6 @@ class World:
         self.clients[wish.client % len(self.clients)].ask(asked)
 
     def open_requests(self) -> list[tuple[AskingClient, Asked]]:
-        """Return the requests that have not ended, each with its client."""
         return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
 
     def turn(self, place: int) -> None:

@@ -54,7 +54,6 @@ class Covering:
 
 
 def main() -> int:
-    """Draw mutants and write those that a test notices."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("coverage", type=Path, help="the data file of coverage")
     parser.add_argument("--seed", type=int, default=1)

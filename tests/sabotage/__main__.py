@@ -74,7 +74,6 @@ def _break_all(copies: list[Copy], chosen: list[Line]) -> Iterator[Result]:
         free.put(copy)
 
     def run(line: Line) -> Result:
-        """Break one line in a copy that is free."""
         copy = free.get()
         try:
             return copy.broken(line)

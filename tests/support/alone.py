@@ -92,7 +92,6 @@ class Guard:
 
 
 def marks_of(path: Path) -> list[str]:
-    """Return the marks that a test module has by its place."""
     if not path.is_relative_to(TESTS):
         return []
     place = path.relative_to(TESTS).as_posix()

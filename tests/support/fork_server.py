@@ -53,7 +53,6 @@ def serve(control: socket.socket) -> None:
 
 
 def _forked_request(control: socket.socket) -> Request | None:
-    """Return None once the tests' process has ended, and in each forked process its request."""
     children: dict[int, _Child] = {}
     with control, selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)

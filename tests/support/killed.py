@@ -16,7 +16,6 @@ STARTED = "STARTED"
 
 
 def _start() -> None:
-    """Start a server, and a process in a session of its own that starts another one."""
     sleep = "import time; time.sleep(3600)"
     start = (
         f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid, flush=True); {sleep}"

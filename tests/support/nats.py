@@ -26,7 +26,6 @@ class NatsServer:
 
     @property
     def server(self) -> str:
-        """Return HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
     def address(self, name: str, scheme: str = "nats") -> str:
@@ -46,7 +45,6 @@ class NatsServer:
             raise
 
     def _listening(self) -> int:
-        """Return the port once it listens."""
         found = self.folder / f"nats-server_{self.process.pid}.ports"
         wait_until(lambda: self.process.poll() is not None or (found.exists() and found.read_text().endswith("}")))
         assert self.process.poll() is None, (self.folder / "nats.log").read_text()
@@ -54,7 +52,6 @@ class NatsServer:
 
     @property
     def monitor(self) -> str:
-        """Return HOST:PORT of its monitoring."""
         found = json.loads((self.folder / f"nats-server_{self.process.pid}.ports").read_text())
         return str(found["monitoring"][0].removeprefix("http://"))
 

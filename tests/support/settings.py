@@ -13,7 +13,6 @@ _CONSTANTS = "CONSTANTS_OF_TESTS"
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
-    """Return settings from these values and defaults."""
     given: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for key, value in values.items():
         section, _, name = key.partition(".")

@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    """Return what is awaited, or fail."""
     return await asyncio.wait_for(awaitable, MOST)
 
 

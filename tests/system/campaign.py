@@ -93,7 +93,6 @@ class Campaign:
     patience: ClassVar[Overrides] = _PATIENCE
 
     def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
-        """Take how often to kill, when, and how many requests to have open at once."""
         self._deployment = deployment
         deployment.overrides.update(self.patience)
         self._kills = kills
@@ -260,7 +259,6 @@ CAMPAIGNS = {"processor": Campaign, "publisher": PublisherCampaign, "engine": En
 async def campaign(
     deployment: Deployment, kills: int, seed: int, requests: int = 48, *, kill: str = "processor"
 ) -> Figures:
-    """Run a campaign, and return its figures."""
     return await CAMPAIGNS[kill](deployment, kills, seed, requests).run()
 
 

@@ -27,7 +27,6 @@ class CountingTransport:
         return _CountingConnection(await self._transport.connect(address, server_key, lost), self)
 
     def count(self, parts: Parts) -> None:
-        """Count a message that was sent, if it is an item."""
         if len(parts) == _ITEM_PARTS:
             sequence = WorkerFrame.FromString(parts[0]).item.sequence
             self.sent += 1

@@ -44,7 +44,6 @@ class Deployment:
         return ours | environment_of({**self.overrides, **_keys(overrides)})
 
     def start_processor(self, *, is_awaited: bool = True, **overrides: object) -> Program:
-        """Start a processor, and return when it listens."""
         program = self.start("processor", [COMMAND, "processor"], **overrides)
         if is_awaited:
             program.wait_for('"listening"')

@@ -24,7 +24,6 @@ class MadeRow:
 def step(
     number: int, rows: Sequence[MadeRow], kind: BatchKind = BatchKind.TARGET, *, draft_follows: bool = False
 ) -> LogprobBatch:
-    """Return a step's batch."""
     counts = np.array([row.tokens for row in rows], np.intp)
     keys = np.repeat(np.array([row.key for row in rows], np.uint64), counts)
     positions = [np.arange(row.position, row.position + row.tokens, dtype=np.uint64) for row in rows]

@@ -66,7 +66,6 @@ async def processing(deployment: Deployment, **overrides: object) -> AsyncIterat
 
 
 async def met(processor: Processor) -> None:
-    """Wait until a processor has its worker and its client."""
     await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
 
 

@@ -101,7 +101,6 @@ class Overlapping:
     def __init__(
         self, several: Several, workers: dict[str, dict[str, Any]], client: dict[str, Any], seed: int, load: Load
     ) -> None:
-        """Take the processors, what each worker and the clients are started with, when faults come, and the load."""
         self._several = several
         self._workers = workers
         self._client = client

@@ -61,7 +61,6 @@ class Lines:
         return None
 
     def rest(self) -> str:
-        """Return what was not read yet of a stream that ends."""
         with self.news:
             self.news.wait_for(lambda: self.at_end, MOST)
         lines = list(self._unread)
@@ -95,7 +94,6 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
         return self.process.poll() is None
 
     @property

@@ -33,7 +33,6 @@ class Served:
         self.gateway, self.url = self.start_gateway(**overrides)
 
     def start_gateway(self, **overrides: object) -> tuple[Program, str]:
-        """Start a gateway; return it, and where it serves."""
         given = {"gateway__address": "127.0.0.1:0", **self.overrides, **overrides}
         program = self.deployment.start("gateway", [COMMAND, "gateway"], **given)
         (address,) = _ADDRESS.findall(program.wait_for('"listening"'))
@@ -80,7 +79,6 @@ async def when_ready(url: str, path: str = "/readyz") -> AsyncIterator[httpx.Asy
 async def answers(
     client: httpx.AsyncClient, path: str, status: int = 200, headers: dict[str, str] | None = None
 ) -> bool:
-    """Tell whether a path answers with a status."""
     return (await client.get(path, headers=headers)).status_code == status
 
 

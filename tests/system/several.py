@@ -68,7 +68,6 @@ class Several:
         model: str = "",
         **more: Any,  # noqa: ANN401 - settings
     ) -> Program:
-        """Start a worker that knows all of them, or the one at a place."""
         own = self._all if place is None else {"bus__workers_address": self._places[place][0]}
         return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model, **more)
 
@@ -89,7 +88,6 @@ class Several:
         """Wait until a client is connected to every processor that was started, and return its sessions by place."""
 
         def sessions() -> list[ClientSession]:
-            """Return those that are open, by place."""
             open_ones = {each.processor_id.split("-")[1]: each for each in client.sessions if is_open(each)}
             return [open_ones[str(place)] for place in self.processors if str(place) in open_ones]
 

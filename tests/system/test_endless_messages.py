@@ -25,7 +25,6 @@ _SENT_MIB = 1024
 
 
 def worker_hello() -> bytes:
-    """Return a worker's first message."""
     limits = StreamLimits(max_message_bytes=65536, max_rows=8, max_tokens_per_row=4)
     role = WorkerRole.WORKER_ROLE_MIXED
     hello = Hello(schema_major=1, worker_id="stranger", role=role, limits=limits, first_sequence=1, next_sequence=1)

@@ -40,7 +40,6 @@ class Keys:
         write_keys(path, [])
 
     def add(self, key_id: str, **limits: object) -> dict[str, str]:
-        """Add a key, and return the header that has it."""
         clear, key = made(key_id, **limits)
         write_keys(self.path, [*read_keys(self.path), key])
         return {"authorization": f"Bearer {clear}"}
@@ -57,7 +56,6 @@ def keys(tmp_path: Path) -> Keys:
 
 @asynccontextmanager
 async def openai_of(served: Serving, headers: dict[str, str]) -> AsyncIterator[AsyncOpenAI]:
-    """Return OpenAI's client with a key."""
     clear = headers["authorization"].removeprefix("Bearer ")
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key=clear, max_retries=0, timeout=MOST) as client:
         yield client

@@ -21,7 +21,6 @@ CHAT: list[Any] = [{"role": "user", "content": "hello 🦊"}]
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Return a model's folder."""
     with TemporaryDirectory() as name:
         yield write_model(Path(name) / "model", byte_level())
 

@@ -181,7 +181,6 @@ async def _until_told(client: httpx.AsyncClient, name: str, value: float, **labe
 
 
 async def _has_left(client: httpx.AsyncClient, known: float) -> bool:
-    """Tell whether more slow texts were left by their clients than were known."""
     return await _told(client, _ENDED, lane="slow", why="left") > known
 
 
@@ -332,7 +331,6 @@ async def test_client_that_does_not_read_its_tokens_is_cut_off(folder: Path) -> 
         async with plainly(system.url) as other:
 
             async def is_cut_off() -> bool:
-                """Return whether a client was."""
                 return 'lost_clients_total{why="cut_off"} 1.0' in (await other.get("/metrics")).text
 
             await until(is_cut_off)

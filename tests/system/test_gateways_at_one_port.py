@@ -56,7 +56,6 @@ def _metrics_url(gateway: Program) -> str:
 
 
 async def _health(gateway: Program) -> dict[str, Any]:
-    """Return the health of one of the gateways."""
     async with plainly(_metrics_url(gateway)) as client:
         found: dict[str, Any] = (await client.get("/healthz")).json()
         return found

@@ -28,7 +28,6 @@ def keys_of(keyring: Keyring, name: str) -> dict[str, Any]:
 
 
 def listening(keyring: Keyring) -> dict[str, Any]:
-    """Return the settings of the processor."""
     settings = keyring.listening()
     return {"bus__key_file": settings.key_file, "bus__allowed_keys": settings.allowed_keys}
 

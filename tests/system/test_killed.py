@@ -43,7 +43,6 @@ async def test_request_that_was_sent_anew_is_resumed(deployment: Deployment) -> 
     async with Client(deployment.settings(client__name="observer")) as observer:
 
         async def has_it() -> bool:
-            """Tell whether the processor has the request."""
             return (await observer.status()).open_requests == 1
 
         await until(has_it)

@@ -62,7 +62,6 @@ async def test_processor_that_starts_before_its_log_carries_tokens(deployment: D
     settings = deployment.settings()
 
     async def has_all() -> bool:
-        """Tell whether all was read."""
         return wanted.items() <= tokens_of(await read(settings)).items()
 
     await until(has_all, every=0.1)

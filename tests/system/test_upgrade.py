@@ -43,7 +43,6 @@ class Load:
         async with plainly(url) as client:
 
             async def has_all() -> bool:
-                """Tell whether none is on its way any more."""
                 has: int = (await client.get("/healthz")).json()["open_requests"]
                 return has >= self._sent[url]
 

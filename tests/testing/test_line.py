@@ -20,7 +20,6 @@ async def connected(**bus: object) -> tuple[Line, Connection, Listener]:
 
 
 async def arrived(listener: Listener) -> list[bytes]:
-    """Return all that has arrived."""
     found: list[bytes] = []
     while True:
         receiving = asyncio.create_task(listener.receive())

@@ -113,7 +113,6 @@ class Looped(Generic[E]):
         raise AssertionError("it does not end")
 
     def errors(self) -> dict[int, tuple[int, str]]:
-        """Return the requests that ended with an error, with its code and its message."""
         found = [event.error for event in events(self.publisher) if event.HasField("error")]
         assert len({error.request_key for error in found}) == len(found)
         return {error.request_key: (error.code, error.message) for error in found}

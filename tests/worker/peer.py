@@ -17,7 +17,6 @@ FIRST = 1000.0
 
 
 def welcome_of(through: int = 1000, size: int = 2**30, **more: Any) -> Welcome:  # noqa: ANN401 - as the message has it
-    """Return a welcome with so much credit."""
     usual: dict[str, Any] = {"processor_id": "p", "resume_from": 1}
     times = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
     return Welcome(credit=Credit(through_sequence=through, bytes=size), **usual | times | more)

@@ -82,7 +82,6 @@ class Pair:
                 await asyncio.sleep(0)
 
     async def hand_off(self, generate: Generate, state: bytes = b"state", refusal: str = "") -> None:
-        """Hand a request off, and have the engine answer."""
         self.sender.send(generate, state)
         (await self.handed_in(1))[generate.request_key][1](refusal)
         await self.answered()

@@ -222,7 +222,6 @@ class Arriving(Arrival):
     __slots__ = ("_inputs", "_lease")
 
     def __init__(self, lease: Lease, *inputs: object) -> None:
-        """Take the loan of the memory, and what must not go away yet."""
         self._lease = lease
         self._inputs: tuple[object, ...] = inputs
 

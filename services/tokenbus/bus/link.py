@@ -439,7 +439,6 @@ class Link:
             self._sends_on = None
 
     def _send_all(self, connection: Connection) -> bool:
-        """Send all that the session has to say now; False: the connection is full."""
         with self._lock:
             self._woken = False
         while True:

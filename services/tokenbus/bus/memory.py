@@ -31,7 +31,6 @@ class MemoryTransport:
     """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
 
     def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
-        """Take the settings, and the clock of all that is connected, if that is not the system's."""
         self.clock = clock or SystemClock()
         self._settings = settings
         self._meetings: dict[str, _Meeting] = {}

@@ -25,7 +25,6 @@ class LoopSocket:
     """Sends without waiting, and waits to receive, on the event loop that it was made on."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
-        """Take a socket, which nothing else may use from now on, and a name for errors."""
         self._socket = socket
         # Not pyzmq's own wrappers of these, which serve other kinds of sockets, and cost as much again.
         bare: Any = super(zmq.Socket, socket)

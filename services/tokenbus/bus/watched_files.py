@@ -15,7 +15,6 @@ class WatchedFiles:
     """Has files read again when they have changed; whether they have, the file system says."""
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.monotonic) -> None:
-        """Take the files in their present state, and the clock in seconds."""
         self._paths = paths
         self._now = now
         self._known = self._states()

@@ -152,7 +152,6 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
 
 
 def _begins_recording(head: bytes) -> bool:
-    """Tell a recording, which begins with the size of a frame and the frame, from a message."""
     size = next((place for place, byte in enumerate(head) if byte < _MORE), len(head))
     return head[size + 1 : size + 2] == _FRAME_BEGINS
 

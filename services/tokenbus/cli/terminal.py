@@ -26,7 +26,6 @@ class Progress:
     """Shows how far something is, now and then."""
 
     def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        """Take where to show it, standard error by default, and the time in seconds."""
         stream = sys.stderr if stream is None else stream
         is_shown = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
         self._stream = stream if is_shown else None

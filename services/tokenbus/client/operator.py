@@ -69,7 +69,6 @@ class Operator:
     """
 
     def __init__(self, client: Client, model: str = "", *, timeout_seconds: float = 600.0) -> None:
-        """Take the client, the model whose workers are meant, empty for all, and how long each answer may take."""
         self._client = client
         self._model = model
         self._seconds = timeout_seconds

@@ -337,7 +337,6 @@ class BatchEngine(ABC, Generic[B]):
         return [prompt.whole(scored.get(slot)) for slot, prompt in found if prompt is not None]
 
     def _handed_off(self, block: B, result: Outcome, proposed: Proposed | None) -> dict[int, bytes]:
-        """Hand off the requests that have not ended, and return a state for each by its key."""
         requests = self._requests
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         result.statuses[rows] = RowStatus.HANDED_OFF

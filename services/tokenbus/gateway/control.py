@@ -195,7 +195,6 @@ async def _resume(operator: Operator, _: _Arguments) -> object:
 
 
 def _request_ids(names: object) -> list[int]:
-    """Return the requests that answers' ids, or their headers x-request-id, name."""
     if not isinstance(names, list):
         raise invalid("request_ids", f"a list of texts, got {shown(names)}")
     found = [_REQUEST_ID.fullmatch(name) if isinstance(name, str) else None for name in names]

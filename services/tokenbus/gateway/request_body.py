@@ -155,7 +155,6 @@ class RequestTypes:
         return body
 
     def _check(self, body: Body) -> None:
-        """Check what the types do not, and read biases."""
         for name in _restricted(type(body)):
             given, accepted = getattr(body, name), ONLY[name]
             is_accepted = given == accepted and isinstance(given, bool) == isinstance(accepted, bool)

@@ -12,7 +12,6 @@ class LoopWatch:
     """Calls into an event loop from another thread, and measures how long the answer takes."""
 
     def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop | None], now: Callable[[], float]) -> None:
-        """Take a function that returns the loop, or None before there is one, and a clock in seconds."""
         self._loop = loop
         self._now = now
         self._asked_at: float | None = None

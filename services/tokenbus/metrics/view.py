@@ -20,7 +20,6 @@ class StepTimes:
     """Measures steps as they are handed out; costs a microsecond or two a step."""
 
     def __init__(self, now: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """Take the processor's clock, and the time of day in nanoseconds."""
         self._now = now
         self._wall_ns = wall_ns
         self.assembly = Histogram()

@@ -116,7 +116,6 @@ def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) ->
 
 
 def _is_whole(piece: bytes) -> bool:
-    """Return whether bytes are whole characters."""
     try:
         piece.decode()
     except UnicodeDecodeError:

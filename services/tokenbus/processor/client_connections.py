@@ -291,7 +291,6 @@ class ClientConnections(Connections[Session]):
     # Their end.
 
     def _end(self, session: Session, why: str) -> None:
-        """Forget a client, and end its requests."""
         self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
         # Before its requests end: each would put another frame into a queue that is full already.

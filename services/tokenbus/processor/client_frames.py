@@ -102,7 +102,6 @@ def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
 
 
 def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
-    """Return how many bytes the draft has for each of the target's rows."""
     found = np.zeros(target.row_count, np.intp)
     order = np.argsort(target.request_keys)
     places = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)

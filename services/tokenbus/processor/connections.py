@@ -144,7 +144,6 @@ class Connections(ABC, Generic[P]):
         settings: Settings,
         refused_messages: RefusedMessages,
     ) -> None:
-        """Take the peers that are connected, and all that have completed a handshake and are not given up."""
         self._kind = kind
         self._known = known
         self._frames = frames

@@ -288,7 +288,6 @@ class Dispatch:
         return request_error(generate.request_key, code, message, retry_after_ms=RETRY_MS)
 
     def _not_served(self, generate: Generate) -> str:
-        """Return which model or adapter no worker serves."""
         adapter = generate.sampling.lora_adapter
         known = sorted({name for worker in self._serving(generate.model) for name in worker.stream.hello.lora_adapters})
         if adapter and known:

@@ -216,7 +216,6 @@ class Intake:
             request.scores.append((chunk, pending_ack))
 
     def _own(self, worker: Worker, request_id: int) -> Request | None:
-        """Return a request that a worker has."""
         request = self.registry.table.get(request_id)
         has_it = request is not None and self.registry.table.stream_of(request) == worker.source.stream
         return request if has_it else None

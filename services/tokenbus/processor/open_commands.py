@@ -36,7 +36,6 @@ class OpenCommands:
     """
 
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
-        """Take the workers, and what is called when one has other adapters."""
         self._workers = workers
         self._on_adapters = on_adapters
         self._open: dict[int, _Command] = {}

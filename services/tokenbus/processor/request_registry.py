@@ -602,7 +602,6 @@ class RequestRegistry:
         return ended
 
     def _has_rows_of_others(self, request: Request, acks: AckTracker) -> bool:
-        """Tell whether rows of a request wait here that are not of a certain stream."""
         steps = [step for step, _ in request.waiting] + [early.step for early in request.early]
         return any(step.pending_ack.stream is not acks for step in steps)
 

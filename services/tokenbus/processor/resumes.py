@@ -138,7 +138,6 @@ class Resumes:
     # What becomes of one.
 
     def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
-        """Take up one request; return the error that it ended with, if it did."""
         request_id, table = resume.request_key, self._registry.table
         _, since = self._put_off.pop((session.id, request_id), (resume, session.last_heard))
         ended, request = table.ended(request_id), table.get(request_id)

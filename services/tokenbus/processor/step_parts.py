@@ -62,7 +62,6 @@ class StepParts:
     """The parts of a step, each the rows of one route, in original batch order."""
 
     def __init__(self, batch: LogprobBatch, routes: npt.NDArray[np.int32]) -> None:
-        """Take a step's rows, at least one, and the route of each."""
         indices = batch.batch_indices
         is_in_order = bool((indices[1:] > indices[:-1]).all())
         self._batch = batch

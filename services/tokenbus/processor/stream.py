@@ -130,7 +130,6 @@ class Stream:
     """The items of one (worker id, epoch)."""
 
     def __init__(self, hello: Hello, epoch: int, limits: Limits, settings: ProcessorSettings) -> None:
-        """Begin where the worker's retention begins."""
         self.hello = hello
         self.epoch = epoch
         self.worker_id = hello.worker_id

@@ -198,7 +198,6 @@ class WorkerConnections(Connections[Worker]):
         return worker
 
     def _greet(self, worker: Worker, hello: Hello, now: float) -> None:
-        """Answer a handshake: where to resume, how much credit there is, and which requests to end."""
         stream = worker.stream
         stream.open_connection()
         if hello.first_sequence > stream.expected:

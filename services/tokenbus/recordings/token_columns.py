@@ -134,7 +134,6 @@ def _of_batch(batch: LogprobBatch) -> _Part:
 
 
 def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
-    """Return a prompt's tokens as rows of one token each."""
     count = scores.token_ids.size
     ones, zeros, none = np.ones(count, np.uint8), np.zeros(count, np.uint8), np.zeros(0, np.uint32)
     return _Part(
@@ -197,7 +196,6 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
 
 
 def _joined_extras(parts: Sequence[_Part], counts: Array) -> tuple[Array, Array, Lists, Lists, Array, Lists]:
-    """Return the columns of `TokenColumns` from `other_logprob` on."""
     nothing, found = _EMPTY.arrays(_EXTRAS), []
     for part in parts:
         columns, zeros = part.extras or nothing, np.zeros(part.token_counts.size, np.uint32)

@@ -126,7 +126,6 @@ class Launches:
     """
 
     def __init__(self, tokens_per_step: int, most: int = 2) -> None:
-        """Take how many tokens a row can get in one step, and how many launched steps may be unfinished at once."""
         self._tokens_per_step = tokens_per_step
         self._most = most
         self._next = 1

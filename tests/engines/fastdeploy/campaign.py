@@ -106,7 +106,6 @@ def _slots(draw: np.random.Generator, most: int) -> int:
 
 
 def main() -> None:
-    """Run, and say how it went."""
     parser = argparse.ArgumentParser(prog="python -m tests.engines.fastdeploy.campaign", description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000, help="of all forms together")
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="repeat a run that differed")

@@ -34,7 +34,6 @@ def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Mes
 
 
 def packed(given: Message, sequence: int, stamp: int, **changes: int) -> bytes:
-    """Return a message's bytes, with changes in its header."""
     counts = given.counts if given.kind is not Kind.SINGLE else given.counts[:0]
     arrays = b"".join(array.tobytes() for array in (counts, given.tokens, given.scores, given.ranks))
     entries, columns = given.tokens.shape
@@ -89,7 +88,6 @@ def send(sender: QueueSender, given: Message, stamp: int) -> None:
 
 
 def numbers(receiver: QueueReceiver, count: int) -> list[int]:
-    """Get as many messages, and return which they are."""
     found = []
     for _ in range(count):
         data = receiver.get(MOST_SECONDS, bytes_of)

@@ -61,7 +61,6 @@ class Machine:
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
     def tokenbus(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command behind `tokenbus fastdeploy --`."""
         return self.run("tokenbus", "fastdeploy", "--", *command, **variables)
 
     def serve(self, how: str = "thread", **variables: str) -> subprocess.CompletedProcess[str]:

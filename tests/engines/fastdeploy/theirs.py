@@ -77,12 +77,10 @@ class Queues(NamedTuple):
     plain: Queue
 
     def of(self, op: str) -> Queue:
-        """Return the queue of a save op, or of a get op."""
         return self.plain if GETS.get(op, op) == "speculate_get_output" else self.scored
 
 
 def has_op(form: str, op: str) -> bool:
-    """Tell whether a form has a save op."""
     return _FORM_CODES[form] >= _FORM_CODES[_SINCE.get(op, FLAT_FORM)]
 
 

@@ -19,7 +19,6 @@ _FIELDS = 2
 
 
 def flat(array: Any) -> Array:  # noqa: ANN401 - an array, or a list
-    """Return an array element by element."""
     found: Array = np.asarray(array).reshape(-1)
     return found
 

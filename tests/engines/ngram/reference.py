@@ -88,7 +88,6 @@ def ordered(logprobs: Logprobs) -> list[int]:
 
 
 def rank(logprobs: Logprobs, token: int) -> int:
-    """Return a token's rank."""
     return int((logprobs > logprobs[token]).sum()) + 1
 
 

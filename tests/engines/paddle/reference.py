@@ -79,7 +79,6 @@ class Reference:
 
 
 def tokens_of(prompt: Any) -> list[int]:  # noqa: ANN401 - a request's
-    """Return a request's prompt as the engine reads it."""
     if prompt.WhichOneof("prompt") == "tokens":
         return list(prompt.tokens.token_ids)
     return [256, *prompt.text.text.encode()]

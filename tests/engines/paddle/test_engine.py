@@ -27,7 +27,6 @@ MIXED: list[Generate] = [
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[int]]:
-    """Return what each of the mixed requests gets from an engine of its own."""
     return {generate.request_key: tokens_alone(paddle().engine, generate) for generate in MIXED}
 
 

@@ -25,7 +25,6 @@ def token(text: str, probability: float, *, rank: int = 1) -> dict[str, Any]:
 
 
 def row(step: int, position: int, tokens: list[dict[str, Any]], drafts: list[Draft] | None = None) -> dict[str, Any]:
-    """Return a step's row."""
     proposed = [
         {"id": _id_of(text), "text": text, "logprob": math.log(probability), "accepted": accepted}
         for text, probability, accepted in drafts or []

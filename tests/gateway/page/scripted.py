@@ -78,7 +78,6 @@ class ScriptedGateway:
 
     @contextlib.contextmanager
     def running(self) -> Iterator["ScriptedGateway"]:
-        """Serve in a thread of its own."""
         thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         thread.start()
         try:

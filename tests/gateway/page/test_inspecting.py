@@ -18,7 +18,6 @@ def plain(found: Locator) -> list[str]:
 
 
 def fact(page: Page, name: str) -> str:
-    """Return what the panel says of one thing."""
     return panel(page).locator("dl div", has=page.get_by_text(name, exact=True)).locator("dd").inner_text()
 
 

@@ -115,7 +115,6 @@ def whole(last: int) -> list[tuple[int, int]]:
 
 
 async def written(writer: LogWriter) -> None:
-    """Wait until a writer has written all of its items."""
     await until(lambda: not writer.unwritten_items)
 
 
@@ -156,7 +155,6 @@ def says_that_it_does_not_log(processor: Processor) -> bool:
 
 
 async def logged(bus: Bus) -> int:
-    """Wait until the log has all of a bus's items; return how many."""
     await until(lambda: told(bus.processor)("log_waiting_items") == 0)
     return bus.publisher.retention.next_sequence - 1
 

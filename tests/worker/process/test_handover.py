@@ -19,7 +19,6 @@ class Starting(threading.Event):
         self.waits = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Take what waits."""
         del timeout
         self.waits += 1
         for record in self.memory.steps.waiting():

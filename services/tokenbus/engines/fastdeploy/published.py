@@ -251,7 +251,6 @@ class Published:
 
 
 def _is_alike(target: Message, draft: Message) -> bool:
-    """Return whether a target and a draft agree on their slots."""
     if target.lengths is None or draft.lengths is None:
         return False
     has_counts = np.array_equal(target.counts[: draft.slots], draft.counts)

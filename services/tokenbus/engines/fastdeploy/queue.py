@@ -421,7 +421,6 @@ class QueueReceiver:
     # With `_using` held.
 
     def _oldest(self) -> Source | None:
-        """Return the source of the next message if it has arrived."""
         self._read()
         if len(self._sources) > 1 and any(source.is_whole for source in self._sources.values()):
             # Look again: a message that another process saved earlier may have arrived since the first look.
@@ -447,7 +446,6 @@ class QueueReceiver:
         self._unsent = {source for source in self._unsent if source.unsent}
 
     def _read(self) -> None:
-        """Read what has arrived."""
         if self._unsent:
             self._acknowledge_again()
         for number, _ in self._poll.poll(0):

@@ -69,7 +69,6 @@ class SlotRegistry:
         requests[slots] = self._begun(slots.size)
 
     def _grow(self, least: int) -> None:
-        """Have requests for at least so many slots."""
         missing = least - self._requests.size
         if missing > 0:
             self._requests = np.concatenate([self._requests, self._begun(missing)])
@@ -172,7 +171,6 @@ def _is_replaced(slots: SlotRequests, message: Message, has_tokens: Flags, now: 
 
 
 def _still_open(requests: SlotRequests, slots: npt.NDArray[np.intp], now: float) -> Iterator[_Ended]:
-    """Yield each replaced request that its processor has not ended yet."""
     for slot in slots.tolist():
         if now - requests["known_since"][slot] < _FORGOTTEN_SECONDS:
             yield int(requests["key"][slot]), int(requests["position"][slot]), REPLACED

@@ -151,7 +151,6 @@ class NgramEngine(BatchEngine[NgramBlock]):
         return PieceScores(model.logits[contexts, columns], own, ids, logprobs)
 
     def _keep(self, block: NgramBlock, result: Outcome) -> None:
-        """Keep the contexts that requests are in now."""
         del result
         self._requests.contexts[block.slots] = block.after
 

@@ -66,7 +66,6 @@ class PaddleRequests(Requests):
     """The requests, with their tokens and what was drafted to follow."""
 
     def __init__(self, heads: int, most_carried: int) -> None:
-        """Keep at most so many drafts of each, and carried keys and values of so many requests."""
         super().__init__()
         self._most_carried = most_carried
         self.texts: dict[int, list[int]] = {}
@@ -272,7 +271,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return found, lines
 
     def _scores(self, block: PaddleBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Compute the scores from the logits."""
         tokens, logits = (block.drafts, block.draft_logits) if are_drafts else (block.tokens, block.logits)
         mask = mask_of(counts, tokens.shape[1])
         found = token_logprobs(logits[rows][mask], tokens[rows][mask], np.repeat(top_ks, counts))
@@ -306,7 +304,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return scored(logits, piece)
 
     def _keep(self, block: PaddleBlock, result: Outcome) -> None:
-        """Keep the tokens and what was drafted; clear the places of what is no number."""
         requests, drafts = self._requests, block.next_drafts
         columns: Sequence[npt.NDArray[Any]] = (block.slots, block.tokens, result.kept, result.statuses)
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):

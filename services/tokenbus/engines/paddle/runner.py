@@ -106,7 +106,6 @@ class KeyValueCache:
         self.write(slot, nothing, nothing)
 
     def _begins(self, slots: Index) -> Index:
-        """Return where each head of each slot begins, as [slots, heads, 1]."""
         return (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
 
     def _first(self, slot: int, length: int) -> Index:

@@ -113,7 +113,6 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
 
 
 def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs: Logprobs) -> None:
-    """Add the logprobs, ranks and alternatives of the scored rows."""
     if logprobs is None:
         raise ValueError(f"vLLM gave no logprobs for {np.count_nonzero(scored)} requests that want them")
     counts, top_ks = rows.token_counts[scored], rows.top_ks[scored]

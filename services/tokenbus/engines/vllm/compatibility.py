@@ -172,7 +172,6 @@ def check_members(owner: object, names: tuple[str, ...]) -> None:
 
 
 def _change(used: Call | Members) -> str:
-    """Return what has changed in a call or a class, or nothing."""
     try:
         found: Any = import_module(used.module)
         for name in used.name.split("."):

@@ -77,7 +77,6 @@ def most_rows(settings: Settings) -> int:
 
 
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
-    """Return what vLLM's options say."""
 
     class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
         """vLLM's parser, which raises what is wrong in the place of ending the process."""

@@ -72,7 +72,6 @@ class RequestKeys:
 
 
 def _number(given: object) -> int | None:
-    """Return a key that was given as a number, or as its decimal digits, or None: it is none."""
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS:
         given = int(given)
     return given if type(given) is int and 1 <= given <= _MOST_KEY else None

@@ -196,7 +196,6 @@ class _Reader:
         return given
 
     async def _read(self, server: ServerConnection, message: Msg) -> list[StreamItem]:
-        """Return all items of a message; a damaged one is logged, and has none."""
         number, subject = message.metadata.sequence.stream, message.subject
         life = self._stream.life(subject)
         is_unknown = life is not None and life not in self._lives

@@ -350,7 +350,6 @@ class LogWriter:
         lane.revision = message.seq
 
     def _drop_known(self, lane: _Lane) -> None:
-        """Drop items that the log has."""
         while lane.items and lane.items[0].item.sequence <= lane.last:
             self.counts.already_there += 1
             self._forget_first(lane)

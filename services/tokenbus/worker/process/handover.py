@@ -42,7 +42,6 @@ class Handover:
     """
 
     def __init__(self, settings: Settings, memory: SharedMemory, epoch: int) -> None:
-        """Take the settings, the memory, and the epoch of the stream."""
         self.settings, self.epoch = settings, epoch
         self.active = ActiveRequests(keep_requests=False)
         """The requests that the engine has."""

@@ -31,7 +31,6 @@ class JournaledRetention(Retention):
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: memoryview) -> None:
-        """Take over what is in the journal, if there is anything."""
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0

@@ -173,7 +173,6 @@ class PublisherServer:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take what both processes share, the socket to the engine's, and what that one said."""
         self._steps, self._words, self._bell = memory.steps, memory.words, bell
         self._settings = given.settings
         self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
@@ -320,14 +319,12 @@ class PublisherServer:
                 self._leaves = True
 
     def _publish_message(self, record: Record) -> None:
-        """Publish what was handed over as the message that it is."""
         if record.kind == HandedOver.SCORED:
             self._emitter.scored(PromptScoresChunk.FromString(bytes(record.data)))
         else:
             self._emitter.controlled(ControlAnswer.FromString(bytes(record.data)))
 
     def _end_all(self) -> None:
-        """End the requests that an engine had when its process died."""
         self.publisher.take_no_more()
         requests = sorted(self.publisher.session.requests)
         ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}

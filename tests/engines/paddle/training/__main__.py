@@ -45,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Network:  # noqa: ANN401 - a module
-    """Return a network that was trained for some steps of so many lines each."""
     network = Network(Shape())
     rate = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: _rate(step, steps))
     optimizer = paddle.optimizer.AdamW(
@@ -106,7 +105,6 @@ def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _batches(seed: int, lines: int, *, held_out: bool) -> Iterator[npt.NDArray[np.int64]]:
-    """Return lines of a stream of stories."""
     stream: list[int] = []
     wanted = lines * _LINE
     for text in stories(seed, held_out=held_out):

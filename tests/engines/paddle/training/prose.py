@@ -89,7 +89,6 @@ _ENDINGS = (
 
 
 def story(chance: random.Random, *, held_out: bool) -> str:
-    """Return a story that was held out, or one for training."""
     while True:
         person, place = chance.randrange(len(_PERSONS)), chance.randrange(len(_PLACES))
         if ((person + 2 * place) % 5 == 0) is held_out:

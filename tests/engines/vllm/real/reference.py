@@ -30,7 +30,6 @@ def answers_of(
 
 
 def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 - vLLM's LLM
-    """Return what vLLM itself answers."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 

@@ -160,7 +160,6 @@ def stop_of(case: Case, answer: Answer) -> int | str | None:
 
 
 def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
-    """Add a row to the answer of its request."""
     assert row.position == len(answer.tokens)
     assert answer.status not in ENDS.values()
     answer.status = row.status

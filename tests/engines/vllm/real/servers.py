@@ -153,7 +153,6 @@ def streams(server: Server, api: Api, **given: Any) -> Answer:  # noqa: ANN401
 
 
 def used(answer: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the counts of tokens."""
     usage = answer["usage"]
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 

@@ -587,7 +587,6 @@ def test_same_responses(servers: Servers, name: str, is_streamed: bool) -> None:
 
 
 def _response(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what an answer of /v1/responses says."""
     if body["stream"]:
         *events, last = _events(server, "/v1/responses", body)
         found = last["response"]

@@ -28,7 +28,6 @@ def in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with other weights of the same model."""
     import torch
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - only where vLLM is
 

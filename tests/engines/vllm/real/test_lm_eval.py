@@ -39,7 +39,6 @@ Scores = Mapping[str, tuple[Mapping[str, Any], list[Any]]]
 
 
 def scores(url: str, name: str, folder: Path) -> Scores:
-    """Return how a server scores all tasks."""
     from datasets import Dataset  # noqa: PLC0415 - only where vLLM is
     from lm_eval import simple_evaluate  # noqa: PLC0415
     from lm_eval.tasks import TaskManager  # noqa: PLC0415

@@ -92,7 +92,6 @@ def several_at_once(client: Client, model: str) -> object:
 
 
 def refused(ask: Callable[[], object]) -> object:
-    """Return how the client says that it was refused."""
     with pytest.raises(openai.APIStatusError) as raised:
         ask()
     return type(raised.value), raised.value.status_code

@@ -23,7 +23,6 @@ ASKED = [
 
 
 def ours(model: Path, options: dict[str, Any], asked: Sequence[tuple[list[int], bytes]]) -> list[Found]:
-    """Return what the engine says of each prompt, how its request ended, and its tokens."""
     engine = VllmEngine(model, arguments(options))
     found: dict[int, Any] = {}
     try:

@@ -25,7 +25,6 @@ UNSEEDED = Case([5, 6, 7], {"temperature": 1.0, "max_tokens": 12, "ignore_end_to
 
 @pytest.fixture
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """Return a deployment in a folder with a short path."""
     monkeypatch.setattr(programs, "MOST", MOST)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         made = Deployment(Path(folder), {"worker.drain_timeout_ms": 10_000})

@@ -29,7 +29,6 @@ def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def deployment() -> Iterator[Deployment]:
-    """Return a deployment in a folder with a short path, with its processor."""
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         made = Deployment(Path(folder), {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 20_000})
         made.start_processor()
