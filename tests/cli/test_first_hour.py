@@ -10,7 +10,7 @@ import pytest
 
 from tokenbus.cli.arguments import Parser
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "first-hour.md").read_text()
 COMMANDS = re.findall(r"^\$ (tokenbus .*)$", PAGE, re.MULTILINE)
 

@@ -37,7 +37,7 @@ CYCLE = {"chunked_encoding", "disconnected", "message_event", "response_complete
 
 
 def test_uvicorn_is_pinned_to_versions_that_were_tested() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     gateway = map(Requirement, project["optional-dependencies"]["gateway"])
     (uvicorns,) = (each for each in gateway if each.name == "uvicorn")
     assert any(each.operator == "<" for each in uvicorns.specifier)

@@ -278,7 +278,7 @@ def test_files_of_earlier_releases_are_read_and_written_alike(name: str) -> None
 
     So versions of processors and readers of one log mix, as in a rolling restart.
     """
-    path = Path(__file__).parent / "recordings" / f"{name}.tokenbus"
+    path = Path(__file__).parent / "files" / f"{name}.tokenbus"
     items = list(tokenbus.read_recording(path))
     parts = [hello_entry(EPOCH, items[0].hello, items[0].hello.next_sequence)]
     for each in items:
