@@ -1,19 +1,27 @@
 """A service that starts: what counts as a sign that it does something, and what is shown of one that failed."""
 
-import os
-import time
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from tests.cli.test_local import plan
-from tests.support.waiting import wait_until
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.starting import Output, SignsOfLife
 from tokenbus.cli.supervisor import Child, News
 
 NO_SESSION = 2**31 - 1
+_COMPUTES = """
+import sys, time
+sys.stdin.readline()
+while time.process_time() < 0.3:
+    pass
+print("computed", flush=True)
+sys.stdin.readline()
+"""
 
 
 def test_line_is_a_sign() -> None:
@@ -24,11 +32,16 @@ def test_line_is_a_sign() -> None:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="the system does not say what processes use")
 def test_what_a_process_computes_is_a_sign() -> None:
     """A twentieth of a processor is; how much there was since the last look counts, not since the beginning."""
-    signs = SignsOfLife(os.getsid(0), 0.0)
-    begin = time.process_time()
-    wait_until(lambda: time.process_time() - begin > 0.2)
-    assert signs.seen(0, 2.0)
-    assert not signs.seen(0, 1e9)
+    command = [sys.executable, "-c", _COMPUTES]
+    with subprocess.Popen(command, start_new_session=True, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        signs = SignsOfLife(process.pid, 0.0)
+        process.stdin.write(b"compute\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"computed\n"
+        assert signs.seen(0, 2.0)
+        assert not signs.seen(0, 1e9)
 
 
 def test_output_is_shown_from_the_first_error() -> None:
