@@ -66,6 +66,7 @@ class AcceptedConnection:
         self.cut_at: float | None = None
         self._read_before = -1
         self._grown_from = 0
+        self._unread_at: float | None = None
 
     @property
     def is_tcp(self) -> bool:
@@ -78,9 +79,17 @@ class AcceptedConnection:
             self.held = self._measure_tcp()
         if self.delivered != self._read_before or (self.is_tcp and not self.held):
             self._read_before, self.moved, self._grown_from = self.delivered, now, resident
+            self._unread_at = None
         self._grown_from = min(self._grown_from, resident)
         is_unfinished = self.held > _STUCK_BYTES if self.is_tcp else self._in_kernel() > 0
-        self.grown = resident - self._grown_from if is_unfinished and now - self.moved > _STUCK_SECONDS else 0
+        if is_unfinished and self._unread_at is None:
+            self._unread_at = now
+        is_stuck = is_unfinished and self._unread_at is not None and now - self._unread_at > _STUCK_SECONDS
+        self.grown = resident - self._grown_from if is_stuck else 0
+
+    def forgive(self, resident: int) -> None:
+        """Count the growth from now on: another connection was the cause of what there was."""
+        self._grown_from = resident
 
     def _measure_tcp(self) -> int:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

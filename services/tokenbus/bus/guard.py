@@ -208,6 +208,7 @@ class Guard:
                 connection.measure(now, resident)
             self._check_size(connection)
             self._check_introduction(connection, now)
+        self._check_growth(live, now, resident)
         self._check_sum(live, now)
         self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
 
@@ -217,11 +218,27 @@ class Guard:
         if connection.held > most:
             reason = f"{connection.held} bytes that are unfinished or unread, more than {most}"
             self.cut(connection, "bytes", reason)
-        elif connection.grown > most:
-            reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"
-            # What an admitted peer has sent, or one at a Unix socket, may be unread.
-            cut = self.cut if connection.is_tcp and not connection.is_admitted else self._cut_if_read_out
-            cut(connection, "bytes", reason)
+
+    def _check_growth(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
+        """Cut off the peers in whose unfinished messages the process grew: all unadmitted ones, one admitted one."""
+        settings, admitted = self._settings, []
+        for connection in live:
+            if connection.is_admitted and connection.grown > settings.max_pending_bytes:
+                admitted.append(connection)
+            elif not connection.is_admitted and connection.grown > settings.max_unadmitted_bytes:
+                self._cut_grown(connection, settings.max_unadmitted_bytes)
+        if admitted:
+            worst = max(admitted, key=lambda each: (each.held, now - each.moved))
+            self._cut_grown(worst, settings.max_pending_bytes)
+            for each in admitted:
+                if each is not worst:
+                    each.forgive(resident)
+
+    def _cut_grown(self, connection: AcceptedConnection, most: int) -> None:
+        reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"
+        # What an admitted peer has sent, or one at a Unix socket, may be unread.
+        cut = self.cut if connection.is_tcp and not connection.is_admitted else self._cut_if_read_out
+        cut(connection, "bytes", reason)
 
     def _check_introduction(self, connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
