@@ -21,7 +21,7 @@ FLAGS = ("-O3", "-fno-trapping-math", "-fPIC", "-shared")
 
 
 class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles the check of the contract and the renderer; without a compiler all is Python, and says so."""
+    """Compiles the package's C code; without a compiler all is Python, and says so."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; a wheel then belongs to this platform, an editable install has libraries beside their sources."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.local import Command, children_of, environment, is_running
 from tokenbus.cli import demo_checks as checks_module
-from tokenbus.cli.demo import Found, judged, of_the_demo, sample, summary_lines
+from tokenbus.cli.demo import Found, judged, sample, summary_lines
 from tokenbus.cli.demo_checks import (
     MODES,
     Answer,
@@ -182,11 +182,3 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(checks_module, "ask", ask)
     with pytest.raises(CommandError, match="6 of 256 requests had other than their 100 tokens: ids only"):
         await rates(Client(Settings()))
-
-
-def test_busy_machine_makes_no_demo_wrong() -> None:
-    """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
-    settings = of_the_demo(Settings())
-    most = checks_module.RATE_REQUESTS * checks_module.RATE_TOKENS
-    assert settings.clients.send_queue_frames >= most
-    assert settings.processor.pending_items >= most

@@ -130,6 +130,7 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
     ("arguments", "line"),
     [
         (("make",), "make: NAME, got nothing"),
+        (("make", "w0", "--role", "worker"), "--role: only with add, got make"),
         (("add",), "add: NAME PUBLIC, got nothing"),
         (("add", "w0"), "add: NAME PUBLIC, got 'w0'"),
         (("add", "w0", "keys/w0.key"), "add: --role, one or several of worker, client, observer, handoff, operator"),

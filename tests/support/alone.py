@@ -32,7 +32,6 @@ PROCESS = (
     "gateway/page",
     "support/test_orphans.py",
     "support/test_processes.py",
-    "system",
     "test_again.py",
     "test_commands.py",
     "test_compose.py",

@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenbus.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus.cli.demo_checks import (
-    AHEAD,
     MODES,
     RATE_REQUESTS,
     Answer,
@@ -75,18 +74,8 @@ def run(options: argparse.Namespace) -> int:
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
     with reporting_faults(), runtime_folder() as folder:
-        plan = plan_for(of_the_demo(settings), folder, engine="ngram", mixed=1, prefill=1, decode=1)
+        plan = plan_for(settings, folder, engine="ngram", mixed=1, prefill=1, decode=1)
         return asyncio.run(_run(plan, folder, logs, as_json=options.json))
-
-
-def of_the_demo(settings: Settings) -> Settings:
-    """Return the settings that the demo's services run with."""
-    return replace(
-        settings,
-        # On a busy machine the engines run far ahead of the client, which must not be evicted for that.
-        clients=replace(settings.clients, send_queue_frames=max(AHEAD, settings.clients.send_queue_frames)),
-        processor=replace(settings.processor, pending_items=max(AHEAD, settings.processor.pending_items)),
-    )
 
 
 async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) -> int:

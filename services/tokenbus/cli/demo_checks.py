@@ -180,8 +180,6 @@ MODES: dict[str, int | None] = {"ids only": None, "k = 0": 0, "k = 20": 20}
 """By name: how many alternatives are asked for with each token; None: not even its own logprob."""
 _ROUNDS = 3
 RATE_REQUESTS, RATE_TOKENS = 256, 100
-AHEAD = 65_536
-"""More frames than any round of the demo has tokens."""
 
 
 async def rates(client: Client) -> dict[str, list[float]]:

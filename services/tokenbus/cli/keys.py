@@ -47,6 +47,8 @@ examples:
 """
 _VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
 _DEFAULT = "keys/allowed.toml"
+_BELONGS_TO = {"role": "add", "names": "add", "folder": "make", "json": "list"}
+"""Which action each option is for."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="the worker ids or client names that it may use, as a shell's patterns; may be repeated (NAME)",
     )
-    parser.add_argument("--folder", default="keys", metavar="DIR", help="where make writes both files (keys)")
+    parser.add_argument("--folder", metavar="DIR", help="where make writes both files (keys)")
     parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
     parser.add_argument("--json", action="store_true", help="list as one JSON document")
 
@@ -72,9 +74,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Do what was asked for."""
     path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
+    for name, action in _BELONGS_TO.items():
+        if getattr(options, name) and options.action != action:
+            raise CommandError(f"--{name}: only with {action}, got {options.action}", WRONG_USE)
     try:
         if options.action == "make":
-            _make(Path(options.folder), options)
+            _make(Path(options.folder or "keys"), options)
         elif options.action == "list":
             _expect(options, 0, "list: no names")
             _show(path, read_keys(path), as_json=options.json)

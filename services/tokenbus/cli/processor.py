@@ -24,8 +24,8 @@ examples:
     --set bus.allowed_keys=keys/allowed.toml                             where other machines reach it: docs/security.md
   tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
 
-settings that matter: bus.* (addresses, keys, heartbeats), limits.* (the most of a batch), processor.* (credit,
-timeouts), clients.* (what waits for slow clients), processor.metrics_address (empty: no metrics are served).
+settings that matter: bus.* (addresses, keys, heartbeats), limits.* (the most of a batch), processor.* (workers,
+timeout), clients.* (what waits for slow clients), processor.metrics_address (empty: no metrics are served).
 """
 
 

@@ -89,8 +89,9 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         *workers("prefill", prefill),
     ]
     if lacking := gateway_lacks():
-        if port is not None:
-            raise CommandError(f"--port: no gateway can run here, {lacking} is not installed", WRONG_USE)
+        if port is not None or gateways > 1:
+            option = "--port" if port is not None else "--gateways"
+            raise CommandError(f"{option}: no gateway can run here, {lacking} is not installed", WRONG_USE)
     else:
         given = _gateway_addresses(shared, port, gateways)
         if _is_default("gateway.tokenizer", shared):

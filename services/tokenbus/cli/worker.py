@@ -28,9 +28,9 @@ examples:
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
 settings that matter: bus.workers_address (of several processors, with commas between: docs/scaling.md), bus.key_file
-and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_* (a prefill
-worker hands requests off to a decode worker, at its address), worker.max_requests, worker.retention_* and worker.policy
-(what happens when retention is full), limits.*, worker.metrics_address (empty: no metrics are served).
+and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_address (a
+prefill worker hands requests off to a decode worker, at its address), worker.max_requests, worker.retention_bytes and
+worker.policy (what happens when retention is full), limits.*, worker.metrics_address (empty: no metrics are served).
 """
 
 

@@ -115,6 +115,8 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
             server = _Server(config, gateway)
             serving = Serving(gateway, address)
             gateway.serving = running = asyncio.create_task(server.serve([listening]))
+            while not server.started and not running.done():  # noqa: ASYNC110 - uvicorn offers no event
+                await asyncio.sleep(0)
             _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             try:
                 yield serving

@@ -10,7 +10,7 @@ _INTRODUCTION = """\
 Written by `python -m tokenbus.settings` from the code; a test holds it equal.
 
 A setting comes from the command line, else from the environment, else from a file, else from its default.
-`worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[bus]` of the TOML file that
+`worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
 `TOKENBUS_SETTINGS` names. A key that does not exist, a value out of its range and two values that contradict each other
 end the start with one line that names the key, where it came from, the limit and the value.
 """

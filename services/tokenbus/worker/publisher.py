@@ -39,9 +39,6 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 
-_BALANCE_TIMEOUTS = 2
-"""After how many heartbeat timeouts a worker first asks itself whether to go to another processor."""
-_MOST_BALANCE_SECONDS = 600.0
 _MOST_CONTROLS = 64
 """As many as a processor lets wait for one worker."""
 _ALTERNATIVES = ("alternative_token_ids", "alternative_logprobs")
