@@ -130,3 +130,9 @@ def test_prompt_that_a_worker_finds_too_long_has_the_code_that_clients_know() ->
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
     most = "this model's maximum context length is 2048 tokens, one of them for the answer"
     assert error.message == f"prompt: {most}; got 2050 tokens"
+
+
+def test_gateway_that_stops_closes_the_connection() -> None:
+    """The client's next request makes a new connection, which another gateway at the port may take."""
+    headers = ApiError(503, "the gateway is stopping", code="stopping", retry_after_ms=1000).headers
+    assert headers == {"connection": "close", "retry-after": "1", "retry-after-ms": "1000"}

@@ -89,12 +89,14 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Retry-After, or WWW-Authenticate, where the status has one."""
+        """Retry-After, or WWW-Authenticate, where the status has one; a gateway that stops closes the connection."""
         if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
             return {"www-authenticate": 'Bearer realm="tokenbus"'}
-        if self.status not in _KINDS or not self.retry_after_ms:
-            return {}
-        return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}
+        headers = {"connection": "close"} if self.code == "stopping" else {}
+        if self.status in _KINDS and self.retry_after_ms:
+            headers["retry-after"] = str(max(1, -(-self.retry_after_ms // 1000)))
+            headers["retry-after-ms"] = str(self.retry_after_ms)
+        return headers
 
 
 def too_long(field: str, context: int, tokens: int) -> ApiError:
