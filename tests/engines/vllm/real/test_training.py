@@ -39,6 +39,7 @@ def test_loop_on_the_page_trains(
         try:
             event = event_of_up(start_up(deployment, model, {**WHOLE, "token_scores": True}))
             monkeypatch.setenv("TOKENBUS_BUS_CLIENTS_ADDRESS", event["clients_address"])
+            monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # of the tests, and no setting
             loop.MODEL = model
             loop.main()
         finally:
