@@ -206,7 +206,7 @@ def test_unknown_keys() -> None:
         Settings.load(environment={}, overrides={"gateway.max_text_bytes": 1})
     with pytest.raises(SettingsError, match=r"^worker\.ids: no such setting; did you mean worker\.id\?$"):
         Settings.load(environment={}, overrides={"worker.ids": "w0"})
-    assert load(TOKENBUS="1", PATH="x", TOKENBUS_PURE_PYTHON="1") == Settings()
+    assert load(TOKENBUS="1", PATH="x", TOKENBUS_PURE_PYTHON="1", TOKENBUS_CACHE_DIR="x") == Settings()
 
 
 @pytest.mark.parametrize("key", ["worker.retention_bytes", "clients.buffer_bytes", "durable_log.max_bytes"])
