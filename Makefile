@@ -16,7 +16,7 @@ AT_ONCE ?= 4
 # What runs the tests; tests.again runs what failed once more, alone.
 PYTEST ?= pytest
 # What `make unit` leaves out: what starts a process, and what takes seconds.
-UNIT := not process and not long
+UNIT := not process and not long and not nightly
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
@@ -91,7 +91,7 @@ coverage: setup ## Measure which lines `make unit` runs, and fail below the floo
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
+	@$(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup -m "not nightly" --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
 
 test-vllm: $(CLIENTS_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import orphans
+from tests.support import orphans, seconds
 from tests.support.alone import Guard, marks_of
 from tokenbus.logs.output import unconfigure
 
@@ -27,10 +27,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 orphans.end_with_this_process()
 _GUARD = Guard()
+_TABLE_AFTER_SECONDS = 60.0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a module of which `-m "not process and not long"` deselects all tests by their place."""
+    """Do not import a module whose tests are all deselected by their place, as `-m "not process and not long"` does."""
     parts = config.option.markexpr.split(" and ")
     refused = {part.removeprefix("not ") for part in parts} if all(part.startswith("not ") for part in parts) else set()
     return True if refused.intersection(marks_of(collection_path)) else None
@@ -82,10 +83,14 @@ def folder() -> Iterator[Path]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests were not run, and why, once for each folder and reason."""
+    """Say which tests were not run, once for each folder and reason; after a long run also where its time went."""
     skipped: Counter[tuple[str, str]] = Counter()
     for report in terminalreporter.getreports("skipped"):
         _path, _line, reason = report.longrepr
         skipped[report.nodeid.split("::")[0].rpartition("/")[0], reason.removeprefix("Skipped: ")] += 1
     for (folder, reason), count in sorted(skipped.items()):
         terminalreporter.write_line(f"not run: {count} tests of {folder}: {reason}")
+    reports = [each for state in ("", "passed", "failed", "error") for each in terminalreporter.getreports(state)]
+    if sum(each.duration for each in reports) > _TABLE_AFTER_SECONDS:
+        for line in seconds.table((each.nodeid, each.duration) for each in reports):
+            terminalreporter.write_line(line)

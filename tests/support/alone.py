@@ -1,4 +1,4 @@
-"""Unit tests start no process: which tests are none, and the guard that holds it for the others."""
+"""Which tests start processes, take long or run at night alone, and the guard that keeps the others from processes."""
 
 import sys
 from multiprocessing.process import BaseProcess
@@ -57,6 +57,10 @@ LONG = (
 """Modules of which all tests are marked `long`: each takes seconds of processor time."""
 
 
+NIGHTLY: tuple[str, ...] = ()
+"""Modules and folders of which all tests are marked `nightly`: campaigns, floods, builds, many examples."""
+
+
 class ProcessStartedError(AssertionError):
     """A test that is not marked `process` started one."""
 
@@ -94,7 +98,7 @@ def marks_of(path: Path) -> list[str]:
     if not path.is_relative_to(TESTS):
         return []
     place = path.relative_to(TESTS).as_posix()
-    tables = {"process": PROCESS, "long": LONG}
+    tables = {"process": PROCESS, "long": LONG, "nightly": NIGHTLY}
     return [
         mark
         for mark, places in tables.items()
