@@ -1,5 +1,6 @@
 """A service that starts: what counts as a sign that it does something, and what is shown of one that failed."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -42,6 +43,29 @@ def test_what_a_process_computes_is_a_sign() -> None:
         assert process.stdout.readline() == b"computed\n"
         assert signs.seen(0, 2.0)
         assert not signs.seen(0, 1e9)
+
+
+def test_end_of_a_process_hides_no_work_of_the_others(tmp_path: Path) -> None:
+    """Nor does a later process of the same number, which has used less."""
+
+    def use(pid: int, since: int, ticks: int, read: int) -> None:
+        fields = ["S", "1", "1", "77", *["0"] * 7, str(ticks), *["0"] * 7, str(since)]
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")
+        (tmp_path / str(pid) / "io").write_text(f"rchar: 1\nread_bytes: {read}\n")
+
+    use(77, 5, 100, 0)
+    use(78, 6, 90_000, 10**12)
+    signs = SignsOfLife(77, 0.0, tmp_path)
+    shutil.rmtree(tmp_path / "78")
+    use(77, 5, 200, 0)
+    assert signs.seen(0, 1.0)
+    assert not signs.seen(0, 2.0)
+    use(77, 5, 200, 2_000_000)
+    assert signs.seen(0, 3.0)
+    use(77, 9, 100, 0)
+    assert signs.seen(0, 4.0)
+    assert not signs.seen(0, 5.0)
 
 
 def test_output_is_shown_from_the_first_error() -> None:

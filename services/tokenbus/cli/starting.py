@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,35 +19,37 @@ _RAISED = re.compile(r"(?:^|[\s\]])(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|
 class SignsOfLife:
     """Tells whether the processes of a session do something: write, compute or read from disks."""
 
-    def __init__(self, session: int, now: float) -> None:
+    def __init__(self, session: int, now: float, proc: Path = _PROC) -> None:
         self._session = session
+        self._proc = proc
         self._at = now
         self._lines = 0
-        self._seconds, self._bytes = self._used()
+        self._ticks, self._bytes = self._used()
 
     def seen(self, lines: int, now: float) -> bool:
         """Return whether there was a sign since it was asked last; `lines` is how many it has written."""
         passed, self._at = max(now - self._at, 1e-9), now
-        (seconds, read), before = self._used(), (self._seconds, self._bytes, self._lines)
-        self._seconds, self._bytes, self._lines = seconds, read, lines
-        computes = seconds - before[0] >= _LEAST_SHARE * passed
-        return lines > before[2] or computes or read - before[1] >= _LEAST_BYTES * passed
+        (ticks, read), before = self._used(), (self._ticks, self._bytes, self._lines)
+        self._ticks, self._bytes, self._lines = ticks, read, lines
+        # By process, and without falls: one that has ended must not hide what the others do.
+        computes = (ticks - before[0]).total() / os.sysconf("SC_CLK_TCK") >= _LEAST_SHARE * passed
+        return lines > before[2] or computes or (read - before[1]).total() >= _LEAST_BYTES * passed
 
-    def _used(self) -> tuple[float, int]:
-        """Return the processor time and the bytes that its processes have used; zeros where there is no /proc."""
-        ticks = read = 0
+    def _used(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the processor time in ticks and the bytes that each process has used; none where there is no /proc."""
+        ticks, read = Counter[str](), Counter[str]()
         for process in self._processes():
             with suppress(OSError, ValueError, IndexError):
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == self._session:
-                    ticks += int(fields[11]) + int(fields[12])
-                    read += _bytes_read(process)
-        return ticks / os.sysconf("SC_CLK_TCK"), read
+                    which = f"{process.name} {fields[19]}"  # since when it runs: a later process may have its number
+                    ticks[which] = int(fields[11]) + int(fields[12])
+                    read[which] = _bytes_read(process)
+        return ticks, read
 
-    @staticmethod
-    def _processes() -> Iterator[Path]:
-        if _PROC.is_dir():
-            yield from (each for each in _PROC.iterdir() if each.name.isdecimal())
+    def _processes(self) -> Iterator[Path]:
+        if self._proc.is_dir():
+            yield from (each for each in self._proc.iterdir() if each.name.isdecimal())
 
 
 def _bytes_read(process: Path) -> int:
