@@ -133,6 +133,15 @@ class TimedBus(Bus):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def guard_sees(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until the guard, which looks again and again, has seen something."""
+
+        def looks() -> bool:
+            self.clock.advance(0.3)
+            return condition()
+
+        await until(looks)
+
     async def good_goes_on(self) -> None:
         assert self.good.send([b"still here"])
         assert await soon(self.good.receive()) == [b"still here"]
@@ -179,6 +188,27 @@ async def test_sum_of_many_small_holdings() -> None:
         await victim.refused(r"it holds \d+ of \d+ bytes .* together more than 4194304$")
         await good.goes_on()
         assert len(victim.refusals) < len(peers)
+
+
+async def test_flooder_that_is_read_is_cut_off_before_those_that_hold_little(tmp_path: Path) -> None:
+    """What is held in sum is its fault that holds the most, however long the others have held their little."""
+    bounds = replace(SETTINGS, max_part_bytes=4 * MIB, max_pending_bytes=4 * MIB, max_total_pending_bytes=MIB)
+    async with TimedBus("tcp", tmp_path, bounds) as bus, AsyncExitStack() as stack:
+        idle, flooder = [stack.enter_context(await in_thread(RawPeer, bus.listener.address)) for _ in range(2)]
+        idle.part(b"hello")
+        flooder.part(b"hello")
+        await until(lambda: bus.listener.usage().admitted == 3)
+        await in_thread(idle.part, bytes(MIB // 4), more=True)
+        await bus.guard_sees(lambda: bus.listener.usage().pending_bytes > 0)
+        bus.clock.advance(1e6)
+        flooder.part(b"one more")
+        await in_thread(flooder.part, bytes(2 * MIB), more=True)
+        await bus.guard_sees(lambda: bool(bus.reasons))
+        await bus.good_goes_on()
+        (reason,) = bus.reasons
+        held = re.search(r"it holds (\d+) of \d+ bytes .* together more than 1048576$", reason)
+        assert held is not None
+        assert int(held[1]) > MIB // 2
 
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])

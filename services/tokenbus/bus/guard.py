@@ -248,12 +248,15 @@ class Guard:
             cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
-        """Cut off those that have held the most for the longest without finishing a message."""
+        """Cut off those that hold the most, until the rest is within the bound.
+
+        For how long they have held it decides between equals only: it is no time at all for a flooder that is read.
+        """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]
         settings = self._settings
         for some, most in ((unadmitted, settings.max_unadmitted_bytes), (live, settings.max_total_pending_bytes)):
-            left = sorted((each for each in some if not each.is_cut), key=lambda each: each.held * (now - each.moved))
+            left = sorted((each for each in some if not each.is_cut), key=lambda each: (each.held, now - each.moved))
             held = sum(each.held for each in left)
             while held > most and left:
                 connection = left.pop()
