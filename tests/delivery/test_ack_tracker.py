@@ -17,10 +17,10 @@ def held(*sequences: int) -> tuple[AckTracker, list[PendingAck]]:
 
 def test_nothing_is_acknowledged_while_it_is_held() -> None:
     acks, (pending_ack,) = held(1)
-    pending_ack.keep(2)
+    pending_ack.keep()
     pending_ack.release()
     assert not acks.advance()
-    pending_ack.release(2)
+    pending_ack.release()
     assert acks.advance()
     assert not acks.advance()
     assert (acks.acknowledged, len(acks), acks.bytes) == (1, 0, 0)

@@ -1,7 +1,7 @@
 """A router under test, and the slow model that says what it must do: one dict of plain values for each request."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
 from tokenbus.processor.request_registry import MOST_EARLY, RequestRegistry
 from tokenbus.processor.requests import NO_OWNER, Request, Source
+from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
@@ -45,6 +46,7 @@ class Recorder:
     def __init__(self) -> None:
         self.rows: list[tuple[Any, ...]] = []
         self.drafts: list[tuple[Any, ...]] = []
+        self.statuses: dict[int, int] = {}
         self.finished: dict[int, RowStatus] = {}
         self.failed: dict[int, RequestError] = {}
 
@@ -52,6 +54,7 @@ class Recorder:
         mine = step.rows.select(part.rows)
         assert slots.size == step.rows.row_count
         self.rows += [row_values(row) for row in mine.rows()]
+        self.statuses.update(zip(mine.request_keys.tolist(), mine.statuses.tolist(), strict=True))
         if step.draft_rows is not None:
             of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)
             self.drafts += [row_values(row) for row in step.draft_rows.select(np.flatnonzero(of_mine)).rows()]
@@ -68,9 +71,9 @@ class Recorder:
     def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
         return set()
 
-    def finish(self, request: Request, status: RowStatus) -> None:
+    def finish(self, request: Request) -> None:
         assert request.id not in self.finished | self.failed
-        self.finished[request.id] = status
+        self.finished[request.id] = RowStatus(self.statuses[request.id])
 
     def fail(self, request: Request, error: RequestError) -> None:
         assert request.id not in self.finished | self.failed
@@ -91,7 +94,7 @@ class Table:
         workers = _Workers(chosen, self.aborted)
         self.registry = RequestRegistry(chosen, self.clock, workers, max_early=max_early)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
-        self.registry.router.consumers.update(self.recorders)
+        self.registry.router.consumers.update(cast("dict[int, Session]", self.recorders))
         for place, (key, stream) in enumerate(requests.items()):
             self.registry.submit(generate_of(key), stream, 1 + place % routes, NO_OWNER)
 

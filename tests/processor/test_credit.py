@@ -16,7 +16,7 @@ def test_credit_ends_where_it_was_granted() -> None:
     assert take(made, 4, 5) == [Fate.TAKEN, Fate.FLOOD]
     take(made, 1)
     come(made)
-    assert made.grant()
+    made.grant()
     assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
 
 
@@ -37,25 +37,26 @@ def test_credit_in_bytes_ends_where_it_was_granted() -> None:
 
 def test_grants_are_made_when_they_are_worth_a_message() -> None:
     made = stream(credit_items=8)
-    assert (made.credit.through_sequence, made.credit.through_bytes) == (8, settings().processor.credit_bytes)
+    assert (made.credit.through_sequence, made.credit.bytes) == (8, settings().processor.credit_bytes)
     take(made, 1)
     come(made)
-    assert not made.grant()
+    assert not made.is_credit_due
     assert made.credit.through_sequence == 8
     take(made, 2)
     come(made)
-    assert made.grant()
+    assert made.is_credit_due
+    made.grant()
     assert made.credit.through_sequence == 10
-    assert not made.grant()
+    assert not made.is_credit_due
 
 
 @pytest.mark.parametrize("items", [1, 2, 3])
 def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
     made = stream(credit_items=items)
-    assert not made.grant()
+    assert not made.is_credit_due
     take(made, 1)
     come(made)
-    assert made.grant()
+    assert made.is_credit_due
 
 
 def test_bytes_that_were_taken_are_granted_again() -> None:
@@ -67,8 +68,9 @@ def test_bytes_that_were_taken_are_granted_again() -> None:
     made.take(item_of(taken, 1), taken)
     made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
     come(made)
-    assert made.grant()
-    assert made.credit.through_bytes == 2000 + len(taken) + len(refused)
+    assert made.is_credit_due
+    made.grant()
+    assert made.credit.bytes == 2000 + len(taken) + len(refused)
 
 
 def test_new_connection_counts_anew() -> None:
@@ -79,7 +81,7 @@ def test_new_connection_counts_anew() -> None:
     made.missing(0.0)
     made.open_connection()
     assert (made.expected, made.known_last, made.credit.through_sequence) == (2, 1, 9)
-    assert made.credit.through_bytes == settings().processor.credit_bytes
+    assert made.credit.bytes == settings().processor.credit_bytes
     assert made.missing(0.0) is None
     assert take(made, 2, 3) == [Fate.TAKEN] * 2
     assert come(made) == [2, 3]

@@ -86,10 +86,11 @@ def test_refused_frame(lines: Lines) -> None:
 
 
 def test_proof_of_a_refused_hello_is_not_shown(lines: Lines) -> None:
-    hello = ClientFrame(hello=client_hello(5, proof=b"secret" * 11))
-    Bench().core.clients.receive(b"peer", [hello.SerializeToString()], 0.0)
+    hello = ClientFrame(hello=client_hello(5, proof=b"secret" * 11)).SerializeToString()
+    Bench().core.clients.receive(b"peer", [hello], 0.0)
     (line,) = lines()
     assert "proof" in line["reason"]
+    assert (line["first_bytes"], line["bytes"]) == ("", len(hello))
     assert b"secret".hex() not in json.dumps(line)
 
 
@@ -100,7 +101,7 @@ def test_flood_is_one_line_and_a_count(lines: Lines) -> None:
     messages = RefusedMessages(repeated_log)
     error = ContractError("logprobs[1]", "a finite number", float("nan"), rule=Rule.FINITE)
     for sequence in range(1, 1001):
-        messages.add("item refused", b"x", error, {"stream": "worker-0"}, sequence)
+        messages.add("item refused", b"x", error, {"stream": "worker-0"}, sequence=sequence)
     assert messages.by_rule == {"finite": 1000}
     assert len(lines()) == 1
     clock.advance(60)

@@ -2,22 +2,26 @@
 
 from tests.in_process.bench import Bench
 from tests.in_process.builders import client_hello, generate_of
-from tokenbus.processor.connections import UnknownPeers
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
+from tokenbus_contracts.generated.stream_pb2 import Heartbeat
 
 LARGE = 5000
 
 
 def test_unknown_peers_are_bounded() -> None:
     """However many peers say nonsense, only so many are remembered, those that spoke last."""
-    unknown = UnknownPeers(1.0)
-    for number in range(1025):
-        unknown.is_due(b"%d" % number, 0.0)
-    assert len(unknown) == 1024
-    assert not unknown.is_due(b"1", 0.5)
-    assert unknown.is_due(b"0", 0.5)
+    bench, frame = Bench(), ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)).SerializeToString()
+
+    def is_asked(peer: bytes) -> bool:
+        bench.core.clients.receive(peer, [frame], bench.clock.now())
+        return bool(bench.sent.pop(peer, None))
+
+    assert all(is_asked(b"%d" % number) for number in range(1025))
+    assert len(bench.core.clients._asked) == 1024
+    assert not is_asked(b"1")
+    assert is_asked(b"0")
 
 
 def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> None:

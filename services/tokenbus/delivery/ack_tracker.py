@@ -8,8 +8,9 @@ class PendingAck:
 
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "stream", "unlogged")
 
-    def __init__(self) -> None:
-        self.count = 1
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        """How many consumers need its items; the first is the step itself, until it is handed out."""
         self.holders: list[object] = []
         """Those of its consumers that can be evicted: the send queues of remote clients."""
         self.stream: AckTracker | None = None
@@ -26,9 +27,9 @@ class PendingAck:
         """Count more consumers."""
         self.count += holders
 
-    def release(self, holders: int = 1) -> None:
-        """Count consumers that are done."""
-        self.count -= holders
+    def release(self) -> None:
+        """Count a consumer that is done."""
+        self.count -= 1
 
 
 class AckTracker:
@@ -80,6 +81,4 @@ class AckTracker:
 
     def skip(self, through: int) -> None:
         """Count a run of items that cannot be had as passed."""
-        pending_ack = PendingAck()
-        pending_ack.release()
-        self.add(through, pending_ack, 0)
+        self.add(through, PendingAck(0), 0)

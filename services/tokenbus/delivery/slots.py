@@ -15,8 +15,7 @@ class SlotMap:
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self._is_cached = False
-        self._cached_ids = b""
+        self._cached_ids: bytes | None = None
         self._cached_slots: Slots = np.zeros(0, np.intp)
 
     def __len__(self) -> int:
@@ -39,20 +38,20 @@ class SlotMap:
         """Return a slot for a new request; the first that was never used before is as large as all others together."""
         slot = self._free.pop() if self._free else len(self._slots)
         self._slots[request_id] = slot
-        self._is_cached = False
+        self._cached_ids = None
         return slot
 
     def remove(self, request_id: int) -> None:
         """Free a request's slot."""
         self._free.append(self._slots.pop(request_id))
-        self._is_cached = False
+        self._cached_ids = None
 
     def find(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
         """Return the slot of each request; -1 where none is open."""
         contents = request_ids.tobytes()
         # Step after step has the same requests, most of the time.
-        if not (self._is_cached and contents == self._cached_ids):
+        if contents != self._cached_ids:
             found = map(self._slots.get, request_ids.tolist(), repeat(-1))
             self._cached_slots = np.fromiter(found, np.intp, request_ids.size)
-            self._is_cached, self._cached_ids = True, contents
+            self._cached_ids = contents
         return self._cached_slots

@@ -90,28 +90,11 @@ class TokenLists:
     The tokens themselves are made of a row when it is taken, and the alternatives are read then: there may be many.
     """
 
-    __slots__ = (
-        "_has_alternatives",
-        "_has_extras",
-        "_keys",
-        "_logprobs",
-        "_positions",
-        "_ranks",
-        "_rows",
-        "_scored",
-        "_scorings",
-        "_starts",
-        "_token_ids",
-    )
-
     def __init__(self, rows: LogprobBatch) -> None:
         counts, self._scorings = rows.token_counts.tolist(), rows.scorings.tolist()
         self._keys, self._positions = rows.request_keys.tolist(), rows.positions.tolist()
-        self._token_ids, self._logprobs, self._ranks = (
-            rows.token_ids.tolist(),
-            rows.logprobs.tolist(),
-            rows.ranks.tolist(),
-        )
+        self._token_ids, self._logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
+        self._ranks = rows.ranks.tolist()
         self._starts = self._scored = [0, *accumulate(counts)]
         if _UNSCORED in self._scorings:
             pairs = zip(counts, self._scorings, strict=True)

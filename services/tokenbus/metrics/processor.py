@@ -139,7 +139,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     *_of_workers(
         ("tokenbus_stream_lag_items{worker}", "Items sent and not in order here yet.", lambda of: of.stream.lag),
-        ("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left[0]),
+        ("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left),
     ),
     *_of_counts(
         ("tokenbus_speculative_rows_total{worker}", "Rows that verified drafts.", lambda of: of.speculation.rows),

@@ -77,7 +77,8 @@ class ProcessorView:
         yield "pending_bytes", _most(each.bytes for each in acks), settings.pending_bytes
         yield "send_queue_frames", _most(map(len, queues)), clients.send_queue_frames
         yield "send_queue_bytes", _most(queue.bytes for queue in queues), clients.send_queue_bytes
-        yield "step_queue", len(self.processor.intake.step_queue or ()), settings.step_queue
+        steps = self.processor.intake.step_queue
+        yield "step_queue", 0 if steps is None else steps.qsize(), settings.step_queue
         yield "unread_bytes", self.usage.pending_bytes, self.processor.settings.bus.max_total_pending_bytes
         if (log := self.processor.item_log) is not None:
             yield "log_buffer", log.writer.buffered_bytes, self.processor.settings.durable_log.buffer_bytes

@@ -89,12 +89,12 @@ class Assembler:
         step = self._open.get(header.step)
         if step is None:
             if header.step <= self.last_released:
-                return self._late(batch), _released()
+                return self._late(batch), PendingAck(0)
             step = _Open(header.step, now)
         kind = step.target if header.kind is BatchKind.TARGET else step.draft
         earlier = kind.parts.get(header.part_index)
         if earlier is not None:
-            return _same(earlier, batch), _released()
+            return _same(earlier, batch), PendingAck(0)
         _check_part(kind, batch)
         self._open[header.step] = step
         kind.parts[header.part_index] = batch
@@ -188,12 +188,6 @@ class Assembler:
             step.target.is_whole,
             self._is_explained(step),
         )
-
-
-def _released() -> PendingAck:
-    pending_ack = PendingAck()
-    pending_ack.release()
-    return pending_ack
 
 
 def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -12,7 +13,7 @@ from google.protobuf.message import Message
 from tokenbus.bus import Listener, Outcome
 from tokenbus.bus.transport import LARGE, UnadmittedBudget
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.processor.refused_messages import RefusedMessages
+from tokenbus.processor.refused_messages import SHOWN_BYTES, RefusedMessages
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import body_of, write_frame
@@ -42,30 +43,6 @@ def protocol_error(message: str | ContractError) -> RefusedError:
     is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
     reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
     return RefusedError(reason, str(message))
-
-
-class UnknownPeers:
-    """Peers without a handshake, as after a restart; each is asked for one once an interval, and few are remembered."""
-
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._asked: OrderedDict[bytes, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._asked)
-
-    def is_due(self, peer: bytes, now: float) -> bool:
-        """Tell whether to ask a peer for its handshake now, and count it as asked."""
-        asked = self._asked.pop(peer, None)
-        is_due = asked is None or now - asked >= self._interval
-        self._asked[peer] = now if asked is None or is_due else asked
-        if len(self._asked) > _MOST_UNKNOWN:
-            self._asked.popitem(last=False)
-        return is_due
-
-    def forget(self, peer: bytes) -> None:
-        """Learn that a peer has completed its handshake."""
-        self._asked.pop(peer, None)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -153,7 +130,8 @@ class Connections(ABC, Generic[P]):
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
-        self._unknown_peers = UnknownPeers(self._interval)
+        self._asked: OrderedDict[bytes, float] = OrderedDict()
+        """When each of the unknown peers that spoke last was asked to say hello."""
         self._unadmitted = UnadmittedBudget()
         self.is_draining = False
         self.refused = 0
@@ -188,10 +166,10 @@ class Connections(ABC, Generic[P]):
         except ContractError as error:
             self._charge(peer, known, parts, now)
             self.refused += 1
+            frame = parts[0] if parts else b""
             # A hello has its sender's proof, which the log must not show.
-            is_hello = not parts or body_of(self._frames, parts[0]) == "hello"
-            payload = b"" if is_hello else parts[-1]
-            self._refused_messages.add("frame refused", payload, error, self._names(known))
+            shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
+            self._refused_messages.add("frame refused", frame, error, self._names(known), shown=shown)
             if known is None:
                 self._send_refusal(peer, protocol_error(error))
             else:
@@ -223,8 +201,13 @@ class Connections(ABC, Generic[P]):
         """Answer a frame that breaks its bounds."""
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
-        """Tell an unknown peer to say hello: it was connected to an earlier life of this processor."""
-        if self._unknown_peers.is_due(peer, now):
+        """Ask an unknown peer to say hello, once an interval: it was connected to an earlier life of this processor."""
+        asked_at = self._asked.pop(peer, -inf)
+        is_due = now - asked_at >= self._interval
+        self._asked[peer] = now if is_due else asked_at
+        if len(self._asked) > _MOST_UNKNOWN:
+            self._asked.popitem(last=False)
+        if is_due:
             self._send_refusal(peer, RefusedError(RefusalReason.REFUSAL_REASON_HELLO_FIRST, "say hello first"))
 
     def _refuse(self, peer: bytes, known: P | None, refused: RefusedError) -> None:
@@ -247,7 +230,7 @@ class Connections(ABC, Generic[P]):
         self.peers.connect(known, peer)
         known.last_heard = now
         known.next_heartbeat = now + self._interval
-        self._unknown_peers.forget(peer)
+        self._asked.pop(peer, None)
 
     def _welcome(self) -> dict[str, Any]:
         """Return what every peer learns at its handshake."""

@@ -1,5 +1,6 @@
 """Intake: from a worker's items, in order, to steps that are settled and handed out."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -9,7 +10,6 @@ from tokenbus.processor.client_connections import ClientConnections
 from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.processor.requests import Request
-from tokenbus.processor.step_queue import StepQueue
 from tokenbus.processor.stream import Arrived, Fate, Lost
 from tokenbus.processor.workers import Worker
 from tokenbus.settings import Settings
@@ -49,8 +49,8 @@ class Intake:
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
         self.registry = dispatch.registry
-        self.step_queue: StepQueue | None = None
-        """The queue of the iterator over all steps, while there is one."""
+        self.step_queue: asyncio.Queue[Step | None] | None = None
+        """The steps that `Processor.steps` has not taken yet, while there is such an iterator."""
         self.step_observers: list[Callable[[Step], object]] = []
         """Called with each step once its rows are handed out; add and remove at any time."""
         self.stream_observers: list[Callable[[Worker], object]] = []
@@ -59,7 +59,6 @@ class Intake:
         """Called with each item, in order, and its pending ack: what keeps the durable log."""
         self.steps = 0
         self.refused = 0
-        self.defects = 0
 
     def proceed(self, worker: Worker, now: float) -> None:
         """Hand on everything that is in order and has room, and every step that is ready."""
@@ -102,9 +101,8 @@ class Intake:
         A slow client alone does not do that while others at the same worker keep up: its frames pile up in its own
         queue, and at their bound its requests end. Only for one that holds little a worker waits, for a moment.
         """
-        if self.step_queue is not None and self.step_queue.is_full:
-            return True
-        if worker.waits_for_room:
+        is_full = self.step_queue is not None and self.step_queue.qsize() >= self._settings.processor.step_queue
+        if is_full or worker.waits_for_room:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
         oldest, share = worker.stream.acks.oldest, self._share_pending(worker)
@@ -152,9 +150,7 @@ class Intake:
                 reason = f"item {entry.sequence} was refused: {error}"
                 worker.assembler.lose(batch.row_count)
                 self._fail(worker, _ids(batch), reason)
-            pending_ack = PendingAck()
-            pending_ack.release()
-            return pending_ack
+            return PendingAck(0)
         if fate is Fate.DUPLICATE:
             worker.stream.counts.duplicates += 1
         elif fate is Fate.DIVERGENT:
@@ -165,7 +161,7 @@ class Intake:
 
     def _refuse(self, worker: Worker, sequence: int, payload: bytes, error: ContractError) -> None:
         names = {"stream": worker.stream.worker_id, "epoch": worker.stream.epoch}
-        self._refused_messages.add("item refused", payload, error, names, sequence)
+        self._refused_messages.add("item refused", payload, error, names, sequence=sequence)
 
     def _event(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         match event.WhichOneof("event"):
@@ -233,7 +229,6 @@ class Intake:
         try:
             self.registry.router.route(step, worker.source, now)
         except Exception:  # noqa: BLE001 - a defect of ours: it ends what it touched, not the stream, nor the process
-            self.defects += 1
             stream = worker.stream
             _log.exception("step not handed out", step=step.number, stream=stream.worker_id, epoch=stream.epoch)
             reason = "the processor could not hand its tokens out"
@@ -242,7 +237,8 @@ class Intake:
         if not step.is_explained and not is_last:
             self._fail_others(worker, _ids(whole), f"step {step.number} never came whole")
         if self.step_queue is not None:
-            self.step_queue.put(step)
+            step.pending_ack.keep()  # until its consumer asks for the next one
+            self.step_queue.put_nowait(step)
         for observe in self.step_observers:
             observe(step)
         step.pending_ack.release()

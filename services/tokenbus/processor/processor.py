@@ -17,7 +17,6 @@ from tokenbus.processor.intake import Intake
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import UNCLAIMED, UNROUTED
-from tokenbus.processor.step_queue import StepQueue
 from tokenbus.processor.worker_connections import WorkerConnections
 from tokenbus.processor.workers import Workers
 from tokenbus.recordings.durable_log import require_nats
@@ -192,7 +191,7 @@ class Processor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.step_queue is not None:
-            self.intake.step_queue.close()
+            self.intake.step_queue.put_nowait(None)  # the steps that wait are still taken
         await self._close_listeners()
         await self._close_log()
         _log.info("closed", processor=self.id)
@@ -309,16 +308,21 @@ class Processor:
         """
         if self.intake.step_queue is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
-        self.intake.step_queue = StepQueue(self.settings.processor.step_queue)
+        self.intake.step_queue = asyncio.Queue()
         self.registry.default_route = UNROUTED
         return self._steps(self.intake.step_queue)
 
-    async def _steps(self, queue: StepQueue) -> AsyncGenerator[Step, None]:
+    async def _steps(self, queue: "asyncio.Queue[Step | None]") -> AsyncGenerator[Step, None]:
         try:
             while (step := await queue.get()) is not None:
-                yield step
+                try:
+                    yield step
+                finally:
+                    step.pending_ack.release()
         finally:
-            queue.discard()
+            while not queue.empty():
+                if (step := queue.get_nowait()) is not None:
+                    step.pending_ack.release()
             self.intake.step_queue = None
             self.registry.default_route = UNCLAIMED
 

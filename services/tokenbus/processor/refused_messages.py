@@ -7,7 +7,7 @@ from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError
 
 _log = logger("processor")
-_SHOWN_BYTES = 64
+SHOWN_BYTES = 64
 
 
 class RefusedMessages:
@@ -17,17 +17,24 @@ class RefusedMessages:
         self.by_rule: Counter[str] = Counter()
         self._repeated_log = repeated_log
 
-    def add(
-        self, event: str, payload: bytes, error: ContractError, sender: Mapping[str, object], sequence: int = 0
+    def add(  # noqa: PLR0913 - what the line says
+        self,
+        event: str,
+        payload: bytes,
+        error: ContractError,
+        sender: Mapping[str, object],
+        *,
+        sequence: int = 0,
+        shown: int = SHOWN_BYTES,
     ) -> None:
-        """Count a refused message and log it; zero is no sequence.
+        """Count a refused message and log it with its first bytes; zero is no sequence.
 
         Repeated messages of one sender that break the same rule are logged once, and summed up when they are over.
         """
         self.by_rule[str(error.rule)] += 1
         key = (event, error.rule, *sender.values())
         place = {**sender, "sequence": sequence} if sequence else sender
-        first = payload[:_SHOWN_BYTES].hex()
+        first = payload[:shown].hex()
         self._repeated_log.begin(
             key, _log.warning, event, reason=str(error), **place, bytes=len(payload), first_bytes=first
         )

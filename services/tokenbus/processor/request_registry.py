@@ -22,11 +22,12 @@ from tokenbus.processor.requests import (
     Source,
     State,
 )
-from tokenbus.processor.router import Consumer, Router
+from tokenbus.processor.router import Router
+from tokenbus.processor.session import Session
 from tokenbus.processor.unclaimed import UnclaimedRows
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
-from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 
 _log = logger("processor")
@@ -204,7 +205,7 @@ class RequestRegistry:
 
     # How they change hands.
 
-    def consumer_of(self, request: Request) -> Consumer | None:
+    def consumer_of(self, request: Request) -> Session | None:
         """Return the consumer that takes a request's rows."""
         return self.router.consumers.get(int(self.table.route[request.slot]))
 
@@ -333,11 +334,11 @@ class RequestRegistry:
 
     # How they end.
 
-    def finish(self, request: Request, status: RowStatus) -> None:
+    def finish(self, request: Request) -> None:
         """End a request that has had its last row."""
         self.counts.finished += 1
         if (consumer := self.consumer_of(request)) is not None:
-            consumer.finish(request, status)
+            consumer.finish(request)
         self._drop_early(request)
         self.void_ticket(request)
         if request.is_claimed:

@@ -128,12 +128,8 @@ class Resumes:
         ended = self._registry.table.ended(request_id)
         if ended is None:
             request = self._registry.table.get(request_id)
-            return request is not None and self._holder(request) is session
+            return request is not None and self._registry.consumer_of(request) is session
         return has_last_row(session, ended)
-
-    def _holder(self, request: Request) -> Session | None:
-        consumer = self._registry.consumer_of(request)
-        return consumer if isinstance(consumer, Session) else None
 
     # What becomes of one.
 
@@ -145,7 +141,7 @@ class Resumes:
             return self._take_rest(session, resume, ended, found)
         if request is None:
             return self._take_unknown(session, resume)
-        holder = self._holder(request)
+        holder = self._registry.consumer_of(request)
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found, since)
         if request.owner not in (NO_OWNER, session.owner):
@@ -174,7 +170,7 @@ class Resumes:
         self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
     ) -> RequestError | None:
         """Take a request from another session, if that is an earlier life of the same client; `since` it is wanted."""
-        request_id, holder = request.id, self._holder(request)
+        request_id, holder = request.id, self._registry.consumer_of(request)
         if holder is None or request.owner != session.owner:
             if not self._registry.is_unvouched(request):
                 return self._registry.not_theirs(request_id, session.name)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery import Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import LEAVES
 from tokenbus.processor.requests import (
@@ -20,9 +20,10 @@ from tokenbus.processor.requests import (
     Source,
     State,
 )
+from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 if TYPE_CHECKING:
     from tokenbus.processor.request_registry import RequestRegistry
@@ -31,45 +32,11 @@ _MOST_TURNED_AWAY = 16
 """How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
 
 
-class Consumer(Protocol):
-    """Takes the rows of the requests whose route leads to it: a client's session."""
-
-    name: str
-    looks_elsewhere: bool
-    """Whether it looks for a request at other processors when it ends here because no worker here has it."""
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether it is a client that acknowledges rows as fast as they come."""
-
-    def give(self, step: Step, slots: Slots, part: Part) -> None:
-        """Take a part of a step, whose rows have these slots; what is kept of it counts in the step's pending ack."""
-
-    def admitted(self, request: Request, admitted: Admitted) -> None:
-        """Learn which worker took a request."""
-
-    def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
-        """Take what the model says of some of a prompt's tokens; what is kept of it counts in the pending ack."""
-
-    def put_error(self, error: RequestError) -> None:
-        """Tell its client why other processors may have a part of a request; it keeps its place here."""
-
-    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
-        """Return the requests with rows of a stream that its client has not acknowledged."""
-
-    def finish(self, request: Request, status: RowStatus) -> None:
-        """Learn that a request has had its last row."""
-
-    def fail(self, request: Request, error: RequestError) -> None:
-        """Learn that a request ended with an error."""
-
-
 @dataclass(slots=True)
 class RowCounts:
     """What became of rows, in rows."""
 
     delivered: int = 0
-    tokens: int = 0
     repeated: int = 0
     late: int = 0
     unknown: int = 0
@@ -84,7 +51,8 @@ class Router:
         self._table = table
         self._registry = registry
         self._max_early = max_early
-        self.consumers: dict[int, Consumer] = {}
+        self.consumers: dict[int, Session] = {}
+        """By route, the session that takes the rows of its requests."""
         self.counts = RowCounts()
         self._let_go: list[Request] = []
         """Requests that the current step hands off in rows whose tokens their clients have, from another processor."""
@@ -109,7 +77,6 @@ class Router:
     def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part], now: float) -> None:
         table, target = self._table, step.rows
         self.counts.delivered += slots.size
-        self.counts.tokens += target.token_ids.size
         for part in parts:
             if part.route == UNCLAIMED:
                 self._registry.unclaimed.put(step, slots, part)
@@ -260,7 +227,7 @@ class Router:
     def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
         source.owners.pop(request.id, None)
         if status is not RowStatus.HANDED_OFF:
-            self._registry.finish(request, status)
+            self._registry.finish(request)
             return
         self._registry.hand_off(request, now)
         self.recall(request, now)

@@ -134,14 +134,6 @@ class SendQueue:
         found = np.isin(np.frombuffer(b"".join(frame.ids for frame in frames), np.uint64), ids)
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
-    def requests_of(self, acks: AckTracker) -> set[int]:
-        """Return the requests that have rows of a stream here."""
-        found: set[int] = set()
-        for frame in self.frames():
-            if frame.pending_ack is not None and frame.pending_ack.stream is acks:
-                found.update(np.frombuffer(frame.ids, np.uint64).tolist())
-        return found
-
     def held_of(self, acks: AckTracker) -> tuple[int, int]:
         """Return how many items of a stream it keeps from being acknowledged, and their bytes."""
         waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}

@@ -14,7 +14,7 @@ from tokenbus.processor.connections import KnownPeer
 from tokenbus.processor.requests import Request, RequestTable
 from tokenbus.processor.send_queue import SendQueue
 from tokenbus.processor.step_parts import Part
-from tokenbus_contracts import Limits, LogprobBatch, RowStatus
+from tokenbus_contracts import Limits, LogprobBatch
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
@@ -167,9 +167,11 @@ class Session(KnownPeer):
 
     def unacknowledged_of(self, acks: AckTracker) -> set[int]:
         """Return the requests with rows of a stream that the client has not acknowledged."""
-        return self.send_queue.requests_of(acks)
+        frames = self.send_queue.frames()
+        of_stream = [each.ids for each in frames if each.pending_ack and each.pending_ack.stream is acks]
+        return set(np.frombuffer(b"".join(of_stream), np.uint64).tolist())
 
-    def finish(self, request: Request, _status: RowStatus) -> None:
+    def finish(self, request: Request) -> None:
         """Learn that a request has had its last row, which says so itself."""
         request.last_frame = self.route, self.send_queue.last_ordinal
         self.requests.discard(request.id)

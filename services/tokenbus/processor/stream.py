@@ -87,45 +87,6 @@ class StreamCounts:
     speculation: Speculation = field(default_factory=Speculation)
 
 
-class GrantedCredit:
-    """What one worker was granted, and what it has used, counted anew in each connection.
-
-    A grant is a total: up to which sequence, and how many bytes since the handshake. So one that is lost costs nothing
-    but the time until the next. What the worker sends beyond it is a flood.
-    """
-
-    def __init__(self, settings: ProcessorSettings) -> None:
-        self._items, self._bytes = settings.credit_items, settings.credit_bytes
-        self.through_sequence = 0
-        self.through_bytes = 0
-        self.used_bytes = 0
-
-    def reset(self) -> None:
-        """Count anew: the worker says hello in another connection."""
-        self.through_sequence = self.through_bytes = self.used_bytes = 0
-
-    def left(self, last_sent: int) -> tuple[int, int]:
-        """Return how many more items, and how many more bytes, a worker may send that has sent up to a sequence."""
-        return max(0, self.through_sequence - last_sent), max(0, self.through_bytes - self.used_bytes)
-
-    def is_due(self, in_order: int) -> bool:
-        """Tell whether so much was used that a grant is worth a message, when items came in order up to a sequence."""
-        items = in_order + self._items - self.through_sequence
-        size = self.used_bytes + self._bytes - self.through_bytes
-        return items >= max(1, self._items // 4) or size >= max(1, self._bytes // 4)
-
-    def grant(self, in_order: int) -> bool:
-        """Let the worker send as much as may be on its way, if that is worth a message; tell whether it is."""
-        is_due = self.is_due(in_order)
-        if is_due:
-            self.through_sequence, self.through_bytes = in_order + self._items, self.used_bytes + self._bytes
-        return is_due
-
-    def frame(self) -> Credit:
-        """Return what the worker is told."""
-        return Credit(through_sequence=self.through_sequence, bytes=self.through_bytes)
-
-
 class Stream:
     """The items of one (worker id, epoch)."""
 
@@ -146,7 +107,12 @@ class Stream:
         self._attempts = 0
         self._refused_once: set[int] = set()
         self._ahead_bytes = 0
-        self.credit = GrantedCredit(settings)
+        self.credit = Credit()
+        """What the worker was granted in this connection: up to which sequence, and how many bytes since its hello.
+
+        Both are totals, so a grant that is lost costs nothing but the time until the next.
+        """
+        self._used_bytes = 0
         self.refusal: ContractError | None = None
         self.wants_handshake = False
         self.produced_at_ns = 0
@@ -163,9 +129,17 @@ class Stream:
         return self.expected - 1
 
     @property
-    def credit_left(self) -> tuple[int, int]:
-        """How many more items, and how many more bytes, the worker may send, as far as is known here."""
-        return self.credit.left(self.known_last)
+    def credit_left(self) -> int:
+        """How many more items the worker may send, as far as is known here."""
+        return max(0, self.credit.through_sequence - self.known_last)
+
+    @property
+    def is_credit_due(self) -> bool:
+        """Whether the worker has used so much credit that a grant is worth a message."""
+        most_items, most_bytes = self._settings.credit_items, self._settings.credit_bytes
+        items = self.in_order_through + most_items - self.credit.through_sequence
+        size = self._used_bytes + most_bytes - self.credit.bytes
+        return items >= max(1, most_items // 4) or size >= max(1, most_bytes // 4)
 
     def open_connection(self) -> None:
         """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
@@ -175,12 +149,14 @@ class Stream:
         self._asked_at = None
         self._attempts = 0
         self.known_last = self.in_order_through
-        self.credit.reset()
+        self.credit.Clear()
+        self._used_bytes = 0
         self.grant()
 
-    def grant(self) -> bool:
-        """Let the worker send as much as may be on its way; tell whether that is worth a message."""
-        return self.credit.grant(self.in_order_through)
+    def grant(self) -> None:
+        """Let the worker send as much as may be on its way."""
+        self.credit.through_sequence = self.in_order_through + self._settings.credit_items
+        self.credit.bytes = self._used_bytes + self._settings.credit_bytes
 
     # Items.
 
@@ -222,7 +198,7 @@ class Stream:
         entry = self._ahead.pop(sequence, None)
         if entry is not None:
             self._ahead_bytes -= entry.size
-            self.credit.used_bytes += entry.size
+            self._used_bytes += entry.size
         return entry
 
     def _read(self, item: Item, payload: bytes) -> LogprobBatch | RequestEvent | None:

@@ -99,13 +99,13 @@ class WorkerConnections(Connections[Worker]):
         stream = worker.stream
         fate = stream.take(frame.item, payload)
         if fate is Fate.FLOOD:
-            items, size = stream.credit.through_sequence, stream.credit.through_bytes
+            items, size = stream.credit.through_sequence, stream.credit.bytes
             message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
             raise protocol_error(message)
         if fate is Fate.REFUSED and stream.refusal is not None:
             self.refused += 1
             names, sequence = self._names(worker), frame.item.sequence
-            self._refused_messages.add("item refused", payload, stream.refusal, names, sequence)
+            self._refused_messages.add("item refused", payload, stream.refusal, names, sequence=sequence)
         elif fate in (Fate.DAMAGED, Fate.DIVERGENT):
             self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence)
         self._proceed(worker, now)
@@ -203,7 +203,7 @@ class WorkerConnections(Connections[Worker]):
         if hello.first_sequence > stream.expected:
             reason = GapReason.GAP_REASON_RETENTION
             stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
-        welcome = Welcome(resume_from=stream.expected, credit=worker.stream.credit.frame(), **self._welcome())
+        welcome = Welcome(resume_from=stream.expected, credit=stream.credit, **self._welcome())
         self._workers.send(worker, ProcessorFrame(welcome=welcome))
         registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
@@ -230,9 +230,9 @@ class WorkerConnections(Connections[Worker]):
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
             self._workers.disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
-        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and worker.stream.expected > goodbye.last_sequence:
-            self._intake.give_back(worker)
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED:
+            if worker.stream.expected > goodbye.last_sequence:
+                self._intake.give_back(worker)
             self._intake.registry.void_tickets_of(worker.source.stream)
         self._lose(worker, goodbye.message or "it stopped")
         may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
@@ -284,9 +284,9 @@ class WorkerConnections(Connections[Worker]):
 
     def _grant(self, worker: Worker) -> None:
         stream = worker.stream
-        if stream.credit.is_due(stream.in_order_through) and not self._intake.is_throttled(worker):
+        if stream.is_credit_due and not self._intake.is_throttled(worker):
             stream.grant()
-            self._workers.send(worker, ProcessorFrame(credit=stream.credit.frame()))
+            self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _check(self, known: Worker, now: float) -> None:
         if now - known.last_heard > self._timeout:
@@ -301,7 +301,7 @@ class WorkerConnections(Connections[Worker]):
             self._send_heartbeat(known, now)
             # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
-            self._workers.send(known, ProcessorFrame(credit=known.stream.credit.frame()))
+            self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
 
     def _fence(self, worker: Worker, oldest: int, now: float) -> None:
         """Remember for a while which is the oldest life of a worker that may come now."""
