@@ -8,9 +8,10 @@ from typing import Any
 from tokenbus.settings import Settings
 from tokenbus.worker import Engine, EngineKind
 
+MOST_RANKS = 65_536
+"""As many data-parallel ranks as `dp_rank` in a header tells apart."""
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
-"""As APIs of this kind have it."""
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "speculate": (int, "N", "how many tokens are drafted in a step; 0: none"),
     "max_running": (int, "N", "the most requests in a step"),
@@ -20,7 +21,6 @@ _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "weights": (Path, "FILE", "a safetensors file"),
     "device": (str, None, "as paddle names it: cpu, gpu:1"),
 }
-"""The options of engines here: type, placeholder and meaning."""
 _NGRAM = {"speculate": 3, "max_running": 256, "context": 2048, "prefill_chunk": 512}
 _PADDLE = {
     "speculate": 3,
@@ -107,16 +107,33 @@ def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
     return VllmEngine(options.model, options.rest, settings)
 
 
-def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
-    from tokenbus.engines.vllm.ranks import options_of_ranks  # noqa: PLC0415 - as above
+def _vllm_options(given: Sequence[str]) -> argparse.Namespace | None:
+    """Return vLLM's options that are read without vLLM; None: the worker says which one is wrong."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-dp", "--data-parallel-size", "--data_parallel_size", type=int, dest="size", default=1)
+    parser.add_argument("-dpn", "--data-parallel-rank", "--data_parallel_rank", dest="rank")
+    parser.add_argument("--served-model-name", "--served_model_name", nargs="+", dest="names", default=[])
+    try:
+        return parser.parse_known_args(given)[0]
+    except argparse.ArgumentError:
+        return None
 
-    return options_of_ranks(given)
+
+def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
+    """Return vLLM's options for each rank, where they say how many ranks there are and not which one it is."""
+    found = _vllm_options(given)
+    if found is None or found.rank is not None or not 1 < found.size <= MOST_RANKS:
+        return [list(given)]
+    return [[*given, "--data-parallel-rank", str(rank)] for rank in range(found.size)]
 
 
 def _vllm_name(given: Sequence[str]) -> str:
-    from tokenbus.engines.vllm.served_name import served_name  # noqa: PLC0415 - as above
-
-    return served_name(given)
+    """Return the name that vLLM's options have; empty: none. A ValueError says that they have several."""
+    found = _vllm_options(given)
+    names: list[str] = [] if found is None else found.names
+    if len(names) > 1:
+        raise ValueError(f"--served-model-name: one name, as a worker's model has one, got {len(names)}")
+    return names[0] if names else ""
 
 
 NGRAM = EngineKind(

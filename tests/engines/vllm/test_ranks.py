@@ -1,11 +1,14 @@
 """Data-parallel ranks by vLLM's options, without vLLM: how many workers there are, and which of them one is."""
 
+import argparse
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tokenbus.cli.engines import load_engine_settings
 from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.worker import engine_kind
 
@@ -42,6 +45,31 @@ def test_options_of_each_rank(given: list[str], ranks: int) -> None:
     each = [[*given, "--data-parallel-rank", str(rank)] for rank in range(ranks)] if ranks > 1 else [given]
     assert engine_kind("vllm").ranks(given) == each
     assert engine_kind("ngram").ranks(given) == [given]
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "name"),
+    [
+        ([], None, "qwen"),
+        (["--max-num-seqs", "4", "--served-model-name", "mine", "--dtype", "float32"], None, "mine"),
+        (["--served_model_name=mine"], None, "mine"),
+        (["--served-model-name", "mine"], "ours", "ours"),
+        (["--served-model-name"], None, "qwen"),  # the worker says what is wrong with it
+    ],
+)
+def test_model_is_called_as_vllms_option_says(given: list[str], named: str | None, name: str, tmp_path: Path) -> None:
+    """Clients ask for it by the setting, else by vLLM's option, else by its folder's name."""
+    (folder := tmp_path / "qwen").mkdir()
+    options = argparse.Namespace(engine="vllm", rest=given, set=[], settings=None, **{"worker.model": str(folder)})
+    with pytest.MonkeyPatch.context() as patch:
+        if named is not None:
+            patch.setenv("TOKENBUS_WORKER_MODEL", named)
+        assert load_engine_settings(options).worker.model == name
+
+
+def test_model_has_one_name() -> None:
+    with pytest.raises(ValueError, match=r"^--served-model-name: one name, .* got 2$"):
+        engine_kind("vllm").model_name(["--served-model-name", "mine", "other"])
 
 
 def test_rank_runs_as_an_engine_that_is_alone() -> None:

@@ -1,46 +1,23 @@
 """Data-parallel ranks: each is a worker of its own, and vLLM's options say how many there are and which one it is."""
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
+from tokenbus.engines.kinds import MOST_RANKS
+
 _TAKEN = ("data_parallel_size", "data_parallel_rank")
-_MOST = 65_536
-"""As many ranks as `dp_rank` in a header tells apart."""
-
-
-def options_of_ranks(given: Sequence[str]) -> list[list[str]]:
-    """Return vLLM's options for each rank: with its rank, where they say how many there are and not which one it is.
-
-    vLLM is not imported for this. Options that are wrong are returned as they are: the worker says what is wrong.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-dp", "--data-parallel-size", "--data_parallel_size", type=int, dest="size", default=1)
-    parser.add_argument("-dpn", "--data-parallel-rank", "--data_parallel_rank", dest="rank")
-    try:
-        found, _ = parser.parse_known_args(given)
-    except argparse.ArgumentError:
-        return [list(given)]
-    if found.rank is not None or not 1 < found.size <= _MOST:
-        return [list(given)]
-    return [[*given, "--data-parallel-rank", str(rank)] for rank in range(found.size)]
 
 
 def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's EngineArgs
-    """Return which of several ranks an engine is, and leave vLLM's options as those of one alone; None: it is alone.
-
-    A rank of a dense model shares nothing with the others. vLLM's own server starts such ranks as engines that are
-    alone, too, and its configuration refuses a rank of one.
-    """
+    """Return an engine's rank (None: no ranks), and leave the options of one alone, as vLLM's server does."""
     size, rank = arguments.data_parallel_size, arguments.data_parallel_rank
     if rank is not None and not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank: at least 0 and below --data-parallel-size {size}, got {rank}")
     if size <= 1:
         return None
-    if size > _MOST:
-        raise ValueError(f"--data-parallel-size: at most {_MOST}, got {size}")
+    if size > MOST_RANKS:
+        raise ValueError(f"--data-parallel-size: at most {MOST_RANKS}, got {size}")
     if rank is None:
         limit = f"a worker for each --data-parallel-rank from 0 to {size - 1} (`tokenbus up` starts them all)"
         raise ValueError(f"--data-parallel-size: {limit}, got {size} without a rank")
