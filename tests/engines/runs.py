@@ -8,6 +8,7 @@ from tests.in_process.builders import generate_of
 from tokenbus.engines.engine import BatchEngine
 from tokenbus.engines.ngram import NgramEngine, NgramOptions
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus.plugins import Tokenizer
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, Row, RowStatus, decode, encode
@@ -122,6 +123,11 @@ def _published(batch: LogprobBatch) -> LogprobBatch:
     """Return a batch as it is after it was published: checked, and under some worker's name."""
     named = LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns)
     return decode(encode(named, Limits.schema()), Limits.schema())
+
+
+def text_of(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
+    """Return the text of some tokens."""
+    return b"".join(map(tokenizer.token_bytes, token_ids)).decode(errors="replace")
 
 
 def tokens_alone(engine: BatchEngine[Any], generate: Generate) -> list[int]:

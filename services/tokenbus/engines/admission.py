@@ -1,7 +1,4 @@
-"""Admission that engines share: the check of a request's parameters.
-
-A wrong value is a ValueError of one line with the field, the limit and the value.
-"""
+"""Checks a request's parameters; a wrong value is a ValueError of one line with the field, the limit and the value."""
 
 import math
 import secrets
@@ -22,13 +19,7 @@ OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
-"""The sampling parameters of an engine that chooses tokens, ends requests at stops, and caches no prompts.
-
-Where requests come one after the other, `priority` changes nothing.
-
-`include_stop_string` changes the text that a client makes of the tokens, and not the tokens. Where special tokens have
-no text, `include_special_tokens` changes nothing; without a cache, `cache_salt` does not.
-"""
+"""What engines offer that choose tokens, end at stops and cache no prompts; some of these change no token here."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
 """The neutral values that are not zero, false or empty."""
 

@@ -1,11 +1,7 @@
-"""BatchEngine: an engine with continuous batching and speculative decoding, whatever model computes its steps.
-
-A subclass computes what the scheduler plans. All else is here: admission, hand-off, what ends a request, the published
-arrays, and that a step that fails changes no request.
-"""
+"""BatchEngine: continuous batching and speculative decoding. A subclass computes what the scheduler plans."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -15,14 +11,14 @@ import numpy.typing as npt
 
 from tokenbus.engines.admission import check_range, request_of
 from tokenbus.engines.handoff import ModelTokenizer, RequestState, resume, unpacked
-from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, ScoredPrompts, check_scoring
+from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, check_scoring
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import Ids
 from tokenbus.engines.scheduler import Plan, Scheduler
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus.worker import EngineStepError
 from tokenbus.worker.step import Array, StepArrays
-from tokenbus_contracts import BatchKind, PromptScores, RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -51,7 +47,6 @@ class EngineOptions:
     most_top_logprobs: ClassVar[int] = 127
 
     def __post_init__(self) -> None:
-        """Refuse an option out of range."""
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
         # With the token after the drafts, as many as the contract lets a row have.
@@ -127,38 +122,30 @@ def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
 
 
 class BatchEngine(ABC, Generic[B]):
-    """Computes steps for all running requests at once, each with its own sampling parameters.
-
-    A subclass changes a request only in `_keep`, so that a step can be computed again.
-    """
+    """Computes steps for all running requests. A subclass changes them only in `_keep`: a step can be repeated."""
 
     lora_adapters = ()
-    """None: the model is as it is."""
     world_size = 1
-    """It computes in this process alone."""
+    _method: ClassVar[SpeculativeMethod]
+    """How it drafts, where it does."""
     _most_carried = 0
     """The most bytes that a hand-off carries beside the request's state."""
 
     def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests, fingerprint: str) -> None:
-        """Take what a model has; two models whose tokens may differ have different fingerprints."""
+        """Two models whose tokens may differ have different fingerprints."""
         self._options = options
         self._tokenizer = tokenizer
         self._requests = requests
         self._fingerprint = fingerprint
-        self._prompts = ScoredPrompts()
+        self._prompts: dict[int, ScoredPrompt] = {}
+        """The prompts to score, by slot."""
         self.weight_version = 0
-        """Which version its weights are, which its steps carry."""
         self._scheduler = Scheduler(
             requests,
             max_running=options.max_running,
             prefill_chunk=options.prefill_chunk,
             slice_steps=options.slice_steps,
         )
-
-    @property
-    @abstractmethod
-    def _method(self) -> SpeculativeMethod:
-        """How it drafts."""
 
     @abstractmethod
     def _compute(self, plan: Plan) -> B:
@@ -242,7 +229,7 @@ class BatchEngine(ABC, Generic[B]):
             prompt = ScoredPrompt(generate, list(request.prompt))
         slot = self._requests.add(request)
         if prompt is not None:
-            self._prompts.add(slot, prompt)
+            self._prompts[slot] = prompt
         self._scheduler.add(slot)
         return len(request.prompt)
 
@@ -261,10 +248,7 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step: the target's batch, then the draft's if a request wants it.
-
-        Requests change only once all is computed: an EngineStepError leaves them as they were.
-        """
+        """Compute the target's batch, then the draft's if wanted; an EngineStepError changes no request."""
         if not self.has_work:
             return []
         plan = self._scheduler.plan()
@@ -276,7 +260,8 @@ class BatchEngine(ABC, Generic[B]):
             made = self._arrays(plan, block, result, proposed)
             made[0].states = states
             scored = self._scored_pieces(plan, block)
-            made[0].prompt_scores = self._whole_prompts(plan, scored)
+            whole = [slot for slot in plan.first.tolist() if slot in self._prompts]
+            made[0].prompt_scores = [self._prompts[slot].whole(scored.get(slot)) for slot in whole]
         except Exception as error:
             self._scheduler.undo(plan)
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
@@ -285,11 +270,13 @@ class BatchEngine(ABC, Generic[B]):
         for slot, tail in result.tails.items():
             requests.stops[slot].tail = tail
         self._keep(block, result)
-        self._prompts.keep(scored)
+        for slot, scores in scored.items():
+            self._prompts[slot].keep(scores)
         ended = block.slots[result.statuses != RowStatus.ACTIVE]
         self._scheduler.advance(plan, ended)
         gone = np.concatenate([ended, plan.aborted])
-        self._prompts.remove(np.concatenate([gone, plan.first]))
+        for slot in (*gone.tolist(), *plan.first.tolist()) if self._prompts else ():
+            self._prompts.pop(slot, None)
         requests.remove(gone)
         return made
 
@@ -298,10 +285,7 @@ class BatchEngine(ABC, Generic[B]):
         vars(self).clear()
 
     def _outcome(self, block: B) -> Outcome:
-        """Return how many tokens of each row are kept, and whether its request continues.
-
-        The first of what ends it counts: the end token, one of its own stops, or its length.
-        """
+        """Return how many tokens each row keeps: the first of end token, own stop and length ends it."""
         requests, slots, tokens = self._requests, block.slots, block.tokens
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
         is_end = (tokens == self._tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
@@ -318,7 +302,7 @@ class BatchEngine(ABC, Generic[B]):
         statuses[requests.positions[slots] + kept >= requests.ends[slots]] = RowStatus.FINISHED_LENGTH
         statuses[stops < room] = RowStatus.FINISHED_STOP
         if self._prompts:
-            alone = [prompt is not None and prompt.is_alone for prompt in map(self._prompts.get, slots.tolist())]
+            alone = [slot in self._prompts and self._prompts[slot].is_alone for slot in slots.tolist()]
             kept[alone], statuses[alone] = 0, RowStatus.FINISHED_LENGTH
         statuses[block.counts == 0] = RowStatus.UNRECOVERABLE
         return Outcome(kept, statuses, own, tails)
@@ -328,13 +312,13 @@ class BatchEngine(ABC, Generic[B]):
         if not self._prompts:
             return {}
         begins = self._requests.to_compute(plan.computing) - self._requests.missing[plan.computing]
-        pieces = self._prompts.pieces(plan.computing, begins, plan.sizes)
-        return {slot: self._piece_scores(block, piece) for slot, piece in pieces}
-
-    def _whole_prompts(self, plan: Plan, scored: Mapping[int, PieceScores]) -> list[PromptScores]:
-        """Return the scores of the prompts that a plan computes to their ends."""
-        found = ((slot, self._prompts.get(slot)) for slot in plan.first.tolist()) if self._prompts else ()
-        return [prompt.whole(scored.get(slot)) for slot, prompt in found if prompt is not None]
+        chunks = zip(plan.computing.tolist(), begins.tolist(), plan.sizes.tolist(), strict=True)
+        found = {}
+        for place, (slot, begin, size) in enumerate(chunks):
+            piece = self._prompts[slot].piece(place, begin, size) if slot in self._prompts else None
+            if piece is not None:
+                found[slot] = self._piece_scores(block, piece)
+        return found
 
     def _handed_off(self, block: B, result: Outcome, proposed: Proposed | None) -> dict[int, bytes]:
         requests = self._requests
@@ -366,7 +350,7 @@ class BatchEngine(ABC, Generic[B]):
             "index_to_batch_id": batch_order(requests.serials[slots]),
             "phase": phase_of(plan.decode.size, plan.computing.size),
             "weight_version": self.weight_version,
-            "method": self._method,
+            "method": self._method if self._options.speculate else SpeculativeMethod.NONE,
         }
         target = StepArrays(
             **shared,

@@ -27,12 +27,9 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """The model's fingerprint: another one's tokens mean something else."""
     prompt: str
-    """The digest of the prompt's tokens."""
     tokens: Annotated[list[_TokenId], msgspec.Meta(min_length=1, max_length=_MOST_TOKENS)]
-    """The tokens that the prefill engine gave."""
     seed: Annotated[int, msgspec.Meta(ge=0)]
     proposals: Annotated[list[_TokenId], msgspec.Meta(max_length=_MOST_TOKENS)]
-    """What the draft proposed to follow."""
 
     def packed(self, carried: bytes) -> bytes:
         """Return the state as a line of JSON, and behind it what the engine carries over."""

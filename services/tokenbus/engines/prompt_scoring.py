@@ -1,6 +1,6 @@
 """Prompts that are scored: what the model says of each prompt's tokens, kept chunk by chunk as they are computed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ class PromptPiece(NamedTuple):
     skip: int
     """How many tokens of that chunk come before the one that the first of them follows."""
     context: Sequence[int]
-    """All tokens before the first of them."""
     tokens: Ids
     top_logprobs: int
     named: Ids
@@ -46,7 +45,6 @@ class ScoredPrompt:
         asked = generate.prompt_scoring
         self.key = generate.request_key
         self.is_alone = asked.without_generation
-        """Whether no token is wanted after it."""
         self._prompt = prompt
         self._first = self._next = min(max(1, asked.first_position), len(prompt))
         self._top_logprobs, self._named = asked.top_logprobs, np.array(asked.token_ids, np.int64)
@@ -55,7 +53,7 @@ class ScoredPrompt:
         self._parts = [PieceScores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
 
     def piece(self, place: int, begin: int, size: int) -> PromptPiece | None:
-        """Return which of its tokens a chunk says something of that is not known; None: of none."""
+        """Return the tokens that a chunk newly scores, or None."""
         first, end = max(self._next, begin + 1), min(begin + size + 1, len(self._prompt))
         if first >= end:
             return None
@@ -63,12 +61,12 @@ class ScoredPrompt:
         return PromptPiece(place, first - 1 - begin, self._prompt[:first], tokens, self._top_logprobs, self._named)
 
     def keep(self, scores: PieceScores) -> None:
-        """Keep what was computed of the next of its tokens."""
+        """Keep the scores of the next tokens."""
         self._parts.append(scores)
         self._next += scores.logprobs.size
 
     def whole(self, last: PieceScores | None) -> PromptScores:
-        """Return the scores of all of it, with those of its last piece."""
+        """Return all scores; `last` has those of the last piece."""
         parts = [*self._parts, *([] if last is None else [last])]
         logprobs, ranks, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return PromptScores(
@@ -82,42 +80,6 @@ class ScoredPrompt:
             np.maximum(values, LEAST).astype(np.float32),
             are_named=bool(self._named.size),
         )
-
-
-class ScoredPrompts:
-    """The prompts that are to be scored, by their requests' slots."""
-
-    def __init__(self) -> None:
-        self._by_slot: dict[int, ScoredPrompt] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_slot)
-
-    def get(self, slot: int) -> ScoredPrompt | None:
-        """Return the prompt of a slot's request, if it is to be scored."""
-        return self._by_slot.get(slot)
-
-    def add(self, slot: int, prompt: ScoredPrompt) -> None:
-        """Score a request's prompt from now on."""
-        self._by_slot[slot] = prompt
-
-    def keep(self, scores: Mapping[int, PieceScores]) -> None:
-        """Keep what a step computed, by slot."""
-        for slot, found in scores.items():
-            self._by_slot[slot].keep(found)
-
-    def remove(self, slots: Ids) -> None:
-        """Forget requests."""
-        for slot in slots.tolist() if self._by_slot else ():
-            self._by_slot.pop(slot, None)
-
-    def pieces(self, slots: Ids, begins: Ids, sizes: Ids) -> Iterator[tuple[int, PromptPiece]]:
-        """Yield what a step's chunks say of prompts' tokens, each with its slot."""
-        for place, (slot, begin, size) in enumerate(zip(slots.tolist(), begins.tolist(), sizes.tolist(), strict=True)):
-            found = self._by_slot.get(slot)
-            piece = None if found is None else found.piece(place, begin, size)
-            if piece is not None:
-                yield slot, piece
 
 
 def check_scoring(generate: Generate, vocabulary_size: int, most: int) -> None:

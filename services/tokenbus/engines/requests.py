@@ -30,11 +30,7 @@ class Stops:
         """The last bytes of the output, in which a stop string may have begun."""
 
     def find(self, token_ids: Sequence[int]) -> tuple[int | None, int, bytes]:
-        """Return which of the next tokens completes a stop, if one does, which stop, and the tail after them.
-
-        The number of the stop is that of `StepArrays.stops`. Of several strings that a token completes, it is the one
-        that ends first. Nothing changes.
-        """
+        """Return the first token's place that completes a stop, the stop as in `StepArrays.stops`, and the new tail."""
         tail = self.tail
         for place, token_id in enumerate(token_ids):
             if token_id in self._token_ids:
@@ -60,7 +56,6 @@ class Request:
     key: int
     prompt: list[int]
     most: int
-    """The most tokens of its output."""
     temperature: float
     """0: the most probable token is taken."""
     top_p: float
@@ -90,10 +85,7 @@ def prompt_digest(prompt: Sequence[int]) -> str:
 
 
 class Requests:
-    """The requests that have not ended. A slot is used again; its serial number is not.
-
-    An engine adds arrays of its own, which grow with these.
-    """
+    """The open requests, in arrays by slot. An engine adds its own. A slot is used again, its serial is not."""
 
     def __init__(self) -> None:
         self._by_key: dict[int, int] = {}
@@ -115,7 +107,6 @@ class Requests:
         self.prompts = np.zeros(0, np.int64)
         """How many tokens its prompt has."""
         self.digests = np.zeros(0, f"U{_DIGEST_LENGTH}")
-        """The digest of its prompt."""
         self.missing = np.zeros(0, np.int64)
         """How many of its tokens are to be computed before the next one can be."""
         self.ends = np.zeros(0, np.int64)
@@ -130,7 +121,6 @@ class Requests:
         self.ignores_end = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
-        """Return how many requests there are."""
         return len(self._by_key)
 
     def slot(self, key: int) -> int | None:

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 DRAFT, ACCEPT, FINAL = 1, 2, 3
-"""The purposes of random numbers."""
+"""The purposes of random numbers; they differ in their low two bits."""
 _PURPOSES = np.uint64(4)
 _ADDED = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -36,10 +36,8 @@ def mixed(words: Words) -> Words:
 
 
 def uniforms(seeds: Words, positions: Ids, purpose: int) -> Floats:
-    """Return a number from 0 to below 1 for each seed and position in the output.
-
-    Purposes differ in their low two bits; each has numbers of its own at every position.
-    """
+    """Return a number from 0 to below 1 for each seed's positions, [rows] or [rows, positions], and a purpose."""
+    seeds = seeds.reshape(-1, *(1,) * (positions.ndim - 1))
     counters = positions.astype(np.uint64)
     counters *= _PURPOSES
     counters += np.uint64(purpose)
@@ -57,18 +55,11 @@ class SamplingParams(NamedTuple):
     """0: all tokens."""
     top_ps: Floats
     seeds: Words
-    salt: int = 0
-    """The engine adds this to each purpose."""
 
     @property
     def are_plain(self) -> bool:
         """Whether all tokens are drawn with the model's own probabilities."""
         return not (self.top_ks.any() or (self.top_ps < 1).any() or (self.temperatures != 1).any())
-
-    def uniforms(self, positions: Ids, purpose: int) -> Floats:
-        """Return a random number for each row's positions, [rows] or [rows, positions]."""
-        seeds = self.seeds.reshape(-1, *(1,) * (positions.ndim - 1))
-        return uniforms(seeds, positions, purpose + self.salt)
 
 
 def distribution(logits: Logits, params: SamplingParams, *, are_sorted: bool = False) -> Floats:
@@ -142,7 +133,7 @@ def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: 
     every, place = np.arange(rows), np.arange(most)
     wanted, offered = (each[every[:, None], place, drafts.columns] for each in (target, drafts.chances))
     is_rejected = np.ones((rows, most + 1), np.bool_)
-    numbers = params.uniforms(positions[:, None] + place, ACCEPT)
+    numbers = uniforms(params.seeds, positions[:, None] + place, ACCEPT)
     np.greater_equal(numbers * offered, wanted, out=is_rejected[:, :-1])
     is_rejected[:, :-1] |= place >= drafts.counts[:, None]
     count = np.argmax(is_rejected, axis=1)
@@ -154,5 +145,5 @@ def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: 
         source[rejected] = np.where(rest.sum(axis=-1, keepdims=True) > 0, rest, source[rejected])
     columns = np.zeros((rows, most + 1), np.int64)
     columns[:, :most] = drafts.columns
-    columns[every, count] = drawn(source, params.uniforms(positions + count, FINAL))
+    columns[every, count] = drawn(source, uniforms(params.seeds, positions + count, FINAL))
     return Verified(columns, count + 1)

@@ -111,11 +111,7 @@ class Scheduler:
         return ended[np.argsort(self._requests.serials[ended])]
 
     def _preempt(self) -> Ids:
-        """Take out those that ran longest, as many as requests wait for, and return them.
-
-        Steps without tokens do not count: a request that is still computed again would never continue. What a request
-        had computed is given up; it is computed again before the request continues.
-        """
+        """Take out as many of the longest running as wait; what they had computed is computed again."""
         wanting = len(self._waiting) - len(self._free)
         if not self._slice_steps or wanting <= 0:
             return _NONE
@@ -128,7 +124,6 @@ class Scheduler:
         return taken
 
     def _start(self) -> None:
-        """Let those that wait run while there is room."""
         started: list[int] = []
         able = [slot for slot in self._waiting if self._may_start(slot)] if self._free else []
         for slot in able[: len(self._free)]:

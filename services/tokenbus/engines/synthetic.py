@@ -138,8 +138,6 @@ def _logprobs(numbers: Words, places: Words) -> npt.NDArray[np.float32]:
 
 @dataclass(slots=True)
 class _Running:
-    """A request in the engine."""
-
     key: int
     first_key: int
     """What its tokens follow from."""
@@ -159,9 +157,7 @@ class SyntheticEngine:
     """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
 
     vocabulary_size = VOCABULARY_SIZE
-    """How many token ids it has."""
     token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
-    """What it says of tokens beside their logprobs."""
 
     def __init__(
         self,
@@ -172,10 +168,7 @@ class SyntheticEngine:
         max_rows: int = 512,
         role: str = "mixed",
     ) -> None:
-        """Say how many tokens a row has, whether steps have drafts, and in how many parts they come.
-
-        More than `max_rows` requests wait for each other. In the role `prefill` each is handed off after one token.
-        """
+        """Requests beyond `max_rows` wait; in the role `prefill` each is handed off after one token."""
         self._role = role
         self._tokens_per_step = 1 if role == "prefill" else tokens_per_step
         self._drafts = drafts
@@ -306,7 +299,6 @@ class SyntheticEngine:
         self._requests.clear()
 
     def _arrays(self, rows: Sequence[_Running]) -> StepArrays:
-        """Return the target's batch."""
         counts = np.array([self._count(row) for row in rows], np.uint8)
         first_keys = _weighed(np.array([row.first_key for row in rows], np.uint64), self.weight_version)
         positions = np.array([row.position for row in rows], np.uint32)

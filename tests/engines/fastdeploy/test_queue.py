@@ -1,6 +1,7 @@
 """The queue's two sides by themselves: what they do when sockets are full, broken, or another program's."""
 
 import contextlib
+import ctypes
 import socket
 import sys
 import threading
@@ -46,7 +47,7 @@ def packed(given: Message, sequence: int, stamp: int, **changes: int) -> bytes:
 
 
 def bytes_of(source: Source) -> bytes:
-    return bytes(source.data)
+    return ctypes.string_at(source.address, source.reading.bytes)
 
 
 def sender_in(folder: Path, **overrides: object) -> QueueSender:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tests.engines.ngram import reference
-from tests.engines.runs import PROMPT, Got, asked, ngram
+from tests.engines.runs import PROMPT, Got, asked, ngram, text_of
 from tokenbus.engines.ngram import default_tokenizer
 from tokenbus_contracts import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
 
+TOKENIZER = default_tokenizer()
 TOLERANCE = 2e-6
 STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
 
@@ -17,10 +18,6 @@ STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
 def outcome(options: dict[str, int] | None = None, **wanted: Any) -> Got:  # noqa: ANN401 - any parameter
     """Return what a request gets that is alone."""
     return ngram([asked(1, **wanted)], **options or {}).to_the_end().got[1]
-
-
-def text_of(got: Got) -> str:
-    return default_tokenizer().decode(got.tokens)
 
 
 def check_scores(prompt: list[int], got: Got, top_k: int) -> None:
@@ -43,7 +40,7 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
     for top_k in (0, 1, 20):
         got = outcome({"speculate": speculate}, top_logprobs=top_k, seed=top_k, max_tokens=60, temperature=1.3)
         assert got.tokens
-        check_scores(default_tokenizer().encode(PROMPT), got, top_k)
+        check_scores(TOKENIZER.encode(PROMPT), got, top_k)
 
 
 def test_no_seed_is_another_each_time() -> None:
@@ -72,7 +69,7 @@ def test_the_length_ends_a_request_within_a_block() -> None:
 
 
 def test_the_context_ends_a_request_that_named_no_length() -> None:
-    prompt = len(default_tokenizer().encode(PROMPT))
+    prompt = len(TOKENIZER.encode(PROMPT))
     for length in ({}, {"max_tokens": 1_000_000}):
         got = outcome({"context": 64}, seed=5, ignore_end_token=True, **length)
         assert len(got.tokens) == 64 - prompt
@@ -80,7 +77,7 @@ def test_the_context_ends_a_request_that_named_no_length() -> None:
 
 
 def test_the_end_token_ends_a_request() -> None:
-    end = default_tokenizer().end_token
+    end = TOKENIZER.end_token
     stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
     assert len(stopped) > 20
     assert all(got.tokens.index(end) == len(got.tokens) - 1 for got in stopped)
@@ -108,7 +105,7 @@ def test_token_zero_is_a_token() -> None:
     assert any(row.token_ids.size > 1 and row.token_ids[-1] == 0 for row in rows)
     assert any(row.token_ids.size > 1 and row.token_ids[0] == 0 for row in rows)
     for got in run.got.values():
-        check_scores(default_tokenizer().encode(PROMPT), got, 3)
+        check_scores(TOKENIZER.encode(PROMPT), got, 3)
 
 
 def test_stop_string_within_a_block_trims_everything() -> None:
@@ -116,18 +113,18 @@ def test_stop_string_within_a_block_trims_everything() -> None:
     trimmed = straddling = 0
     for seed in range(40):
         whole = outcome(seed=seed, max_tokens=60, ignore_end_token=True)
-        text = text_of(whole)
+        text = text_of(TOKENIZER, whole.tokens)
         stop = text[len(text) // 2 : len(text) // 2 + 5]
         run = ngram([asked(1, seed=seed, max_tokens=60, ignore_end_token=True, stop=[stop], top_logprobs=2)])
         got = run.to_the_end().got[1]
-        first = next(at for at in range(61) if stop in default_tokenizer().decode(whole.tokens[:at]))
+        first = next(at for at in range(61) if stop in text_of(TOKENIZER, whole.tokens[:at]))
         assert got.tokens == whole.tokens[:first]
         assert got.statuses[-1] is STOPPED
-        assert stop in text_of(got)
-        check_scores(default_tokenizer().encode(PROMPT), got, 2)
+        assert stop in text_of(TOKENIZER, got.tokens)
+        check_scores(TOKENIZER.encode(PROMPT), got, 2)
         ((arrays,),) = run.arrays[-1:]
         trimmed += arrays.kept_counts is not None
-        straddling += stop not in default_tokenizer().token_bytes(got.tokens[-1]).decode()
+        straddling += stop not in TOKENIZER.token_bytes(got.tokens[-1]).decode()
     assert trimmed > 5
     assert straddling > 20
 
@@ -135,8 +132,8 @@ def test_stop_string_within_a_block_trims_everything() -> None:
 def test_the_first_of_two_stops_counts() -> None:
     whole = outcome(seed=11, max_tokens=60, ignore_end_token=True)
     early, late = (
-        default_tokenizer().token_bytes(whole.tokens[5]).decode(),
-        default_tokenizer().token_bytes(whole.tokens[30]).decode(),
+        TOKENIZER.token_bytes(whole.tokens[5]).decode(),
+        TOKENIZER.token_bytes(whole.tokens[30]).decode(),
     )
     got = outcome(seed=11, max_tokens=60, ignore_end_token=True, stop=[late, early])
     assert len(got.tokens) <= 6
@@ -157,7 +154,7 @@ def test_rows_ask_for_what_they_want() -> None:
     for key, top in wanted.items():
         assert run.got[key].tokens == run.got[1].tokens
         if top is not None:
-            check_scores(default_tokenizer().encode(PROMPT), run.got[key], top)
+            check_scores(TOKENIZER.encode(PROMPT), run.got[key], top)
     assert run.got[1].logprobs == []
 
 
@@ -228,7 +225,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
     run = ngram([wants, asked(2, PROMPT, 1, **wanted | {"seed": 3, "max_tokens": 40}), ids_only]).to_the_end()
     assert [len(batches) for batches in run.batches[:3]] == [1, 2, 2]
     accepted = 0
-    text = default_tokenizer().encode(PROMPT) + run.got[1].tokens[:1]
+    text = TOKENIZER.encode(PROMPT) + run.got[1].tokens[:1]
     for target, *drafts in run.batches:
         assert target.header.draft_follows == bool(drafts)
         for draft in drafts:
@@ -265,7 +262,11 @@ def test_no_request_that_wants_drafts_no_drafts() -> None:
 
 def test_output_is_readable() -> None:
     known = {word for text in map(str.lower, _texts()) for word in text.split()}
-    words = [word for seed in range(10) for word in text_of(outcome(seed=seed, max_tokens=80)).lower().split()]
+    words = [
+        word
+        for seed in range(10)
+        for word in text_of(TOKENIZER, outcome(seed=seed, max_tokens=80).tokens).lower().split()
+    ]
     assert sum(word in known for word in words) > 0.85 * len(words)
 
 
@@ -277,7 +278,7 @@ def _texts() -> list[str]:
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
     """A prompt beyond a chunk takes several steps, whose rows have no tokens and no drafts, then gives one (case 9)."""
-    prompt = default_tokenizer().encode(PROMPT * 8)
+    prompt = TOKENIZER.encode(PROMPT * 8)
     assert len(prompt) == 32
     wanted: dict[str, Any] = {"seed": 4, "max_tokens": 9, "ignore_end_token": True}
     generate = asked(1, prompt, 2, include_draft_logprobs=True, **wanted)

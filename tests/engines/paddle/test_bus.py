@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tests.engines.runs import asked, tokens_alone
+from tests.engines.runs import asked, text_of, tokens_alone
 from tests.system.deployment import Deployment
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError, Token
@@ -53,7 +53,7 @@ async def test_client_gets_what_the_engine_emitted() -> None:
         assert all((token.logprob is None) == (not generate.HasField("top_logprobs")) for token in tokens)
         assert {len(token.alternatives) for token in tokens} == {generate.top_logprobs}
         assert request.status in {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
-    assert ByteTokenizer().decode(token.id for token in got[3]).endswith(".")
+    assert text_of(ByteTokenizer(), (token.id for token in got[3])).endswith(".")
     (error,) = failed
     assert isinstance(error, RequestFailedError)
     assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tests.engines.runs import asked, paddle, tokens_alone
+from tests.engines.runs import asked, paddle, text_of, tokens_alone
 from tokenbus.engines.paddle import ByteTokenizer
 from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
@@ -79,7 +79,7 @@ def test_end_of_a_story_ends_a_request_unless_it_is_ignored() -> None:
     ending: dict[str, Any] = {"prompt": STORY + "And that was the end", "max_tokens": 60, "temperature": 0.0}
     run = paddle([asked(1, **ending), asked(2, **ending, ignore_end_token=True)]).to_the_end()
     ended, ignored = run.got[1], run.got[2]
-    assert (ByteTokenizer().decode(ended.tokens), ended.tokens[-1]) == (" of it.", 257)
+    assert (text_of(ByteTokenizer(), ended.tokens), ended.tokens[-1]) == (" of it.", 257)
     assert (ended.statuses[-1], ignored.statuses[-1]) == (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
     assert ignored.tokens[:8] == ended.tokens
 

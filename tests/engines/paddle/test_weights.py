@@ -1,5 +1,6 @@
 """Weights: those that are committed, and what is said of a file that cannot be used."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ def changed(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) 
 
     committed = load(COMMITTED)
     mixed = {name: array for name, array in (committed.arrays | arrays).items() if array.size}
-    save_file(mixed, path, metadata={"format": FORMAT} | committed.shape.metadata() | (metadata or {}))
+    sizes = {name: str(size) for name, size in asdict(committed.shape).items()}
+    save_file(mixed, path, metadata={"format": FORMAT} | sizes | (metadata or {}))
     return refusal(path)
 
 

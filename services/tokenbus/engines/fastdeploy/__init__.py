@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 OPS = tuple(name for name in __all__ if "output" in name or "first_token" in name)
-"""What is here under the engine's own names."""
 _MOST_KEY = 2**64 - 1
 _THEIRS = "TOKENBUS_FASTDEPLOY_OPS"
 

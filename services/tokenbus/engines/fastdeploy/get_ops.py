@@ -1,9 +1,4 @@
-"""The get ops, by FastDeploy's names and positions.
-
-An op fills the same elements of its tensors as FastDeploy's op of that form, and no others; if it is not to wait and
-there is no message, the stop flag is -2. It consumes a message of another op's kind, as from the kernel's queue, and
-raises an error that names the kind.
-"""
+"""The get ops. Each fills the elements that FastDeploy's fills; a message of another kind is dropped with an error."""
 
 import numpy as np
 
@@ -29,7 +24,6 @@ class _GetOp:
         self._kind, self._ranks = kind, ranks
 
     def __call__(self, *given: Tensor) -> None:
-        """Get the next message into the outputs."""
         is_scored, may_ask = self._kind.is_scored, self._ranks == "asked"
         most = 6 if is_scored else 3 + may_ask
         if len(given) not in {most, most - may_ask}:

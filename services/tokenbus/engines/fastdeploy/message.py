@@ -1,7 +1,4 @@
-"""Message: one step of the engine as its ops exchange it, and how its bytes are read. ops.c writes them.
-
-The struct's sizes and magic numbers are FastDeploy's.
-"""
+"""Message: one step of the engine, whose bytes ops.c writes. Sizes and magic numbers are FastDeploy's."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 SLOTS = 512
-"""The most slots of a message."""
 ALTERNATIVES = 20
 COLUMNS = ALTERNATIVES + 1
 """The sampled token, and its alternatives: what FastDeploy's struct has room for."""
@@ -27,7 +23,6 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 Tensor = Any
-"""A tensor of paddle, or an array of numpy."""
 
 HEADER = np.dtype(
     {
@@ -72,7 +67,6 @@ class Message:
     stop_flag: int
     """The message id; negative when there is nothing left to do."""
     flag: int
-    """The message flag: 3 for a target, 4 for a draft."""
     counts: Ints
     """Of slots: how many tokens, or a magic count. Where each slot has one token: 1, and -9 where it was preempted."""
     tokens: Ints

@@ -143,8 +143,7 @@ class Process:
                 items, size = queue.waiting
                 found.update(asdict(queue.counts) | {"waiting_items": items, "waiting_bytes": size})
             for published in sender.published.values():
-                counts = {f"published_{name}": value for name, value in asdict(published.steps.counts).items()}
-                found.update(counts | {"published_waiting_peak": published.peak})
+                found.update({f"published_{name}": value for name, value in asdict(published.steps.counts).items()})
         return dict(found)
 
     def close(self) -> None:

@@ -42,14 +42,11 @@ class PublishedCounts:
     unscored_rows: int = 0
     unpaired_drafts: int = 0
     dropped: int = 0
-    """Messages that were not published."""
     ended_requests: int = 0
     """Requests that the bus ended, because rows of theirs could not be published."""
 
 
 class _Step(NamedTuple):
-    """A message, and its arrays."""
-
     message: Message
     arrays: StepArrays
 
@@ -64,9 +61,7 @@ class Steps:
         self._options = options
         self._number = 0
         self._open: deque[_Step] = deque(maxlen=_OPEN)
-        """Targets that were published, and whose drafts may come."""
         self._held: _Step | None = None
-        """A draft that waits for its target."""
         self._missed = 0
         self._repeated_log = DeduplicatedLog()
 
@@ -178,10 +173,7 @@ _Assigned = tuple[int, int]
 
 
 class Published:
-    """Makes steps of a rank's messages in a thread of its own, and has them published, as a rule in another process.
-
-    As many messages wait for the thread as the settings say.
-    """
+    """Publishes a rank's messages as steps, in a thread of its own for which at most `worker.outbox` messages wait."""
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
         """Begin; a processor may come later."""
@@ -196,7 +188,6 @@ class Published:
         self._overflowed = 0
         """How many messages found no room, counted by the threads that save."""
         self.steps = Steps(options)
-        self.peak = 0
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
         self._thread.start()
 
@@ -209,13 +200,10 @@ class Published:
         self._put((slot, key), self._most + SLOTS)
 
     def _put(self, item: Message | _Assigned, most: int) -> None:
-        """Put an item behind those that wait, or leave it out where they are too many already."""
-        waiting = self._waiting.qsize()
-        if waiting >= most:
+        if self._waiting.qsize() >= most:
             self._overflowed += 1
-            return
-        self._waiting.put(item)
-        self.peak = max(self.peak, waiting + 1)
+        else:
+            self._waiting.put(item)
 
     def close(self) -> None:
         """Publish what waits, and end."""

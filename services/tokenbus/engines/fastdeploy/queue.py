@@ -53,12 +53,8 @@ class SendCounts:
 
     saved: int = 0
     blocked: int = 0
-    """Messages that had to wait for room."""
     refused: int = 0
-    """Messages that found none."""
     connections: int = 0
-    peak_items: int = 0
-    peak_bytes: int = 0
 
 
 class QueueFullError(RetentionFullError):
@@ -126,10 +122,7 @@ class QueueSender:
                 self._wait_for_room(data)
             self._kept.append(data)
             self._bytes += len(data)
-            counts = self.counts
-            counts.saved += 1
-            counts.peak_items = max(counts.peak_items, len(self._kept))
-            counts.peak_bytes = max(counts.peak_bytes, self._bytes)
+            self.counts.saved += 1
             if connection is not None and sent == len(data):
                 self._sent += 1
             else:
@@ -238,7 +231,6 @@ class QueueSender:
         self._changed.notify_all()
 
     def _read_acks(self) -> None:
-        """Let go of what was got."""
         if self._socket is None:
             return
         through = self._acknowledged(self._socket.fileno())
@@ -294,9 +286,8 @@ class Source:
         self.connection = connection
         self._number = connection.fileno()
         self._library = native.library()
-        buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
-        self._buffer = memoryview(buffer)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self._buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         """Of the message's first byte; it is valid until the message is acknowledged."""
         self.reading = native.Reading()
         self.is_watched = True
@@ -310,19 +301,9 @@ class Source:
         return bool(reading.bytes) and reading.have == reading.bytes
 
     @property
-    def stamp(self) -> int:
-        """When the message was saved, in nanoseconds of the machine's monotonic clock."""
-        return int(self.reading.stamp)
-
-    @property
     def kind(self) -> Kind:
         """The message's kind; `is_whole` must hold."""
         return Kind(self.reading.kind)
-
-    @property
-    def data(self) -> memoryview:
-        """The message's bytes, as long as `address` is valid."""
-        return self._buffer[: self.reading.bytes]
 
     def acknowledge(self) -> None:
         """Acknowledge the message, and begin with the next one."""
@@ -333,7 +314,7 @@ class Source:
         self.unsent = self.unsent and self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
-        """Receive what has arrived of the next message, and return the progress."""
+        """Receive the available bytes of the next message, and return the progress."""
         return int(self._library.receive(self._number, self.address, self.reading))
 
 
@@ -426,7 +407,7 @@ class QueueReceiver:
             # Look again: a message that another process saved earlier may have arrived since the first look.
             self._read()
         whole = [source for source in self._sources.values() if source.is_whole]
-        return min(whole, key=lambda source: source.stamp, default=None)
+        return min(whole, key=lambda source: source.reading.stamp, default=None)
 
     def _drop_message(self, source: Source) -> None:
         self.got += 1

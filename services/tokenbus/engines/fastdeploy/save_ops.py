@@ -1,8 +1,4 @@
-"""The save ops, with FastDeploy's names and positional arguments, which `signatures` lists.
-
-An op returns when its message is in the queue. It refuses a step that would be written past the end of FastDeploy's
-struct, or read from beyond a tensor, and then sends nothing of it. It does not check what the numbers mean.
-"""
+"""The save ops. Each returns when its message is in the queue; a step that does not fit is refused whole."""
 
 from tokenbus.engines.fastdeploy import tensors
 from tokenbus.engines.fastdeploy.message import Tensor
@@ -11,15 +7,12 @@ from tokenbus.engines.fastdeploy.signatures import Role, signatures_of
 
 
 class _SaveOp:
-    """A save op, called with its arguments by position."""
-
     def __init__(self, name: str, doc: str) -> None:
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         self._signatures = signatures_of(name)
 
     def __call__(self, *given: Tensor) -> None:
-        """Save a step, if its rank is one that sends."""
         signature = self._signatures.get(len(given))
         if signature is None:
             known = " or ".join(", ".join(map(str, self._signatures)).rsplit(", ", 1))

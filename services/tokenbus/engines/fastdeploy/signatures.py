@@ -1,7 +1,4 @@
-"""Signatures: the arguments of each save op, in each release, and how they become a message.
-
-`_SIGNATURES` has all of them as data. docs/fastdeploy.md says which release has which.
-"""
+"""Signatures: the arguments of each save op in each release, and how they become a message."""
 
 from enum import IntEnum
 from typing import Any
@@ -97,11 +94,7 @@ class Signature:
         self._names = names
 
     def pack(self, given: tuple[Any, ...], socket: int, sequence: int, lost: bytes | None) -> tuple[bytes, int]:
-        """Return the message of these arguments, and how many of its bytes the socket took, or -errno.
-
-        The socket is -1 if an earlier message is unsent. `lost` has a byte for each slot: whether its tokens were lost.
-        Raises ContractError for arguments that do not fit.
-        """
+        """Return the message, and the bytes that the socket (-1: none) took, or -errno; `lost` marks lost slots."""
         make, outcome, identity = native.library().pack, native.Outcome(), message_id()
         try:
             data: bytes = make(self.native, outcome, given, socket, identity, sequence, lost)
@@ -161,7 +154,6 @@ class Signature:
         return ContractError(field, limit, actual, rule=rule)
 
     def _unit(self, role: Role, given: tuple[Any, ...]) -> str:
-        """Return what a tensor that is too short lacks."""
         if role in {Role.IDS, Role.SCORES, Role.RANKS}:
             wide = 1 if role is Role.RANKS else np.shape(given[self.places[Role.IDS]])[-1]
             return f"lines of {wide}, one for each token"

@@ -65,7 +65,6 @@ class SlotRegistry:
         return requests
 
     def _begin(self, requests: SlotRequests, slots: npt.NDArray[np.intp]) -> None:
-        """Give some slots new requests."""
         requests[slots] = self._begun(slots.size)
 
     def _grow(self, least: int) -> None:
@@ -141,10 +140,7 @@ class SlotRegistry:
         self._requests, self._replaced = requests, []
 
     def lose(self, keys: list[int] | None = None) -> None:
-        """End open requests with an error, by default all, as steps of theirs were not published.
-
-        Their slots have new ones.
-        """
+        """End open requests, by default all, with an error: steps were not published. Their slots get new ones."""
         requests = self._requests
         is_lost = np.isfinite(requests["known_since"]) & ~requests["is_over"]
         if keys is not None:

@@ -1,8 +1,4 @@
-"""StepArrays of a message: as much of it as the bus's contract can carry. Scores are mended where that is certain.
-
-The queue carries every number as it is. A processor, though, refuses what breaks the contract; so a score that does is
-mended here where only one value can be meant, and else its row goes without scores, and its tokens as they are.
-"""
+"""StepArrays of a message. A score that breaks the contract is corrected where one value can be meant, or left out."""
 
 import numpy as np
 

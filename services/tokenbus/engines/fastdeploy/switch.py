@@ -72,7 +72,6 @@ def _submodules(name: str) -> list[ModuleType]:
 
 
 def _replace(module: ModuleType, ops: list[str]) -> None:
-    """Put ours into a module in the place of the ops that it has."""
     found = vars(module)
     for op in ops:
         for place in {op, f"{_STATIC}{op}"} & set(found):

@@ -20,7 +20,6 @@ ENGINE = "fastdeploy"
 OPS_PACKAGE = "fastdeploy.model_executor.ops"
 """It has a subpackage of ops for each kind of hardware."""
 _NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
-"""Those that have no ops that save or get."""
 
 
 def read_switch(value: str) -> tuple[bool, str]:

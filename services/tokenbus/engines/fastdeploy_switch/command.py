@@ -50,12 +50,9 @@ switch = sys.modules.get("tokenbus.engines.fastdeploy_switch")
 print({_ANSWER!r} + (switch.state() if switch else "off"))
 """
 _VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
-"""The variables that every process with the ops reads."""
 
 
 class _Start(NamedTuple):
-    """How a command starts Python."""
-
     python: str
     options: list[str]
     """Python's own, which say among others what it reads as it starts."""

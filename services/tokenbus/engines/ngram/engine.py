@@ -1,7 +1,4 @@
-"""NgramEngine: a language model of n-grams with speculative decoding, in numpy alone.
-
-The draft proposes with the model cut to short contexts, and the whole model verifies. Both look up in its tables.
-"""
+"""NgramEngine: the draft proposes with the model cut to short contexts, and the whole model verifies."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -13,7 +10,7 @@ from tokenbus.engines.ngram.model import WIDTH, Model, default_model
 from tokenbus.engines.ngram.tokenizer import default_tokenizer
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece
 from tokenbus.engines.requests import Request, Requests
-from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, verified
+from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, uniforms, verified
 from tokenbus.engines.scheduler import Plan
 from tokenbus_contracts import RowStatus, SpeculativeMethod
 
@@ -55,23 +52,18 @@ class NgramBlock(Block):
 
     drafted: Drafted
     columns: Ids
-    """Of tokens: the column of each in its context."""
     after: Ids
-    """Of slots: the context after the last token."""
 
 
 class NgramEngine(BatchEngine[NgramBlock]):
     """An engine over words. It reads the model that comes with the package, once in a process."""
 
     _requests: NgramRequests
+    _method = SpeculativeMethod.NGRAM
 
     def __init__(self, options: NgramOptions | None = None) -> None:
         self._model = model = default_model()
         super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model), model.fingerprint)
-
-    @property
-    def _method(self) -> SpeculativeMethod:
-        return SpeculativeMethod.NGRAM if self._options.speculate else SpeculativeMethod.NONE
 
     def _compute(self, plan: Plan) -> NgramBlock:
         """Let the draft propose and the target verify; a first token is the target's alone."""
@@ -104,10 +96,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         )
 
     def _propose(self, block: NgramBlock, result: Outcome) -> Proposed | None:
-        """Draft what follows for requests that are handed off.
-
-        Others are drafted for in the next step, and so are these: a decode engine drafts the same again.
-        """
+        """Draft for requests that are handed off. All others are drafted for in the next step."""
         if self._options.role != "prefill":
             return None
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
@@ -120,7 +109,6 @@ class NgramEngine(BatchEngine[NgramBlock]):
         return Proposed(counts, tokens)
 
     def _scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Look the scores up."""
         model, contexts, columns = self._model, block.drafted.contexts, block.columns
         if are_drafts:
             contexts, columns = model.drafts[contexts[:, :-1]], block.drafted.columns
@@ -169,7 +157,7 @@ def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids,
     chances = np.empty((rows, count, WIDTH + 1))
     before[:, 0] = contexts
     begins = np.arange(rows)[:, None] * (WIDTH + 1)
-    numbers, is_plain = params.uniforms(positions[:, None] + np.arange(count), DRAFT), params.are_plain
+    numbers, is_plain = uniforms(params.seeds, positions[:, None] + np.arange(count), DRAFT), params.are_plain
     for turn in range(count):
         at = before[:, turn]
         drafts = model.drafts[at]

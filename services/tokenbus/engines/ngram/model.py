@@ -16,7 +16,6 @@ Logprobs = npt.NDArray[np.float32]
 ABSENT = -1
 """In the place of a token, a context or a parent: there is none."""
 WIDTH = 32
-"""How many tokens can follow a context."""
 DRAFT_LENGTH = 2
 """At how many tokens the draft looks."""
 

@@ -1,7 +1,7 @@
 """Tokenizer: between text and token ids, losing nothing."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -57,10 +57,6 @@ class Tokenizer:
         if not 0 <= token_id < len(self._pieces):
             raise ValueError(f"token id: below {len(self._pieces)}, got {token_id}")
         return self._pieces[token_id]
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of tokens; bytes that are no characters become replacement characters."""
-        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
     def _put_together(self, data: bytes, ids: list[int]) -> None:
         """Add the tokens of a chunk that is none: always the longest that fits."""

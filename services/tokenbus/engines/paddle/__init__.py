@@ -1,7 +1,4 @@
-"""The paddle engine: a small transformer over bytes with multi-token-prediction heads, on a CPU or a GPU.
-
-Importing this imports no framework: `PaddleEngine` does when it is made.
-"""
+"""The paddle engine: a small transformer over bytes with draft heads. Paddle is imported when one is made."""
 
 from tokenbus.engines.paddle.engine import PaddleEngine, PaddleOptions
 from tokenbus.engines.paddle.runner import DeviceError

@@ -15,7 +15,17 @@ from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
 from tokenbus.engines.requests import Request, Requests
-from tokenbus.engines.sampling import DRAFT, Drafts, Ids, Logits, SamplingParams, distribution, drawn, verified
+from tokenbus.engines.sampling import (
+    DRAFT,
+    Drafts,
+    Ids,
+    Logits,
+    SamplingParams,
+    distribution,
+    drawn,
+    uniforms,
+    verified,
+)
 from tokenbus.engines.scheduler import Plan
 from tokenbus.logs import logger
 from tokenbus.worker.step import Array
@@ -36,9 +46,7 @@ class PaddleOptions(EngineOptions):
     device: str = "cpu"
     """As paddle names it: cpu, gpu, gpu:1."""
     max_running: int = 32
-    """The most requests with a slot of the cache; others wait."""
     context: int = 1024
-    """How many tokens a slot holds: a request's prompt and its output."""
     prefill_chunk: int = 256
     slice_steps: int = 256
 
@@ -69,7 +77,6 @@ class PaddleRequests(Requests):
         super().__init__()
         self._most_carried = most_carried
         self.texts: dict[int, list[int]] = {}
-        """By slot: prompt and output."""
         self.carried: dict[int, Carried] = {}
         """By slot: keys and values that are not in the cache yet."""
         self.draft_counts = np.zeros(0, np.int64)
@@ -119,14 +126,11 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
     """An engine over bytes. A text begins with a token of its own, and ends with another."""
 
     token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
-    """What it says of tokens beside their logprobs."""
     _requests: PaddleRequests
+    _method = SpeculativeMethod.MTP
 
     def __init__(self, options: PaddleOptions | None = None) -> None:
-        """Read the weights and allocate the cache.
-
-        A WeightsError, a DeviceError or a ValueError says in one line why there is no engine.
-        """
+        """A WeightsError, a DeviceError or a ValueError says in one line why there is no engine."""
         options = options or PaddleOptions()
         self._runner = Runner(options.weights, options.device, slots=options.max_running, context=options.context)
         shape = self._runner.shape
@@ -149,10 +153,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         except WeightsError as error:
             raise ValueError(f"load_weights.folder: {error}") from None
         self._fingerprint = self._runner.fingerprint
-
-    @property
-    def _method(self) -> SpeculativeMethod:
-        return SpeculativeMethod.MTP if self._options.speculate else SpeculativeMethod.NONE
 
     def _read_carried(self, request: Request, carried: bytes) -> None:
         """Take a hand-off's numbers, of which the request and the network say how many there are."""
@@ -237,10 +237,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         ]
 
     def _propose(self, block: PaddleBlock, result: Outcome) -> Proposed | None:
-        """Have the heads draft what may follow the last token of each request that continues.
-
-        Only what follows a first token is published; the rest is published once it is verified.
-        """
+        """Draft for requests that continue; drafts behind a first token are published before they are verified."""
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         if not rows.size:
             return None
@@ -266,7 +263,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         lines = np.zeros((last.size, most, VOCABULARY_SIZE), np.float32)
         for place in range(most):
             states, lines[:, place] = self._runner.further(place, states, last)
-            numbers = params.uniforms(positions + place, DRAFT)
+            numbers = uniforms(params.seeds, positions + place, DRAFT)
             found[:, place] = last = drawn(distribution(lines[:, place], params), numbers)
         return found, lines
 
@@ -277,7 +274,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
 
     def _extras(self, block: PaddleBlock, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
-        """Compute them from the logits, and from those of the distribution that tokens are drawn from."""
         counts, logits = block.counts[rows], block.logits[rows]
         mask = mask_of(counts, block.tokens.shape[1])
         with np.errstate(divide="ignore"):  # the logarithm of what cannot be drawn is minus infinity

@@ -1,10 +1,7 @@
-"""Network: a small transformer over bytes, and heads that each predict one token further.
-
-Position is in attention's biases alone (ALiBi), so that what was cached holds wherever a text ends.
-"""
+"""Network: a small transformer over bytes, and heads that each predict one token further; positions by ALiBi."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
@@ -13,10 +10,7 @@ Tensor = Any
 """Paddle's tensor; paddle is imported where it is needed."""
 Layer = Any
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a layer's number and its new keys and values, and returns all that may be attended to.
-
-Each is [rows, heads, positions, width of a head].
-"""
+"""Takes a layer's new keys and values [rows, heads, positions, head width]; returns all that may be attended to."""
 
 _MASKED = -1e9
 _LARGEST = 4096
@@ -27,9 +21,7 @@ class Shape:
     """The sizes that the names and shapes of all weights follow from."""
 
     layers: int = 3
-    """Blocks of the transformer."""
     width: int = 128
-    """Numbers in a position's state."""
     attention_heads: int = 4
     """Into how many the width is divided."""
     mixing_width: int = 384
@@ -40,11 +32,6 @@ class Shape:
     """The inner width of such a head's mixing."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no network can have."""
-        for field in fields(self):
-            size = getattr(self, field.name)
-            if type(size) is not int or not 1 <= size <= _LARGEST:
-                raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {size!r}")
         if self.width % self.attention_heads:
             raise ValueError(f"attention_heads: a divisor of width, {self.width}, got {self.attention_heads}")
 
@@ -59,21 +46,18 @@ class Shape:
         sizes = {}
         for field in fields(cls):
             text = metadata.get(field.name, "nothing")
-            if not text.isascii() or not text.isdigit() or len(text) > len(str(_LARGEST)):
+            if not (
+                text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST)) and 1 <= int(text) <= _LARGEST
+            ):
                 raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {text[:32]}")
             sizes[field.name] = int(text)
         return cls(**sizes)
-
-    def metadata(self) -> dict[str, str]:
-        """Return the sizes as a file's metadata."""
-        return {name: str(size) for name, size in asdict(self).items()}
 
 
 class Network:
     """The layers, and what is computed with them. The output shares the embedding's weights."""
 
     def __init__(self, shape: Shape) -> None:
-        """Make the layers with weights drawn at random."""
         from paddle import nn, to_tensor
 
         self.shape = shape
@@ -89,10 +73,7 @@ class Network:
         self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
 
     def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
-        """Return the state at each position of [rows, tokens]; `store` has the keys and values of those before them.
-
-        `keys` is how many positions from the first on can be attended to. Without a store they are those of `tokens`.
-        """
+        """Return the state at each of [rows, tokens], attending to the first `keys` positions in the store, if any."""
         bias = self._bias(positions, keys)
         found = self.layers["embedding"](tokens)
         for place, block in enumerate(self.layers["blocks"]):

@@ -48,7 +48,6 @@ class KeyValueCache:
     """Keys and values of each layer: by slot, then by head, then by position. Its size is fixed when it is made."""
 
     def __init__(self, shape: Shape, slots: int, context: int) -> None:
-        """Allocate all of it, on the device that paddle is set to."""
         from paddle import zeros
 
         self._context = context
@@ -56,13 +55,9 @@ class KeyValueCache:
         lines = slots * self._heads * context
         self._keys = [zeros([lines, self._size]) for _ in range(shape.layers)]
         self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
-        self.bytes = 2 * shape.layers * lines * self._size * 4
 
     def store(self, slots: Index, positions: Index, valid: npt.NDArray[np.bool_], keys: int) -> Store:
-        """Return a store that keeps the rows' new positions in their slots, and returns their first `keys` positions.
-
-        Rows are filled up to the longest: what is not valid is not kept.
-        """
+        """Return a store that keeps rows' valid positions in their slots, and returns the first `keys` positions."""
         from paddle import gather, to_tensor  # gather: index_select takes three times as long for lines this short
 
         begins = self._begins(slots)
@@ -139,10 +134,7 @@ class Runner:
         self._network, self.fingerprint = network, fingerprint
 
     def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
-        """Return the state at each token as lines, a line a token, and where those of each piece begin.
-
-        The pieces of a group are computed together, each filled up to the longest of the group.
-        """
+        """Return each token's state, and where each piece begins. The pieces of a group are padded to one length."""
         found, begins, count = [], [], 0
         for pieces in filter(None, groups):
             states = self._states(pieces)

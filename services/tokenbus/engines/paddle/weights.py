@@ -29,7 +29,6 @@ class Weights(NamedTuple):
     shape: Shape
     arrays: dict[str, npt.NDArray[np.float16]]
     fingerprint: str
-    """Differs where any byte of the file does."""
 
 
 def load(path: Path) -> Weights:

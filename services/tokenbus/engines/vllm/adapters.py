@@ -20,7 +20,6 @@ class Adapter(NamedTuple):
 
     name: str
     path: str
-    """The folder that holds it."""
     is_3d_lora_weight: bool = False
     """vLLM's: in which of two layouts it has the weights of a mixture of experts."""
 
@@ -31,10 +30,7 @@ class Adapter(NamedTuple):
 
 
 def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
-    """Return the adapters that the values of `--lora-modules` name; a ValueError says what is wrong with one.
-
-    `model` is the name of the worker's model, which no adapter may have.
-    """
+    """Return the adapters of `--lora-modules`, none of which may be named `model`; a ValueError says what is wrong."""
     if len(given) > _BOUNDS.max_items:
         raise ValueError(f"{_OPTION}: at most {_BOUNDS.max_items} adapters, got {len(given)}")
     adapters: dict[str, Adapter] = {}

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from tokenbus.engines.vllm.parameters import SAMPLING_ARGUMENTS
 
 OLDEST, NEWEST = (0, 26), (0, 33)
-"""The supported versions, both included, by their first two numbers."""
 _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
@@ -101,7 +100,6 @@ OF_ENGINE: tuple[Call | Members, ...] = (
     Call(_SAMPLING, "StructuredOutputsParams", 0, "json json_object regex choice grammar structural_tag"),
     Call(_SAMPLING, "SamplingParams", 0, " ".join((*SAMPLING_ARGUMENTS, "skip_clone"))),
 )
-"""What the engine uses."""
 _SAMPLER, _REJECTION = "vllm.v1.sample.sampler", "vllm.v1.sample.rejection_sampler"
 OF_SAMPLER: tuple[Call | Members, ...] = (
     Call(_SAMPLER, "Sampler.forward", 4, "logprobs_mode_override"),
@@ -130,10 +128,7 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
 
 
 def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
-    """Import what is used of vLLM, and return it by its names.
-
-    Raises ImportError where it is not installed, and VersionError where it is one that cannot be used.
-    """
+    """Import what is used of vLLM. Raises ImportError if it is not installed, VersionError if it cannot be used."""
     try:
         version = str(import_module("vllm").__version__)
     except ModuleNotFoundError as error:

@@ -34,7 +34,6 @@ class Configured(NamedTuple):
     """What vLLM is started with."""
 
     vllm: Any
-    """Its VllmConfig."""
     adapters: list[Adapter]
     has_token_scores: bool
     """Whether `token_logprobs` scores tokens in vLLM's sampler."""
@@ -48,7 +47,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     adapters = adapters_of(parsed.lora_modules, settings.worker.model or model.name)
     if adapters and not arguments.enable_lora:
         raise ValueError(f"--lora-modules: only with --enable-lora, got {len(adapters)} without")
-    most = most_rows(settings)
+    most = min(settings.limits.max_rows, settings.worker.max_requests or settings.limits.max_rows)
     if arguments.max_num_seqs is not None and arguments.max_num_seqs > most:
         raise ValueError(
             f"--max-num-seqs: at most {most} (limits.max_rows is {settings.limits.max_rows}, worker.max_requests is "
@@ -68,12 +67,6 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     if parsed.token_scores:
         check_token_scores(config)
     return Configured(config, adapters, parsed.token_scores)
-
-
-def most_rows(settings: Settings) -> int:
-    """Return the most requests that a step may have."""
-    rows = settings.limits.max_rows
-    return min(rows, settings.worker.max_requests) if settings.worker.max_requests else rows
 
 
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
@@ -125,10 +118,7 @@ def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
-    """Return the digest and the probes of the tokenizer that vLLM uses of a model's folder; 0 and none: not known.
-
-    A gateway reads the folder's tokenizer.json, which transformers may load as another tokenizer: then this says so.
-    """
+    """Return digest and probes of the tokenizer that vLLM uses (0, none: unknown); log if the folder's own differs."""
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 

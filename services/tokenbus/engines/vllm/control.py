@@ -37,15 +37,11 @@ class ControlledCore:
         """How many adapters, and how many sets of weights, were loaded while it runs."""
         self._is_paused = False
         self.weight_version = 0
-        """Which version its weights are; 0: not known."""
         self.world_size: int = config.parallel_config.world_size
-        """How many processes compute together."""
         self.facts = _facts(config)
-        """What trainers read of its configuration."""
 
     @cached_property
     def _shapes(self) -> dict[str, list[int]]:
-        """The shape of each of the model's tensors."""
         return _shapes_in(self._model)
 
     @property
@@ -54,10 +50,7 @@ class ControlledCore:
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
-        """Return a request's cache salt with a mark of the weights: what others computed is not used again.
-
-        Versions and names may come again with other weights, so that their numbers count.
-        """
+        """Return a request's cache salt with numbers of its weights: versions and names may come again with others."""
         known = self._adapters.get(adapter)
         marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
         return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
@@ -162,7 +155,6 @@ class ControlledCore:
         self._core.remove_lora(request.lora_int_id)
 
     def _call(self, method: str, **arguments: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Call a method of each of vLLM's worker processes."""
         self._core.collective_rpc(method, kwargs=arguments)
 
 

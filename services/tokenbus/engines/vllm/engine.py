@@ -25,17 +25,12 @@ _DIED = "a process of vLLM's has died"
 
 
 class _Computed(NamedTuple):
-    """One step as vLLM computed it."""
-
     scheduled: Any
-    """Its SchedulerOutput."""
     indices: dict[str, int]
-    """Each request's index in the step's arrays."""
     logprobs: Logprobs
     prompts: Mapping[str, Any]
     """The LogprobsTensors of prompts that were computed to their ends."""
     outputs: Sequence[Any]
-    """Its EngineCoreOutput objects."""
 
 
 class _Tokenizer:
@@ -63,10 +58,7 @@ class VllmEngine(ControlledCore):
     """
 
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
-        """Start vLLM with a model's folder and its own options, as `vllm serve` takes them.
-
-        A ValueError says which option, limit or version does not fit; a RuntimeError or ImportError what is missing.
-        """
+        """A ValueError says which option or version does not fit, a RuntimeError or ImportError what is missing."""
         settings = settings or Settings()
         model = check_model(model, settings)
         # Before vLLM is imported: standard output is the command's own.
@@ -104,9 +96,7 @@ class VllmEngine(ControlledCore):
             except Exception as error:
                 raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
             self.token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name if has_token_scores else ())
-            """What requests may ask for beside logprobs."""
             self.dp_rank: int = config.parallel_config.data_parallel_index
-            """Which data-parallel rank it is."""
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
             self.tokenizer_digest, self.tokenizer_probes = described
             """What says whether a gateway has the same tokenizer, and in which text it differs."""
@@ -213,7 +203,6 @@ class VllmEngine(ControlledCore):
         self._core.shutdown()
 
     def _load_first(self, adapter: Adapter) -> None:
-        """Let vLLM load an adapter that its options name."""
         try:
             self._load(adapter)
         except Exception as error:
@@ -245,7 +234,6 @@ class VllmEngine(ControlledCore):
         scheduler.update_from_output = update_from_output
 
     def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
-        """Return what finds the request's stop strings."""
         if self._inputs.tokenizer is None:
             raise ValueError("sampling.stop: none, since vLLM runs without a tokenizer here, got some")
         return self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)

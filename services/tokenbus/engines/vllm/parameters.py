@@ -21,7 +21,6 @@ class _Parameter(NamedTuple):
 
 
 def _form(output: StructuredOutput) -> dict[str, Any]:
-    """Return the arguments of vLLM's StructuredOutputsParams."""
     kind = output.WhichOneof("constraint")
     if kind == "json_schema":
         return {"json": output.json_schema.schema}
@@ -88,11 +87,7 @@ def sampling_arguments(
     top_logprobs: int,
     has_token_scores: bool = False,
 ) -> dict[str, Any]:
-    """Return what vLLM's SamplingParams is made of; a ValueError says what the engine cannot do.
-
-    `defaults` are the model's own, for what the request leaves open, and `top_logprobs` is the most that it may want.
-    `has_token_scores` says whether our kernel scores tokens in its sampler.
-    """
+    """Return the arguments of vLLM's SamplingParams, by default the model's; a ValueError says what is refused."""
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     if generate.include_draft_logprobs:

@@ -38,10 +38,7 @@ _log = logger("worker")
 
 
 def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
-    """Return the scheduler that vLLM would have made, its steps published; vLLM calls this in the place of its class.
-
-    What is wrong with vLLM's version, the settings or an address ends the process with one line.
-    """
+    """Return vLLM's own scheduler, its steps published (`--scheduler-cls`). A fault ends the process with one line."""
     config = given["vllm_config"]
     try:
         vllm = load_vllm(OF_SCHEDULER)
@@ -170,11 +167,7 @@ class Published:
     # What vLLM's model is asked for.
 
     def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
-        """Begin a step: let go of the requests that have ended, and have the model compute logprobs for new ones.
-
-        It takes the step's SchedulerOutput, of which a part goes to the model, and the scheduler's own Request objects,
-        which stay as they are.
-        """
+        """Drop the ended requests, and have the model compute logprobs for new ones, in copies of their parameters."""
         # Of a request that its client has dropped vLLM says no more than this.
         self._last_rows += self._requests.abort(scheduled.finished_req_ids)
         for name in scheduled.finished_req_ids:

@@ -51,11 +51,7 @@ class _Batch:
 
 
 class Requests:
-    """The requests that vLLM has, by its names for them, from their first step to their last.
-
-    What a step needs of each is in columns, in which it has a slot: a step of rows that go on is read without a Python
-    object for each.
-    """
+    """The open requests of vLLM, in columns by slot: a step of rows that go on makes no Python object for each."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
         reasons = vllm.FinishReason
@@ -112,11 +108,7 @@ class Requests:
         return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
 
     def rows_of(self, scheduled: Any, indices: dict[str, int], outputs: Sequence[Any]) -> tuple[Rows, list[str]]:  # noqa: ANN401
-        """Return the rows of a step, and the names of those requests that a stop string ended, as vLLM cannot know.
-
-        The requests that it ended are removed. It takes the step's SchedulerOutput, the index of each request in the
-        step's arrays, and its EngineCoreOutput objects.
-        """
+        """Return a step's rows, and the requests that a stop string ended, and remove all that have ended."""
         names = [output.request_id for output in outputs]
         if names != self._batch.names:
             outputs = [output for output in outputs if output.request_id in self._slots]
@@ -163,7 +155,6 @@ class Requests:
         )
 
     def _empty_rows(self, statuses: Mapping[str, RowStatus]) -> Rows:
-        """Return rows without tokens."""
         if not statuses:
             return NO_ROWS
         rows = self._rows(self._slots_of(statuses), [()] * len(statuses))
@@ -206,7 +197,6 @@ class Requests:
         return np.array([self._slots[name] for name in names], np.intp)
 
     def _grow(self) -> None:
-        """Make room for twice as many requests."""
         size = self._keys.size
         more = max(size, _LEAST_SLOTS)
         self._free += range(size, size + more)

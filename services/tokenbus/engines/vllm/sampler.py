@@ -1,7 +1,4 @@
-"""Sampler: has `token_logprobs` say in vLLM's own sampler what it says of tokens, and more than vLLM knows.
-
-It is imported in the processes in which vLLM computes, and only with `--token-scores`.
-"""
+"""Sampler: `token_logprobs` in vLLM's sampler, in the processes in which vLLM computes, with `--token-scores`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -206,8 +203,6 @@ class _Gathers:
 
 
 class _HandsOver:
-    """In the place of vLLM's RejectionSampler."""
-
     is_logits_logprobs_mode = True
     sampler = _Gathers
 

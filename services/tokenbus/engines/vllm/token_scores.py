@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.engines.engine import mask_of
 from tokenbus.worker import StepArrays
 from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
@@ -63,7 +64,6 @@ class ExtraLines:
     """With one dimension more: as wide as the largest mask that is listed."""
 
     def __getitem__(self, lines: Array) -> "ExtraLines":
-        """Return some of the lines."""
         return ExtraLines(**{each.name: getattr(self, each.name)[lines] for each in fields(self)})
 
 
@@ -143,20 +143,15 @@ def _listed(sizes: Array, bounds: Array) -> Array:
     return np.where(sizes <= bounds, sizes, 0)
 
 
-def _within(counts: Array, width: int) -> npt.NDArray[np.bool_]:
-    """Return lines of so many places, of which as many are True as each has."""
-    return np.asarray(np.arange(width) < counts[:, None])
-
-
 def _taken(values: Array, counts: Array) -> Array:
     """Return the first elements of each line, as many as it has."""
-    taken: Array = values[_within(counts, values.shape[1])]
+    taken: Array = values[mask_of(counts, values.shape[1])]
     return taken
 
 
 def _widened(values: Array, counts: Array) -> Array:
     """Return lines as wide as the longest, each with as many of the values as it has, and zeros behind them."""
-    return _put(_within(counts, int(counts.max(initial=0))), values)
+    return _put(mask_of(counts, int(counts.max(initial=0))), values)
 
 
 def _put(where: npt.NDArray[np.bool_], values: Array) -> Array:

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def _save(path: Path, network: Network) -> None:
     from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
 
     arrays = {name: each.numpy().astype(STORED) for name, each in network.layers.state_dict().items()}
-    save_file(arrays, path, metadata={"format": FORMAT} | network.shape.metadata())
+    save_file(
+        arrays, path, metadata={"format": FORMAT} | {name: str(size) for name, size in asdict(network.shape).items()}
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

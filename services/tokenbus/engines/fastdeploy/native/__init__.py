@@ -1,7 +1,4 @@
-"""The ops' compiled part: `pack` makes a message of tensors, `receive` reads one, `fill` writes it into tensors.
-
-There is no Python version of it: without a C compiler at installation the first call of an op raises RuntimeError.
-"""
+"""The ops' compiled part. Without a C compiler at installation the first call of an op raises RuntimeError."""
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p, py_object
