@@ -15,6 +15,7 @@ from zmq.utils import z85
 from tokenbus.backports import tomllib
 from tokenbus.bus.transport import Identity, Role
 from tokenbus.bus.watched_files import WatchedFiles, replace_file
+from tokenbus.errors import UsageError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import SettingsError
 
@@ -51,7 +52,7 @@ class AllowedKey:
     revoked: datetime | None = None
 
 
-class AllowListError(ValueError):
+class AllowListError(UsageError, ValueError):
     """An allow-list cannot be used: one line with the place, the limit and the value."""
 
 

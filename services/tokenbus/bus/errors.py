@@ -1,11 +1,13 @@
-"""Errors of the bus. Imports nothing, so that every module may raise them."""
+"""Errors of the bus. Imports nothing else of ours, so that every module may raise them."""
+
+from tokenbus.errors import UsageError
 
 
 class BusError(Exception):
     """A message cannot be sent or received, or a peer cannot be reached."""
 
 
-class AddressError(BusError):
+class AddressError(UsageError, BusError):
     """An address cannot be used: it is invalid, taken or not permitted."""
 
     def __init__(self, address: str, reason: str) -> None:

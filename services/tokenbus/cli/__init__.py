@@ -13,7 +13,8 @@ from typing import TextIO
 
 from tokenbus.cli.arguments import Parser
 from tokenbus.cli.commands import COMMANDS, CommandKind, summaries
-from tokenbus.cli.errors import CommandError
+from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.errors import UsageError
 from tokenbus.plugins import PluginError, load, names
 from tokenbus.printable import printable, reason_of
 from tokenbus.python_version import PythonVersionError
@@ -85,6 +86,9 @@ def _status(given: list[str]) -> int:
     except CommandError as error:
         _complain(str(error))
         return error.status
+    except UsageError as error:
+        _complain(str(error))
+        return WRONG_USE
     except (PluginError, PythonVersionError) as error:
         _complain(str(error))
         return 1

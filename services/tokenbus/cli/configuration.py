@@ -1,13 +1,10 @@
 """The options by which every service of the command line takes its settings."""
 
 import argparse
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from tokenbus.bus import AddressError
-from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.logs import configure
-from tokenbus.settings import ENTRIES, Settings, SettingsError
+from tokenbus.settings import ENTRIES, Settings
 
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
@@ -40,19 +37,9 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str])
 def load_settings(options: argparse.Namespace) -> Settings:
     """Return the settings that the options, the environment and the file come to, and begin to log as they say."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
-    with reporting_faults():
-        settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
+    settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)
     return settings
-
-
-@contextlib.contextmanager
-def reporting_faults() -> Iterator[None]:
-    """Turn a setting or an address that cannot be used into one line and status 2."""
-    try:
-        yield
-    except (SettingsError, AddressError) as error:
-        raise CommandError(str(error), WRONG_USE) from None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -86,8 +86,6 @@ def run(options: argparse.Namespace) -> int:
         else:
             done = _add(path, options) if options.action == "add" else _revoke(path, options)
             print(printable(f"{done} in {path}"))
-    except AllowListError as error:
-        raise CommandError(str(error), WRONG_USE) from None
     except OSError as error:
         raise CommandError(f"{error.filename or path}: {reason_of(error)}", WRONG_USE) from None
     return 0

@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tokenbus.cli.arguments import whole
-from tokenbus.cli.configuration import load_settings, reporting_faults
+from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.export import require_parquet
 from tokenbus.cli.recording_files import Files
@@ -84,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if to and options.format == "parquet":
         raise CommandError("--format: with FILE, not with --to", WRONG_USE)
     settings = _widened(load_settings(options))
-    with reporting_faults():
-        return asyncio.run((_to_log if to else _to_files)(settings, options))
+    return asyncio.run((_to_log if to else _to_files)(settings, options))
 
 
 def _widened(settings: Settings) -> Settings:

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
-from tokenbus.cli.configuration import load_settings, reporting_faults
+from tokenbus.cli.configuration import load_settings
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
@@ -18,8 +18,7 @@ def serve(options: argparse.Namespace, serving: Serving) -> int:
     """Serve until a signal, let what is served take its leave, and return the exit status."""
     settings = load_settings(options)
     log_open_files = open_files_for(settings)
-    with reporting_faults():
-        asyncio.run(_until_asked_to_leave(serving, settings, log_open_files))
+    asyncio.run(_until_asked_to_leave(serving, settings, log_open_files))
     return 0
 
 

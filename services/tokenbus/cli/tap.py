@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tokenbus.cli.arguments import request_id
-from tokenbus.cli.configuration import load_settings, reporting_faults
+from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
 from tokenbus.cli.watching import declare_watching, watched
@@ -73,8 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if options.request is not None and options.log is None:
         raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
     show = _print_json if options.json else _print_lines
-    with reporting_faults():
-        asyncio.run(_run(settings, options, show))
+    asyncio.run(_run(settings, options, show))
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus.cli.arguments import Parser, whole
-from tokenbus.cli.configuration import declare_settings, reporting_faults
+from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import declare_engine, load_engine_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.supervisor import START_SECONDS, Child, News, Supervisor
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, role) is None:
             setattr(options, role, 0 if model is not None else 1)
     _check_counts(options, settings)
-    with reporting_faults(), runtime_folder() as folder:
+    with runtime_folder() as folder:
         plan = plan_for(
             settings,
             folder,

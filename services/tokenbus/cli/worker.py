@@ -5,7 +5,7 @@ import math
 from functools import partial
 
 from tokenbus.cli.arguments import Parser
-from tokenbus.cli.configuration import declare_settings, reporting_faults
+from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import declare_engine, load_engine_settings, made
 from tokenbus.cli.errors import CommandError
 from tokenbus.worker import EngineBrokenError
@@ -61,16 +61,15 @@ def declare(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
     settings = load_engine_settings(options)
-    with reporting_faults():
-        try:
-            run_engine(
-                partial(made, options, settings),
-                settings,
-                name=options.engine,
-                steps_per_second=options.steps_per_second,
-            )
-        except EngineBrokenError as error:
-            raise CommandError(str(error)) from None
+    try:
+        run_engine(
+            partial(made, options, settings),
+            settings,
+            name=options.engine,
+            steps_per_second=options.steps_per_second,
+        )
+    except EngineBrokenError as error:
+        raise CommandError(str(error)) from None
     return 0
 
 

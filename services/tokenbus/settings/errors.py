@@ -1,12 +1,14 @@
-"""The error of the settings. Imports nothing of ours, so that every module may raise it."""
+"""The error of the settings. Imports nothing else of ours, so that every module may raise it."""
 
 import reprlib
+
+from tokenbus.errors import UsageError
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
-class SettingsError(ValueError):
+class SettingsError(UsageError, ValueError):
     """A setting is unknown or out of its range: which key, where it came from, the limit and the value.
 
     `key` is its name (``worker.id``); `where` is where it came from as a person would look for it: a variable, a
