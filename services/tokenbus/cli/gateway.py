@@ -38,7 +38,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
             "--address": "gateway.address",
             "--models": "gateway.models",
             "--tokenizer": "gateway.tokenizer",
-            "--max-requests": "gateway.max_requests",
             "--clients-address": "bus.clients_address",
             "--metrics-address": "gateway.metrics_address",
         },

@@ -51,6 +51,7 @@ settings that matter: bus.clients_address, bus.key_file and bus.server_key; with
 how long, on how many servers, credentials).
 """
 _PART_BYTES = 1 << 27
+"""How many bytes of items a Parquet file has."""
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
 """Enough for a burst of some fast workers. Each item may have a frame before it that announces its stream."""
@@ -64,13 +65,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="where to write; {worker} and {epoch} are filled in")
     parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log, instead of FILE")
     parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="of the files (tokenbus)")
-    parser.add_argument(
-        "--part-bytes",
-        type=whole(),
-        default=_PART_BYTES,
-        metavar="N",
-        help=f"with --format parquet: a file has items of so many bytes ({_PART_BYTES})",
-    )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_watching(parser)
 
@@ -96,7 +90,7 @@ async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
     is_parquet = options.format == "parquet"
     if is_parquet:
         require_parquet()
-    files = Files(options.files[0], options.part_bytes if is_parquet else 0)
+    files = Files(options.files[0], _PART_BYTES if is_parquet else 0)
     with stop_on_signals() as stop:
         await record(watched(settings, options.worker, stop), files, options.count)
     if options.json:

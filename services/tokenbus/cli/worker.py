@@ -51,7 +51,6 @@ def declare(parser: Parser) -> None:
             "--id": "worker.id",
             "--role": "worker.role",
             "--model": "worker.model",
-            "--max-requests": "worker.max_requests",
             "--workers-address": "bus.workers_address",
             "--metrics-address": "worker.metrics_address",
         },
