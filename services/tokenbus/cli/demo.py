@@ -1,4 +1,4 @@
-"""tokenbus demo: a whole system started, sent requests, checked against the truth, measured and stopped."""
+"""tokenbus demo: a whole system started, sent requests, its processor killed, every token checked, and stopped."""
 
 import argparse
 import asyncio
@@ -6,59 +6,68 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from tokenbus.cli.configuration import declare_settings, load_settings, reporting_faults
-from tokenbus.cli.demo_checks import (
-    MODES,
-    RATE_REQUESTS,
-    Answer,
-    Truth,
-    acceptance,
-    ask,
-    computed,
-    differing,
-    http_fault,
-    rates,
-    requests,
-)
+import numpy as np
+
+from tokenbus.cli.configuration import declare_settings, load_settings
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import News, Supervisor
 from tokenbus.cli.system import Plan, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.client import Client
+from tokenbus.delivery import RequestFailedError
 from tokenbus.logs import configure
 from tokenbus.plugins import load_tokenizer
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
+from tokenbus.worker import StepAssembler, engine_kind
+from tokenbus_contracts import BatchKind, Limits, Row
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 
 _DESCRIPTION = """\
 Start a processor, a mixed, a prefill and a decode worker with the engine ngram, and a gateway, as processes of their
-own on this machine; ask 200 requests at once; show how one answer begins, each token with its probability; compare
-every answer, bit by bit, with what the same request gives in an engine without any bus; measure tokens a second with
-and without logprobs; stop everything. It takes less than a minute and leaves nothing behind. The status is 0 if every
-token was right, else 1. `tokenbus up` starts the same and leaves it running.
+own on this machine; ask 200 requests at once; kill the processor in the middle, and start it again; show how one answer
+begins, each token with its probability; compare every answer, bit by bit, with what the same request gives in an engine
+without any bus; stop everything. It takes some seconds and leaves nothing behind. The status is 0 if every token was
+right, else 1. `tokenbus up` starts the same and leaves it running.
 
 examples:
   tokenbus demo
-  tokenbus demo --json | jq .tokens_per_second
+  tokenbus demo --json | jq .ok
 """
-_REQUESTS, _TOKENS = 200, 96
+PROMPTS = (
+    "In the evening the old man said",
+    "The harbour was",
+    "What is",
+    "In the town there",
+    "She opened the door and",
+    "The machine",
+    "It rained all night, so",
+    "The children asked",
+    "In the morning the ships",
+    "He looked at the river and",
+)
+_REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
+_TOKENS_BEFORE_THE_KILL = 2000
+"""So few that most requests are open."""
+_LOOK_SECONDS = 0.01
 _MOST_SECONDS = 120.0
-_STATUS_SECONDS = 10.0
 _INTERRUPTED = 130
 _SAMPLE_TOKENS, _ALTERNATIVES, _WIDTH = 6, 3, 14
 _END = "(end)"
 """The token that ends a text has no letters."""
-_IDS_ONLY = next(iter(MODES))
+_COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+Truth = dict[int, list[Row]]
+"""The rows of each request, by its key, from an engine without a bus."""
 Found = dict[str, Any]
-"""Everything that was counted, checked and measured, as JSON holds it."""
+"""Everything that was counted and checked, as JSON holds it."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -73,25 +82,25 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
-    with reporting_faults(), runtime_folder() as folder:
+    with runtime_folder() as folder:
         plan = plan_for(settings, folder, engine="ngram", mixed=1, prefill=1, decode=1)
         return asyncio.run(_run(plan, folder, logs, as_json=options.json))
 
 
 async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) -> int:
     begin, progress = time.monotonic(), Progress()
-    troubles: list[News] = []
+    troubles: list[str] = []
 
     def say(text: str) -> None:
         if not as_json:
             progress.clear()
             print(text, flush=True)
 
-    def news(news: News) -> None:
-        if news.event in ("log", "ended"):
-            troubles.append(news)
+    def hear(news: News) -> None:
+        if news.is_bad:
+            troubles.append(f"{news.service}: {news.text}")
 
-    system = Supervisor(plan.services, folder, news)
+    system = Supervisor(plan.services, folder, hear)
     say(styled("1. Start", "bold"))
     try:
         found = await system.run(partial(_while_all_live, plan, system, progress, say))
@@ -103,11 +112,10 @@ async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) ->
     if found is None:
         return _INTERRUPTED
     for each in troubles:
-        say(styled(f"   {each.service}: {each.text}", "red" if each.is_bad else "bold"))
+        say(styled(f"   {each}", "red"))
     ok, seconds = found["ok"] and not system.died, time.monotonic() - begin
     if as_json:
-        told = [f"{each.service}: {each.text}" for each in troubles]
-        print(json.dumps(found | {"ok": ok, "troubles": told, "all_seconds": round(seconds, 1)}, indent=2))
+        print(json.dumps(found | {"ok": ok, "troubles": troubles, "all_seconds": round(seconds, 1)}, indent=2))
     verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
     say(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same and leaves it running.")
     return 0 if ok else 1
@@ -115,8 +123,7 @@ async def _run(plan: Plan, folder: Path, logs: io.StringIO, *, as_json: bool) ->
 
 async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> Found:
     say(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
-    gateway = next((child.address for child in system.children if child.name == "gateway"), "")
-    showing = asyncio.ensure_future(_show_all(plan.settings, gateway, progress, say))
+    showing = asyncio.ensure_future(_show_all(plan.settings, system, progress, say))
     ending = asyncio.ensure_future(system.one_ended())
     try:
         async with asyncio.timeout(_MOST_SECONDS):
@@ -131,34 +138,136 @@ async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, sa
         await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show_all(settings: Settings, gateway: str, progress: Progress, say: Callable[[str], None]) -> Found:
+async def _show_all(settings: Settings, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> Found:
+    wanted = requests(_REQUESTS, _TOKENS)
+    answers = [Answer(generate) for generate in wanted]
+    say(styled(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
-        say(
-            styled(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token", "bold")
-        )
-        wanted = requests(_REQUESTS, _TOKENS)
-        answers, seconds = await ask(client, wanted, progress)
-        done, tokens = sum(not answer.error for answer in answers), sum(answer.tokens for answer in answers)
-        say(f"   {done}/{_REQUESTS}, {tokens:,} tokens in {seconds:.2f} s")
-        status = await client.status(timeout_seconds=_STATUS_SECONDS)
-        say(styled("3. How one of the answers begins, each token with its probability", "bold"))
-        say("\n".join(sample(max(answers, key=lambda answer: answer.tokens))))
-        say(styled(f"4. Rates, {RATE_REQUESTS} requests at once: medians of rounds, their lowest and highest", "bold"))
-        measured = await rates(client)
-        truth = await asyncio.to_thread(computed, wanted, settings.limits)
-        found = judged(answers, truth, measured, await http_fault(gateway, settings.limits) if gateway else None)
-        found |= {
-            "seconds": round(seconds, 3),
-            "tokens_by_worker": {worker.worker_id: worker.tokens for worker in status.workers},
-        }
-        say("\n".join(rate_lines(found)))
-        say(styled("5. Summary", "bold"))
-        say("\n".join(summary_lines(found)))
+        begin = time.perf_counter()
+        asking = asyncio.gather(*(_ask(client, answer) for answer in answers))
+        try:
+            await _show_tokens(answers, progress, asking, _TOKENS_BEFORE_THE_KILL)
+            open_requests = sum(not answer.is_done for answer in answers)
+            say(f"   the processor is killed (kill -9) with {open_requests} requests open, and started again")
+            await system.restart("processor")
+            await _show_tokens(answers, progress, asking)
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        seconds = time.perf_counter() - begin
+    truth = await asyncio.to_thread(computed, wanted, settings.limits)
+    found = {"seconds": round(seconds, 3), "open_at_the_kill": open_requests, **judged(answers, truth)}
+    done = sum(not answer.error for answer in answers)
+    say(f"   {done}/{_REQUESTS}, {found['tokens']:,} tokens in {seconds:.2f} s")
+    say(styled("3. How one of the answers begins, each token with its probability", "bold"))
+    say("\n".join(sample(max(answers, key=lambda answer: answer.position))))
+    say(styled("4. Summary", "bold"))
+    say("\n".join(summary_lines(found)))
     return found
 
 
-def judged(answers: Sequence[Answer], truth: Truth, rates: Mapping[str, Sequence[float]], http: str | None) -> Found:
-    """Return everything as JSON holds it; `http` is the fault of the answer by HTTP, None without a gateway."""
+async def _show_tokens(
+    answers: Sequence["Answer"], progress: Progress, asking: "asyncio.Future[Any]", most: float = math.inf
+) -> None:
+    """Show how many tokens have come, until there are `most` or all requests have ended."""
+    while not asking.done() and sum(answer.position for answer in answers) < most:
+        progress.show(lambda: f"{sum(answer.position for answer in answers):,} tokens")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's rows as they came, and what was wrong with their order."""
+
+    generate: Generate
+    rows: list[Row] = field(default_factory=list)
+    position: int = 0
+    """The next token's, if none is lost and none comes twice."""
+    lost: int = 0
+    repeated: int = 0
+    error: str = ""
+    is_done: bool = False
+
+    def take(self, row: Row) -> None:
+        """Add the next row."""
+        self.lost += max(0, row.position - self.position)
+        self.repeated += max(0, self.position - row.position)
+        self.position = row.position + row.token_ids.size
+        self.rows.append(row)
+
+
+def requests(count: int, tokens: int) -> list[Generate]:
+    """Return so many requests for up to so many tokens, each with a seed of its own: the true answers are known."""
+    return [
+        Generate(
+            request_key=number + 1,
+            text=TextPrompt(text=PROMPTS[number % len(PROMPTS)]),
+            sampling=SamplingParameters(max_tokens=tokens, temperature=0.8, seed=number + 10),
+            top_logprobs=_TOP_LOGPROBS,
+        )
+        for number in range(count)
+    ]
+
+
+async def _ask(client: Client, answer: Answer) -> None:
+    try:
+        async for row in client.generate(answer.generate).rows():
+            answer.take(row)
+    except RequestFailedError as error:
+        answer.error = str(error)
+    answer.is_done = True
+
+
+def computed(wanted: Sequence[Generate], limits: Limits) -> Truth:
+    """Return each request's rows, by its key: with one seed the engine gives the same numbers wherever it runs."""
+    kind, parser = engine_kind("ngram"), argparse.ArgumentParser()
+    kind.declare(parser)
+    engine = kind.make(parser.parse_args([]), Settings(limits=limits))
+    assembler = StepAssembler(limits, engine.vocabulary_size)
+    for generate in wanted:
+        engine.admit(generate)
+    rows: Truth = defaultdict(list)
+    while engine.has_work:
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                if batch.header.kind is BatchKind.TARGET:
+                    for row in batch.rows():
+                        rows[row.key].append(row)
+    return rows
+
+
+def differing(answers: Sequence[Answer], truth: Truth) -> int:
+    """Return how many answers are not, bit by bit, what they must be: ids, logprobs, ranks and alternatives."""
+    return sum(not _same(answer.rows, truth.get(answer.generate.request_key, [])) for answer in answers)
+
+
+def _same(came: Sequence[Row], true: Sequence[Row]) -> bool:
+    ends = [rows[-1].status if rows else None for rows in (came, true)]
+    return ends[0] == ends[1] and all(_joined(came, name) == _joined(true, name) for name in _COLUMNS)
+
+
+def _joined(rows: Sequence[Row], column: str) -> bytes:
+    parts = [np.asarray(getattr(row, column)).ravel() for row in rows if row.token_ids.size]
+    return np.concatenate(parts).tobytes() if parts else b""
+
+
+def acceptance(answers: Sequence[Answer]) -> list[tuple[int, int]]:
+    """Return how many tokens of each head that drafted were verified, and how many of those accepted."""
+    rows = [row for answer in answers for row in answer.rows if row.token_ids.size]
+    most = max((row.draft_token_count for row in rows), default=0)
+    return [
+        (
+            sum(head <= row.draft_token_count for row in rows),
+            # The last token of a row is the target's own.
+            sum(head <= min(row.token_ids.size - 1, row.draft_token_count) for row in rows),
+        )
+        for head in range(1, most + 1)
+    ]
+
+
+def judged(answers: Sequence[Answer], truth: Truth) -> Found:
+    """Return everything as JSON holds it."""
     heads = acceptance(answers)
     verified, accepted = sum(seen for seen, _ in heads), sum(taken for _, taken in heads)
     check = {
@@ -166,13 +275,11 @@ def judged(answers: Sequence[Answer], truth: Truth, rates: Mapping[str, Sequence
         "repeated": sum(answer.repeated for answer in answers),
         "differing_requests": differing(answers, truth),
         "errors": [answer.error for answer in answers if answer.error],
-        "http": None if http is None else http or "right",
     }
-    base = median(rates[_IDS_ONLY])
     return {
-        "ok": not any(value for value in check.values() if value != "right"),
+        "ok": not any(check.values()),
         "requests": len(answers),
-        "tokens": sum(answer.tokens for answer in answers),
+        "tokens": sum(row.token_ids.size for answer in answers for row in answer.rows),
         "acceptance": {
             "verified": verified,
             "accepted": accepted,
@@ -180,26 +287,12 @@ def judged(answers: Sequence[Answer], truth: Truth, rates: Mapping[str, Sequence
             "by_head": [round(taken / seen, 4) for seen, taken in heads],
         },
         "check": check,
-        "tokens_per_second": {
-            name: {"median": round(median(each)), "lowest": round(min(each)), "highest": round(max(each))}
-            for name, each in rates.items()
-        },
-        "share_of_rate_without_logprobs": {name: round(median(each) / base, 4) for name, each in rates.items()},
     }
 
 
-def rate_lines(found: Found) -> Iterator[str]:
-    """Yield a line for each way to ask."""
-    for name, rate in found["tokens_per_second"].items():
-        share, spread = found["share_of_rate_without_logprobs"][name], f"({rate['lowest']:,} to {rate['highest']:,})"
-        yield f"   {name:8} {rate['median']:>9,} tokens/s  {share:>5.0%}  {spread}"
-
-
 def summary_lines(found: Found) -> Iterator[str]:
-    """Yield the summary's lines, without the rates."""
+    """Yield the summary's lines."""
     count, check, acceptance = found["requests"], found["check"], found["acceptance"]
-    by_worker = ", ".join(f"{name} {tokens:,}" for name, tokens in found.get("tokens_by_worker", {}).items())
-    yield f"   tokens      {found['tokens']:,} for {count} requests; by worker: {by_worker}"
     if acceptance["verified"]:  # no draft, no rate
         by_head = ", ".join(f"{share:.0%}" for share in acceptance["by_head"])
         counts = f"{acceptance['accepted']:,} of {acceptance['verified']:,} draft tokens"
@@ -213,8 +306,6 @@ def summary_lines(found: Found) -> Iterator[str]:
     truth = f"{count} of {count} answers: ids, logprobs, ranks and alternatives are, bit by bit, those of an engine"
     differ = f"{check['differing_requests']} of {count} answers DIFFER from those of an engine without a bus"
     yield _verdict("truth", same, f"{truth} without a bus", differ)
-    by_http = check["http"] or "no gateway was started: the extra gateway is not installed"
-    yield _verdict("http", check["http"] in (None, "right"), by_http, by_http)
     yield from (styled(f"   error       {error}", "red") for error in errors[:3])
 
 

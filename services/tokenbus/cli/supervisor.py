@@ -165,6 +165,13 @@ class Child:
             self._report(News(self.name, "output", "\n".join(lines), {"lines": lines}))
         raise CommandError(f"{self.name}: {problem}{self.last_line}", WRONG_USE if self.status == WRONG_USE else 1)
 
+    async def kill(self) -> None:
+        """End it by SIGKILL, which is no event to report."""
+        self._report = lambda _: None
+        if self._process is not None and self.ended is not None:
+            self._process.kill()
+            await self.ended
+
     async def stop(self, hurry: asyncio.Event) -> None:
         """Send it SIGTERM, and kill it once its time is over or `hurry` is set."""
         if self._process is None or self.ended is None or self.ended.done():
@@ -247,6 +254,7 @@ class Supervisor:
         """Set it to end the work and stop everything, as the first signal does."""
         self._hurry = asyncio.Event()
         self._folder = folder
+        self._report = report
         self._start_seconds = start_seconds
 
     @property
@@ -259,10 +267,21 @@ class Supervisor:
         return any(child.runs and child.name.startswith(prefixes) for child in self.children)
 
     async def one_ended(self) -> Child:
-        """Wait until a service ends that runs now, and return it."""
-        running = {child.ended: child for child in self.children if child.ended is not None and child.status is None}
-        done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
-        return running[done.pop()]
+        """Wait until a service ends that runs now and is not restarted, and return it."""
+        while True:
+            running = {child.ended: child for child in self.children if child.ended is not None and child.runs}
+            done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
+            if (child := running[done.pop()]) in self.children:
+                return child
+
+    async def restart(self, name: str) -> None:
+        """Kill a service, start it again, and wait until it is ready."""
+        (killed,) = (child for child in self.children if child.name == name)
+        child = Child(killed.service, self._report)
+        self.children[self.children.index(killed)] = child
+        await killed.kill()
+        await child.start(self._folder)
+        await child.ready(self._start_seconds)
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Start everything, do the work, and stop everything.
