@@ -339,7 +339,7 @@ async def test_busy_listener_cuts_nobody_off_for_silence(tmp_path: Path) -> None
         bus.reading.cancel()
         connection = await bus.connect(listener.address)
         assert connection.send([b"hello"])
-        await until(lambda: not listener.is_read_out())
+        await until(lambda: not listener._socket.is_read_out())
         bus.clock.advance(1)
         bus.clock.wait_for_looks(3)  # this thread is busy; the guard has looked, and wants to know if all was read
         await asyncio.sleep(0)  # it is answered

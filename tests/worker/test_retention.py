@@ -140,13 +140,6 @@ def test_share_used_is_the_fuller_of_the_two() -> None:
     assert retention.share_used() == 0.75
 
 
-def test_peak_is_remembered() -> None:
-    retention = kept(3)
-    retention.acknowledge(3)
-    retention.keep(BATCH, b"xx")
-    assert retention.peak_items == 3
-
-
 @given(st.lists(st.sampled_from(["keep", "drop", "acknowledge"]), max_size=40), st.randoms(use_true_random=False))
 def test_find_is_what_a_plain_search_finds(actions: list[str], rng: Random) -> None:
     """Whatever was kept, dropped and acknowledged, each sequence leads to the entry that covers it, or to none."""

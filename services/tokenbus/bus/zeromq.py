@@ -48,11 +48,6 @@ class SharedContext:
         self._guard: Guard | None = None
         self._open = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a socket is open."""
-        return self._context is not None
-
     def socket(self, kind: int) -> "zmq.Socket[bytes]":
         """Return a new socket."""
         if self._context is None:
@@ -259,10 +254,6 @@ class ZeroMQListener:
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it."""
         return self._binding.is_reachable()
-
-    def is_read_out(self) -> bool:
-        """Tell whether every message that has arrived was received, and another receive has found none."""
-        return self._socket.is_read_out()
 
     def usage(self) -> Usage:
         """Return how much of the bounds is in use, by all listeners of the transport together."""

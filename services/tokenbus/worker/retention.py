@@ -54,7 +54,6 @@ class Retention:
         self._checksum = checksum
         self.next_sequence = 1
         self.bytes = 0
-        self.peak_items = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -81,7 +80,6 @@ class Retention:
         self._kept.append(item)
         self.next_sequence += 1
         self.bytes += len(payload)
-        self.peak_items = max(self.peak_items, len(self._kept))
         return item
 
     def drop(self, keys: Iterable[int]) -> None:
