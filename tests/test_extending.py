@@ -14,6 +14,7 @@ import pytest
 
 from tests.pages import blocks, module_of
 from tests.support.processes import start
+from tests.support.serving import serve
 from tests.support.waiting import MOST, until
 from tests.system.deployment import COMMAND
 from tests.system.programs import Program
@@ -23,7 +24,6 @@ from tokenbus.delivery import RequestFailedError, Step
 from tokenbus.delivery.step import Token
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
-from tokenbus.worker.run import serve_engine
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 
@@ -58,7 +58,7 @@ async def running() -> AsyncIterator[tuple[Processor, Client]]:
     settings = Settings.load(environment={}, overrides={**ADDRESSES})
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
-        working = asyncio.create_task(serve_engine(EXAMPLE.WordEngine(), settings, stop, transport=transport))
+        working = asyncio.create_task(serve(EXAMPLE.WordEngine(), settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         try:
             yield processor, client

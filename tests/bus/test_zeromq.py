@@ -13,7 +13,7 @@ import zmq
 from tests.bus.foreign import sending
 from tests.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import soon, until
-from tokenbus.bus import AddressError, ZeroMQTransport, transport_for
+from tokenbus.bus import AddressError, ZeroMQTransport
 from tokenbus.bus.zeromq import ZeroMQConnection, ZeroMQListener
 from tokenbus.settings import BusSettings
 
@@ -73,7 +73,7 @@ async def test_options() -> None:
         reconnect_ms=100,
         reconnect_max_ms=200,
     )
-    transport = transport_for(settings)
+    transport = ZeroMQTransport(settings)
     listener = await transport.listen("tcp://127.0.0.1:0")
     connection = await transport.connect(listener.address)
     assert isinstance(listener, ZeroMQListener)
@@ -126,4 +126,4 @@ async def test_close_without_anybody_there(make: Make) -> None:
     assert connection.send([b"to nobody"])
     await soon(connection.close())
     assert isinstance(bus.transport, ZeroMQTransport)
-    assert not bus.transport._connecting.is_open
+    assert not bus.transport._connecting._context

@@ -154,7 +154,7 @@ async def publish(data: bytes, settings: Settings, transport: Transport | None =
     )
     link = Link(session, nullcontext(), SystemClock(), "worker")
     processors = ProcessorList([settings.bus.workers_address])
-    running = await link.start(transport or transport_for(settings.bus), processors)
+    running = await link.start(transport or transport_for(settings.bus, settings.bus.workers_address), processors)
     link.stop(MOST)
     await running
     assert not session.outstanding

@@ -9,6 +9,7 @@ from signal import SIGINT, SIGTERM, Signals
 import pytest
 
 from tests.cli.helpers import Service, addresses, generate, memory_settings
+from tests.support.serving import serve
 from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
@@ -18,7 +19,7 @@ from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import EngineBrokenError, StepArrays
-from tokenbus.worker.run import Pace, run_engine, serve_engine
+from tokenbus.worker.run import Pace, run_engine
 
 QUIET = ["--metrics-address", ""]
 
@@ -62,7 +63,7 @@ async def test_stopping_worker_finishes_its_requests() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         engine = SyntheticEngine(drafts=True, parts=2)
-        working = asyncio.create_task(serve_engine(engine, settings, stop, steps_per_second=50, transport=transport))
+        working = asyncio.create_task(serve(engine, settings, stop, steps_per_second=50, transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = client.generate(generate(300))
         first = await anext(tokens)
@@ -78,7 +79,7 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         working = asyncio.create_task(
-            serve_engine(SyntheticEngine(), settings, stop, transport=transport, steps_per_second=99)
+            serve(SyntheticEngine(), settings, stop, transport=transport, steps_per_second=99)
         )
         await until(lambda: processor.workers.by_id)
         tokens = client.generate(generate(2**31 - 1))
@@ -91,9 +92,7 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
 
 async def test_worker_without_a_processor_stops() -> None:
     settings, stop = memory_settings(), asyncio.Event()
-    working = asyncio.create_task(
-        serve_engine(SyntheticEngine(), settings, stop, transport=MemoryTransport(settings.bus))
-    )
+    working = asyncio.create_task(serve(SyntheticEngine(), settings, stop, transport=MemoryTransport(settings.bus)))
     stop.set()
     await asyncio.wait_for(working, MOST)
 
@@ -108,7 +107,7 @@ async def test_engine_that_fails_ends_the_worker() -> None:
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
-        working = asyncio.create_task(serve_engine(Failing(), settings, asyncio.Event(), transport=transport))
+        working = asyncio.create_task(serve(Failing(), settings, asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = client.generate(generate(5))
         with pytest.raises(EngineBrokenError, match=r"EngineBrokenError: 3 steps failed .*the last with: out of"):

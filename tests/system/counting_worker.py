@@ -24,7 +24,7 @@ def _main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     engine = SyntheticEngine(drafts=True, parts=2)
-    transport = CountingTransport(transport_for(settings.bus))
+    transport = CountingTransport(transport_for(settings.bus, settings.bus.workers_address))
     with Publisher(settings, vocabulary_size=engine.vocabulary_size, transport=transport) as publisher:
         EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, lambda: time.sleep(_PACE_SECONDS))
     tell(json.dumps({"sent": transport.sent, "sent_again": transport.sent_again}))

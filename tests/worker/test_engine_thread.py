@@ -6,13 +6,14 @@ import threading
 import pytest
 
 from tests.cli.helpers import generate, memory_settings
+from tests.support.serving import serve
 from tests.support.waiting import MOST, soon, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays
-from tokenbus.worker.run import EngineThread, run_engine, serve_engine
+from tokenbus.worker.run import EngineThread, run_engine
 
 
 class Noting(SyntheticEngine):
@@ -39,7 +40,7 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
         return made[0]
 
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
-        working = asyncio.create_task(serve_engine(make, settings, stop, transport=transport))
+        working = asyncio.create_task(serve(make, settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         assert len([token async for token in client.generate(generate(9))]) == 9
         stop.set()
@@ -59,7 +60,7 @@ async def test_rank_of_the_engine_is_the_workers() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
         steps = processor.steps()
-        working = asyncio.create_task(serve_engine(Rank(), settings, stop, transport=transport))
+        working = asyncio.create_task(serve(Rank(), settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         assert [worker.stream.hello.dp_rank for worker in processor.workers.by_id.values()] == [3]
         tokens = client.generate(generate(9))
@@ -77,7 +78,7 @@ def refuse() -> SyntheticEngine:
 async def test_what_making_raises_is_raised() -> None:
     settings = memory_settings()
     with pytest.raises(LookupError, match="no weights"):
-        await serve_engine(refuse, settings, transport=MemoryTransport(settings.bus))
+        await serve(refuse, settings, transport=MemoryTransport(settings.bus))
     with pytest.raises(LookupError, match="no weights"):
         await asyncio.to_thread(run_engine, refuse, settings, stop=threading.Event())
 
@@ -90,7 +91,7 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
         return engine
 
     settings = memory_settings()
-    working = asyncio.create_task(serve_engine(make, settings, transport=MemoryTransport(settings.bus)))
+    working = asyncio.create_task(serve(make, settings, transport=MemoryTransport(settings.bus)))
     await asyncio.sleep(0)
     working.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -67,11 +67,6 @@ class MemoryTransport:
         return self._meetings.setdefault(address, _Meeting(address))
 
 
-def is_memory(address: str) -> bool:
-    """Tell whether an address is one within this process."""
-    return address.startswith("memory://")
-
-
 def share(transport: MemoryTransport, *addresses: str) -> None:
     """Let `transport_for` find a transport by these addresses, until `unshare`."""
     _SHARED.update(dict.fromkeys(addresses, transport))

@@ -152,7 +152,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
-        transport = self._transport or transport_for(self.settings.bus)
+        transport = self._transport or transport_for(self.settings.bus, self.settings.bus.clients_address)
         await self._connections.open(transport)
         self._watching_over = asyncio.create_task(self._watch_over())
         return self

@@ -139,7 +139,7 @@ class Processor:
     async def __aenter__(self) -> Self:
         """Listen for workers and clients."""
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
-        transport = self._transport or transport_for(bus)
+        transport = self._transport or transport_for(bus, bus.workers_address)
         await self._open_log()
         try:
             for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):

@@ -8,13 +8,10 @@ from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.worker import Engine, EngineBrokenError, NotRunningError, Publisher
-from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus.worker.handoff import HandoffReceiver
 from tokenbus.worker.publisher import ReceivedHandoff
-from tokenbus.worker.run import end_failed_handoff
-from tokenbus.worker.session import HandoffPoint
+from tokenbus.worker.run import on_this_loop
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
@@ -75,29 +72,15 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, and let the engine have its turns."""
-        settings, role = self._settings, self._settings.worker.role
-        receiver = None
-        if role == "decode":
+        settings, receiver = self._settings, None
+        if settings.worker.role == "decode":
             receiver = await self._stack.enter_async_context(HandoffReceiver(settings, self.line, self._clock))
-        self.publisher = publisher = _WakingPublisher(
-            settings,
-            came=self._came,
-            vocabulary_size=self.engine.vocabulary_size,
-            transport=self.line,
-            clock=self._clock,
-            handoff=HandoffPoint() if receiver is None else receiver.point,
-            model=self.engine if isinstance(self.engine, DescribesModel) else None,
-            takes_control=True,
-        )
-        sender = None
-        await self._stack.enter_async_context(publisher)
-        if role == "prefill":
-            failed = partial(end_failed_handoff, publisher)
-            sender = HandoffSender(settings, self.line, self._clock, publisher.counts, failed)
-            await self._stack.enter_async_context(sender)
+        publisher_type = partial(_WakingPublisher, came=self._came, clock=self._clock)
+        emitter, sender = on_this_loop(self.engine, settings, self.line, receiver, publisher_type)
+        self.publisher = await self._stack.enter_async_context(emitter.publisher)
+        await self._stack.enter_async_context(sender)
         if receiver is not None:
-            receiver.serve(publisher)
-        emitter = Emitter(publisher, self.engine.vocabulary_size, sender)
+            receiver.serve(self.publisher)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=self._clock.unix_ms)
         self._running = asyncio.create_task(self._run())
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,12 @@ from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.errors import RetentionFullError
 from tokenbus.worker.handoff import HandoffSender
-from tokenbus.worker.publisher import Publisher, ReceivedHandoff
+from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.ragged import keys_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
-from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
 
 _log = logger("worker")
 _EMPTY_ROW = {
@@ -47,32 +47,20 @@ class Emitter:
         self.active = ActiveRequests(keep_requests=handoffs is not None)
         self._aborts: deque[int] = deque()
         self._repeated_log = DeduplicatedLog()
+        # What comes for the engine.
+        self.take_requests, self.take_controls = publisher.take_requests, publisher.take_controls
+        self.take_handoffs, self.forget = publisher.take_handoffs, publisher.forget
+        self.take_no_more = publisher.take_no_more
 
     @property
     def is_running(self) -> bool:
         """Whether it publishes."""
         return self.publisher.is_running
 
-    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
-        """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
-        return self.publisher.take_requests(seconds)
-
-    def take_handoffs(self) -> list[ReceivedHandoff]:
-        """Return the hand-offs to this worker since the last call."""
-        return self.publisher.take_handoffs()
-
-    def take_controls(self) -> list[Control]:
-        """Return operators' commands that came since the last call; one may come twice."""
-        return self.publisher.take_controls()
-
     def controlled(self, answer: ControlAnswer) -> None:
         """Publish a command's answer; without room it is dropped, and the operator's call times out."""
         with contextlib.suppress(RetentionFullError):
             self.publisher.controlled(answer)
-
-    def forget(self, key: int) -> None:
-        """Drop a hand-off that the engine refused."""
-        self.publisher.forget(key)
 
     def take_aborts(self) -> list[int]:
         """Return the ids of the requests to abort in the engine, since the last call; any thread may call this."""
@@ -83,23 +71,20 @@ class Emitter:
 
     def admitted(self, key: int, prompt_tokens: int) -> None:
         """Publish that the engine admitted a request."""
-        try:
-            self.publisher.admitted(key, prompt_tokens)
-        except RetentionFullError as full:
-            self._end_unpublished(full)
+        self._publish_event(self.publisher.admitted, key, prompt_tokens)
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Publish what the engine says of some of a prompt's tokens."""
-        try:
-            self.publisher.scored(chunk)
-        except RetentionFullError as full:
-            self._end_unpublished(full)
+        self._publish_event(self.publisher.scored, chunk)
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Publish that a request ended with an error."""
         self.active.end([key])
+        self._publish_event(self.publisher.failed_request, key, code, message)
+
+    def _publish_event(self, publish: Callable[..., int], *arguments: object) -> None:
         try:
-            self.publisher.failed_request(key, code, message)
+            publish(*arguments)
         except RetentionFullError as full:
             self._end_unpublished(full)
 
@@ -115,7 +100,10 @@ class Emitter:
             return
         handed_off: set[int] = set()
         for batch in batches:
-            handed_off |= self._publish(batch)
+            try:
+                handed_off |= self._publish(batch)
+            except RetentionFullError as full:
+                self._end_unpublished(full)
         self._hand_off(arrays.states, handed_off)
 
     def refuse(self, keys: Iterable[int], reason: str) -> None:
@@ -125,9 +113,6 @@ class Emitter:
     def _publish(self, batch: LogprobBatch) -> set[int]:
         try:
             self.publisher.publish(batch)
-        except RetentionFullError as full:
-            self._end_unpublished(full)
-            return set()
         except ContractError as error:
             return self._publish_valid_rows(batch, error)
         return self._end_finished(batch)
@@ -141,9 +126,6 @@ class Emitter:
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
             self._end_refused(batch.request_keys.tolist(), error)
-            return set()
-        except RetentionFullError as full:
-            self._end_unpublished(full)
             return set()
         handed_off = self._end_finished(valid)
         for key, fault in faults.items():

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from tokenbus.clock import SystemClock
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.worker.client import PublisherClient
 from tokenbus.worker.command_runner import CommandRunner
 from tokenbus.worker.engine import Engine, EngineBrokenError, EngineStepError, ScoresTokens
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.publisher import ReceivedHandoff
+from tokenbus.worker.publishing import PublisherClient
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 _log = logger("worker")
@@ -37,17 +37,17 @@ class EngineLoop:
         self,
         engine: Engine,
         client: PublisherClient,
-        outbox: Outbox | None = None,
+        out: Outbox | PublisherClient | None = None,
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take the engine, what it publishes through, and an outbox to do so in another thread; the caller closes all.
+        """Take the engine, its publisher, and an outbox to publish in another thread; the caller closes all.
 
         Deadlines are compared with `unix_ms`, by default the system's clock.
         """
         self._engine = engine
         self._client = client
-        self._out: PublisherClient | Outbox = outbox or client
+        self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
         self._commands = CommandRunner(engine, self._abort_all, self._out.controlled)
         self._repeated_log = DeduplicatedLog()

@@ -205,7 +205,7 @@ class Publisher:
         await running
 
     async def _start(self) -> asyncio.Task[None]:
-        transport = self._transport or transport_for(self.settings.bus)
+        transport = self._transport or transport_for(self.settings.bus, self.settings.bus.workers_address)
         running = await self.link.start(transport, self._processors)
         self.begin()
         running.add_done_callback(lambda _: self.end())  # nothing that is published from now on would be sent

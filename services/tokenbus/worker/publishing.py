@@ -1,15 +1,18 @@
-"""What an engine that takes no requests of the bus publishes through: in threads of its process, or in a process."""
+"""What a worker publishes through: a publisher in its own process, or in another one."""
 
 import sys
 from contextlib import ExitStack
 
 from tokenbus.settings import Settings
-from tokenbus.worker.client import PublisherClient
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.process.client import PublisherProcess
+from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.publisher import Publisher
+
+PublisherClient = Emitter | Handover
+"""What the owner of an engine asks for requests, and hands its steps and errors to."""
 
 
 def publishing(

@@ -9,18 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tokenbus.bus import Transport, transport_for
-from tokenbus.clock import SystemClock
 from tokenbus.logs import configure, logger
 from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
-from tokenbus.worker.client import PublisherClient
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus.worker.engine_loop import EngineLoop
@@ -29,6 +26,7 @@ from tokenbus.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.publisher import Publisher
+from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
@@ -79,9 +77,8 @@ def run_engine(
     log_open_files = open_files_for(settings)
 
     async def serve() -> None:
-        """Serve until a signal, or until the event of the caller is set."""
         async with _stopping(stop) as stopping:
-            await _serve(
+            await serve_engine(
                 thread, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
             )
 
@@ -90,50 +87,17 @@ def run_engine(
         asyncio.run(serve())
 
 
-async def serve_engine(
-    engine: Engine | Callable[[], Engine],
-    settings: Settings | None = None,
-    stop: asyncio.Event | None = None,
-    *,
-    steps_per_second: float = 0,
-    transport: Transport | None = None,
-) -> None:
-    """Run an engine as `run_engine` does, on the current event loop; logging and signals are left to the caller.
-
-    The engine's loop runs in a thread, and a second one assembles and publishes. Setting `stop` stops the worker and
-    lets it drain; cancelling this stops it without waiting for anything.
-
-    Args:
-        engine: As in `run_engine`, and so are `settings` and `steps_per_second`.
-        settings: As above.
-        stop: Stops the worker when it is set; without it, only the engine's failure or cancelling does.
-        steps_per_second: As above.
-        transport: What carries messages, in the place of what the settings choose.
-
-    Raises:
-        EngineBrokenError: As in `run_engine`, and so are SettingsError and AddressError.
-    """
-    with EngineThread(engine) as thread:
-        await asyncio.wrap_future(thread.made)
-        await _serve(
-            thread,
-            settings or Settings.load(),
-            stop or asyncio.Event(),
-            steps_per_second=steps_per_second,
-            transport=transport,
-        )
-
-
-async def _serve(  # noqa: PLR0913 - each but the first three is given by name
+async def serve_engine(  # noqa: PLR0913 - each but the first three is given by name
     thread: "EngineThread",
     settings: Settings,
     stop: asyncio.Event,
     *,
     name: str = "engine",
-    steps_per_second: float,
+    steps_per_second: float = 0,
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
+    """Run the engine of a thread, which has made it, until `stop` is set or its loop ends; `run_engine` says more."""
     engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
@@ -148,30 +112,32 @@ async def _serve(  # noqa: PLR0913 - each but the first three is given by name
                 engine_loop.serve(stop_loop, pace)
                 engine_loop.finish(deadline - time.monotonic(), time.monotonic)
             finally:
-                publishing.flush(drain_seconds)
+                out.flush(drain_seconds)
 
     if isinstance(engine, DataParallelRank):
         settings = replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
-    transport = transport or transport_for(settings.bus)
+    transport = transport or transport_for(settings.bus, settings.bus.workers_address)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
         # The loop is waited for after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
+        out: Outbox | PublisherProcess
+        client: PublisherClient
         if settings.worker.publisher == "process":
-            publishing = await _in_process(stack, engine, settings)
+            client = out = await _in_process(stack, engine, settings)
         elif (found := await _in_thread(stack, engine, settings, transport, stop)) is None:
             return
         else:
-            publishing = found
-        engine_loop = EngineLoop(engine, publishing.client, publishing.outbox)
+            client, out = found
+        engine_loop = EngineLoop(engine, client, out)
         address = settings.bus.workers_address
-        _log.info("worker started", worker=settings.worker.id, epoch=publishing.epoch, engine=name, processor=address)
+        _log.info("worker started", worker=settings.worker.id, epoch=client.epoch, engine=name, processor=address)
         started()
         looping.append(asyncio.wrap_future(thread.run(run_loop)))
         await _is_done_before(looping[0], stop)
         deadline = time.monotonic() + drain_seconds
-        publishing.take_no_more()
+        client.take_no_more()
         stop_loop.set()
         await asyncio.wait(looping, timeout=drain_seconds)
     error = looping[0].exception()
@@ -181,54 +147,63 @@ async def _serve(  # noqa: PLR0913 - each but the first three is given by name
     _log.info("worker stopped", worker=settings.worker.id)
 
 
-class _Publishing(NamedTuple):
-    client: PublisherClient
-    outbox: Outbox | None
-    epoch: int
-    flush: Callable[[float], None]
-    take_no_more: Callable[[], None]
-
-
-async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> _Publishing:
+async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> PublisherProcess:
     client = PublisherProcess(
-        settings,
-        vocabulary_size=engine.vocabulary_size,
-        model=engine if isinstance(engine, DescribesModel) else None,
-        takes_control=True,
+        settings, vocabulary_size=engine.vocabulary_size, model=_model_of(engine), takes_control=True
     )
     await asyncio.to_thread(client.__enter__)
     stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
-    return _Publishing(client, None, client.epoch, client.flush, client.take_no_more)
+    return client
 
 
 async def _in_thread(
     stack: AsyncExitStack, engine: Engine, settings: Settings, transport: Transport, stop: asyncio.Event
-) -> _Publishing | None:
+) -> tuple[Emitter, Outbox] | None:
     """Publish in a thread of this process, until the stack ends; None: a decode worker stopped before it listened."""
     receiver = None
     if settings.worker.role == "decode":
         receiver = HandoffReceiver(settings, transport)
         if not await _is_listening(stack, receiver, stop):
             return None
-    publisher = Publisher(
+    emitter, sender = on_this_loop(engine, settings, transport, receiver)
+    outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
+    stack.enter_context(serve_publisher(emitter.publisher))
+    await stack.enter_async_context(emitter.publisher)
+    # It ends before the publisher, which still has to say which hand-offs failed.
+    await stack.enter_async_context(sender)
+    if receiver is not None:
+        receiver.serve(emitter.publisher)
+    return emitter, outbox
+
+
+def on_this_loop(
+    engine: Engine,
+    settings: Settings,
+    transport: Transport,
+    receiver: HandoffReceiver | None,
+    publisher_type: Callable[..., Publisher] = Publisher,
+) -> tuple[Emitter, HandoffSender]:
+    """Return an emitter with its publisher, and what hands requests off; the caller enters the publisher, then that."""
+    publisher = publisher_type(
         settings,
         vocabulary_size=engine.vocabulary_size,
         transport=transport,
         handoff=HandoffPoint() if receiver is None else receiver.point,
-        model=engine if isinstance(engine, DescribesModel) else None,
+        model=_model_of(engine),
         takes_control=True,
     )
-    failed = partial(end_failed_handoff, publisher)
-    sender = HandoffSender(settings, transport, SystemClock(), publisher.counts, failed)
-    emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
-    outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
-    stack.enter_context(serve_publisher(publisher))
-    await stack.enter_async_context(publisher)
-    # It ends before the publisher, which still has to say which hand-offs failed.
-    await stack.enter_async_context(sender)
-    if receiver is not None:
-        receiver.serve(publisher)
-    return _Publishing(emitter, outbox, publisher.epoch, outbox.flush, publisher.take_no_more)
+
+    def failed(key: int, reason: str) -> None:
+        """Publish that a request ended, which no decode worker took."""
+        with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
+            publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)
+
+    sender = HandoffSender(settings, transport, publisher.clock, publisher.counts, failed)
+    return Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None), sender
+
+
+def _model_of(engine: Engine) -> DescribesModel | None:
+    return engine if isinstance(engine, DescribesModel) else None
 
 
 class EngineThread:
@@ -334,9 +309,3 @@ async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> b
     finally:
         waiting.cancel()
     return task.done()
-
-
-def end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:
-    """Publish that a request ended, which no decode worker took."""
-    with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
-        publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)

@@ -20,8 +20,7 @@ from tokenbus.engines.fastdeploy.slots import SlotRegistry
 from tokenbus.engines.fastdeploy.step_arrays import arrays_of
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import Settings
-from tokenbus.worker.client import PublisherClient
-from tokenbus.worker.publishing import publisher_client
+from tokenbus.worker.publishing import PublisherClient, publisher_client
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 

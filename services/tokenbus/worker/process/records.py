@@ -61,26 +61,23 @@ class Brought(IntEnum):
     """A command of an operator's."""
 
 
+class _Shared:
+    """An attribute that is a word of the shared memory."""
+
+    def __init__(self, word: Word) -> None:
+        self._word = word
+
+    def __get__(self, counts: "SharedCounts", _: type) -> int:
+        return counts.words[self._word]
+
+    def __set__(self, counts: "SharedCounts", count: int) -> None:
+        counts.words[self._word] = count
+
+
 class SharedCounts:
     """The engine loop's counters, where the publisher's metrics find them."""
 
+    failed_steps, engine_errors = _Shared(Word.FAILED_STEPS), _Shared(Word.ENGINE_ERRORS)
+
     def __init__(self, words: memoryview) -> None:
-        self._words = words
-
-    @property
-    def failed_steps(self) -> int:
-        """Steps that raised."""
-        return self._words[Word.FAILED_STEPS]
-
-    @failed_steps.setter
-    def failed_steps(self, count: int) -> None:
-        self._words[Word.FAILED_STEPS] = count
-
-    @property
-    def engine_errors(self) -> int:
-        """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
-        return self._words[Word.ENGINE_ERRORS]
-
-    @engine_errors.setter
-    def engine_errors(self, count: int) -> None:
-        self._words[Word.ENGINE_ERRORS] = count
+        self.words = words
