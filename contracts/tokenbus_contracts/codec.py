@@ -2,6 +2,7 @@
 
 from tokenbus_contracts import native, wire
 from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.columns import MessageColumns
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import check_implementation
@@ -70,10 +71,11 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
             print(error.field, error.limit, error.actual, error.rule)
     """
     data = _within(data, limits)
-    batch = native.read(data, limits)
-    if batch is None:
-        batch = _read(data)
-        check_batch(batch, limits)
+    if (found := native.read(data, limits)) is not None:
+        header, places = found
+        return LogprobBatch.of_message(header, MessageColumns(data, places))
+    batch = _read(data)
+    check_batch(batch, limits)
     return batch
 
 

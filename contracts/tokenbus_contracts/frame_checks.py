@@ -24,43 +24,33 @@ _FEW = 64
 """Fewer elements than this are looked at one by one."""
 
 
-def check_of(message: Descriptor, path: str = "", *, without: Sequence[str] = ()) -> Check | None:
-    """Return the check of a message, or None if nothing of it is bounded.
+def check_of(message: Descriptor, path: str = "") -> Check | None:
+    """Return the check of a message, or None if nothing of it is bounded; `path` precedes its fields' names in errors.
 
-    `path` stands before its fields' names in errors; `without` names oneofs that are left to the caller.
+    What is one of several comes last.
     """
-    oneofs = {name: members for name, members in oneofs_of(message).items() if name not in without}
-    alternatives = {member for members in oneofs_of(message).values() for member in members}
-    rules = [rule for rule in rules_of(message) if rule.name not in alternatives]
+    oneofs = oneofs_of(message)
+    by_name = {rule.name: rule for rule in rules_of(message)}
+    rules = [rule for name, rule in by_name.items() if not any(name in members for members in oneofs.values())]
     numbers = [
         (attrgetter(rule.name), *_range(rule), rule) for rule in rules if _is_number(rule) and not rule.has_presence
     ]
     plain = [number for number in numbers if number[1:3] != (_LOWEST, _HIGHEST)]
     others = [_check(rule, path) for rule in rules if not _is_number(rule) or rule.has_presence]
     checks = [check for check in others if check is not None]
-    checks += [_one_of(name, check_each(message, members, path), path) for name, members in oneofs.items()]
+    for name, members in oneofs.items():
+        checks.append(_one_of(name, {member: _nested(by_name[member], path) for member in members}, path))
     if not plain and not checks:
         return None
 
     def check(value: Any) -> None:  # noqa: ANN401 - a message of any type
         for get, low, high, rule in plain:
             if not low <= get(value) <= high:
-                raise _beyond(path + rule.name, get(value), rule)
+                raise beyond(path + rule.name, get(value), rule)
         for one in checks:
             one(value)
 
     return check
-
-
-def check_each(message: Descriptor, members: Sequence[str], path: str = "") -> dict[str, Check | None]:
-    """Return the check of each of a message's members that are messages, by name; None for one without bounds."""
-    rules = {rule.name: rule for rule in rules_of(message)}
-    return {name: _nested(rules[name], path) for name in members}
-
-
-def absent(path: str, members: Sequence[str]) -> ContractError:
-    """Return the error of a message in which none of several members is set."""
-    return ContractError(path, f"one of {', '.join(members)}", "none", rule=Rule.REQUIRED)
 
 
 def _check(rule: FieldRule, path: str) -> Check | None:
@@ -96,7 +86,7 @@ def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
         if rule.finite and not math.isfinite(value):
             raise ContractError(here, "a finite number", value, rule=Rule.FINITE)
         if not low <= value <= high:
-            raise _beyond(here, value, rule)
+            raise beyond(here, value, rule)
 
     return check
 
@@ -178,7 +168,7 @@ def _one_of(name: str, members: dict[str, Check | None], path: str) -> Check:
     def check(message: Any) -> None:  # noqa: ANN401
         member = message.WhichOneof(name)
         if member is None:
-            raise absent(path + name, list(members))
+            raise ContractError(path + name, f"one of {', '.join(members)}", "none", rule=Rule.REQUIRED)
         nested = members[member]
         if nested is not None:
             nested(getattr(message, member))
@@ -201,7 +191,8 @@ def _range(rule: FieldRule) -> tuple[int, int]:
     return _LOWEST if rule.min is None else rule.min, _HIGHEST if rule.max is None else rule.max
 
 
-def _beyond(here: str, value: float, rule: FieldRule) -> ContractError:
+def beyond(here: str, value: float, rule: FieldRule) -> ContractError:
+    """Return the error of a number out of its field's range."""
     if rule.name == "schema_major":
         limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
         return ContractError(here, limit, value, rule=Rule.VERSION)

@@ -1,15 +1,14 @@
 """Control frames to bytes and back, checked both ways against the bounds that the schema declares."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.frame_checks import Check, absent, check_each, check_of
+from tokenbus_contracts.frame_checks import Check, check_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
@@ -31,17 +30,15 @@ FRAMES: tuple[type[Message], ...] = (
 _Frame = TypeVar("_Frame", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """What is to be known of one kind of frame."""
+class _Rules(NamedTuple):
+    """The rules of one kind of frame."""
 
     descriptor: Descriptor
     max_bytes: int
-    check: Check | None
-    """The check of all but its body."""
+    check: Check
     body: str
     """The name of the oneof that holds what the frame says."""
-    bodies: dict[str, Check | None]
+    bodies: list[str]
 
 
 def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
@@ -60,8 +57,11 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
         message = frame.FromString(data)
     except DecodeError:
         raise explain(data, rules.descriptor) from None
-    if not _check(message, rules) and first_unknown_field(data, rules.descriptor) is None:
-        raise absent(rules.body, list(rules.bodies))
+    try:
+        rules.check(message)
+    except ContractError as error:  # of an absent body last
+        if error.field != rules.body or first_unknown_field(data, rules.descriptor) is None:
+            raise
     return message
 
 
@@ -75,49 +75,29 @@ def body_of(frame: type[Message], data: bytes) -> str | None:
 def write_frame(message: Message) -> bytes:
     """Return a frame as bytes, the same for the same frame, or raise the ContractError of the first bound it breaks."""
     rules = _rules_of(type(message))
-    if not _check(message, rules):
-        raise absent(rules.body, list(rules.bodies))
+    rules.check(message)
     data = message.SerializeToString(deterministic=True)
     if len(data) > rules.max_bytes:
         raise ContractError("message", rules.max_bytes, len(data), rule=Rule.BYTES)
     return data
 
 
-def _check(message: Any, rules: _Rules) -> bool:  # noqa: ANN401 - what mypy knows of a message is not its fields
-    if rules.check is not None:
-        rules.check(message)
-    body = message.WhichOneof(rules.body)
-    if body is None:
-        return False
-    check = rules.bodies[body]
-    if check is not None:
-        check(getattr(message, body))
-    return True
+_RULES: dict[type[Message], _Rules] = {}
+"""Of the frames that this process has read or written: a process has but some kinds, and starts sooner so."""
 
 
 def _rules_of(frame: type[Message]) -> _Rules:
-    rules = _RULES.get(frame)
-    if rules is None:
-        if frame not in FRAMES:
-            raise ContractError("message", "a control frame", frame.__name__, rule=Rule.TYPE)
-        rules = _RULES[frame] = _made(frame)
-    return rules
-
-
-def _made(frame: type[Message]) -> _Rules:
+    if (known := _RULES.get(frame)) is not None:
+        return known
+    if frame not in FRAMES:
+        raise ContractError("message", "a control frame", frame.__name__, rule=Rule.TYPE)
     descriptor = cast("Descriptor", frame.DESCRIPTOR)
-    ((body, members),) = oneofs_of(descriptor).items()
-    return _Rules(
-        descriptor=descriptor,
-        max_bytes=max_bytes_of(descriptor),
-        check=check_of(descriptor, without=[body]),
-        body=body,
-        bodies=check_each(descriptor, members),
-    )
-
-
-_RULES: dict[type[Message], _Rules] = {}
-"""Of the frames that this process has read or written: a process has but some kinds, and starts sooner so."""
+    ((body, bodies),) = oneofs_of(descriptor).items()
+    check = check_of(descriptor)
+    if check is None:
+        raise TypeError(f"{frame.__name__}: a frame has a body")
+    rules = _RULES[frame] = _Rules(descriptor, max_bytes_of(descriptor), check, body, bodies)
+    return rules
 
 
 @lru_cache(maxsize=4096)

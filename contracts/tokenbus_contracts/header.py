@@ -53,70 +53,30 @@ def to_wire(header: BatchHeader) -> bytes:
 
 def from_message(message: HeaderMessage) -> BatchHeader:
     """Return the header that the generated class read."""
-    return _named(*_ATTRIBUTES(message))
+    return _named([*_ATTRIBUTES(message)])
 
 
 def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
     """Return the header whose values are given by the numbers of their fields, and its text."""
-    return _named(worker_id, *_NUMBERED(values))
+    return _named([worker_id, *_NUMBERED(values)])
 
 
-def _named(  # noqa: PLR0913, PLR0917 - as the header itself
-    worker_id: str,
-    epoch: int,
-    sequence: int,
-    step: int,
-    step_rows: int,
-    part_index: int,
-    part_count: int,
-    selection: int,
-    kind: int,
-    phase: int,
-    method: int,
-    value_kind: int,
-    tp_rank: int,
-    dp_rank: int,
-    vocabulary_size: int,
-    weight_version: int,
-    produced_at_ns: int,
-    draft_follows: int,
-    schema_major: int,
-    schema_minor: int,
-) -> BatchHeader:
-    # On every message's way: keywords, or the named tuple's own constructor, would cost as much again.
-    values = (
-        worker_id,
-        epoch,
-        sequence,
-        step,
-        step_rows,
-        part_index,
-        part_count,
-        selection != 0,
-        _KINDS.get(kind, kind),
-        _PHASES.get(phase, phase),
-        _METHODS.get(method, method),
-        _VALUE_KINDS.get(value_kind, value_kind),
-        tp_rank,
-        dp_rank,
-        vocabulary_size,
-        weight_version,
-        produced_at_ns,
-        draft_follows != 0,
-        schema_major,
-        schema_minor,
-    )
+def _named(values: list[Any]) -> BatchHeader:
+    for place in _FLAG_PLACES:
+        values[place] = values[place] != 0
+    for place, names in _NAMES:
+        values[place] = names.get(values[place], values[place])
     return tuple.__new__(BatchHeader, values)
 
 
 _FIELDS = BatchHeader._fields
 _ATTRIBUTES = attrgetter(*_FIELDS)
-_NUMBERED = itemgetter(*(HEADER.fields_by_name[name].number for name in BatchHeader._fields[1:]))
+_NUMBERED = itemgetter(*(HEADER.fields_by_name[name].number for name in _FIELDS[1:]))
+_FLAGS = ("selection", "draft_follows")
+_FLAG_PLACES = [_FIELDS.index(name) for name in _FLAGS]
+_ENUMS = {"kind": BatchKind, "phase": StepPhase, "method": SpeculativeMethod, "value_kind": ValueKind}
 # A look-up in a dict costs a tenth of calling the enum.
-_KINDS = {int(value): value for value in BatchKind}
-_PHASES = {int(value): value for value in StepPhase}
-_METHODS = {int(value): value for value in SpeculativeMethod}
-_VALUE_KINDS = {int(value): value for value in ValueKind}
+_NAMES = [(_FIELDS.index(name), {int(value): value for value in enum}) for name, enum in _ENUMS.items()]
 
 
 def misfit(header: BatchHeader) -> ContractError:
@@ -132,7 +92,6 @@ def misfit(header: BatchHeader) -> ContractError:
     return ContractError("header", "values that fit their fields", repr(header), rule=Rule.TYPE)
 
 
-_FLAGS = ("selection", "draft_follows")
 _TYPES = {"worker_id": "text that UTF-8 can hold"} | dict.fromkeys(_FLAGS, "True or False")
 
 

@@ -3,7 +3,7 @@
 This is the only module that reads the schema's options; every number that the rest enforces comes from here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, cast
 
@@ -49,17 +49,6 @@ def check_implementation() -> None:
             f"tokenbus needs protobuf's compiled implementation, upb; this process uses {_IMPLEMENTATION!r} "
             "(is PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION set?)"
         )
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The smallest and the largest valid value of an integer field."""
-
-    name: str
-    min: int
-    max: int
-    named: bool
-    """Whether the range is that of an enum's names."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +142,7 @@ def _range(field: FieldDescriptor) -> tuple[int, int]:
         return low, bounds.max
     if bounds.named:
         return low, max(value.number for value in _enum_of(field).values)
-    wide = field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+    wide = field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_BOOL)
     return low, 2**64 - 1 if wide else 2**32 - 1
 
 
@@ -198,14 +187,6 @@ NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column 
 
 HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
 
-HEADER_BOUNDS: tuple[Bound, ...] = tuple(
-    Bound(field.name, *_range(field), bounds_in(field.GetOptions()).named)
-    for field in fields_of(HEADER)
-    if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL)
-)
-"""The header's integers, in field order."""
-
-WORKER_ID_BOUNDS = bounds_in(HEADER.fields_by_name["worker_id"].GetOptions())
 MESSAGE_BOUNDS = message_bounds_in(BATCH.GetOptions())
 
 
@@ -253,6 +234,14 @@ def _least(bounds: bounds_pb2.FieldBounds) -> int | None:
     if bounds.HasField("least"):
         return bounds.least
     return bounds.min if bounds.HasField("min") else 0 if bounds.named else None
+
+
+HEADER_RULES: dict[str, FieldRule] = {
+    field.name: replace(_field_rule(field), min=low, max=high)
+    for field in fields_of(HEADER)
+    for low, high in [_range(field)]
+}
+"""What the schema demands of each of the header's fields; a number without a bound has its type's range."""
 
 
 @cache

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from tokenbus_contracts import native
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import RequestColumns, Share
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import BatchHeader, from_message, to_wire
 from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.malformed import explain
+from tokenbus_contracts.native import RequestColumns, Share
 from tokenbus_contracts.schema import (
     BASE_COLUMNS,
     COLUMNS,
@@ -78,7 +79,8 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
     """
     header = to_wire(batch.header)
     message = batch._message  # noqa: SLF001 - as above
-    cut = None if message is None else message.cut(rows, ends, prefix_of(HEADER_KEY, len(header)) + header)
+    head = prefix_of(HEADER_KEY, len(header)) + header
+    cut = None if message is None else native.cut(message.data, message.places, rows, ends, head)
     if cut is None:
         shares = np.split(rows, ends[:-1])
         return [write(batch.select(share).headed(batch.header), limits) for share in shares]
@@ -101,7 +103,8 @@ def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
     if message is None:
         return None
     head = to_wire(header)
-    return message.deal(slots, requests, stream, least, prefix_of(HEADER_KEY, len(head)) + head)
+    head = prefix_of(HEADER_KEY, len(head)) + head
+    return native.deal(message.data, message.places, slots, requests, stream, least, head)
 
 
 def read(data: bytes) -> LogprobBatch | None:

@@ -9,7 +9,7 @@ from tests.in_process.builders import settings
 from tokenbus.processor.step_parts import StepParts, dealt
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, LogprobBatch, decode, encode, native
-from tokenbus_contracts.columns import RequestColumns
+from tokenbus_contracts.native import RequestColumns
 
 _STREAM, _RUNNING = 5, 1
 needs_library = pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")

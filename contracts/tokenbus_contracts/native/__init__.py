@@ -14,13 +14,12 @@ from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Index, MessageColumns, RequestColumns, Selected, Share, Taking
-from tokenbus_contracts.header import from_values
+from tokenbus_contracts.header import BatchHeader, from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
 from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, HEADER_NUMBERS, Layout, Rules, rules_for
@@ -29,11 +28,59 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS, HEADER
 LIBRARY = Path(__file__).with_name("accept.so")
 SOURCE = Path(__file__).with_name("accept.c")
 
+Index = npt.NDArray[np.intp]
+
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
 """As in accept.c: of a column's key and its length in bytes."""
 _MOST_SHARES = 64
 """To so many consumers a message is dealt out in one pass."""
+
+
+class Share(NamedTuple):
+    """The rows of a message that one of those takes that it is dealt out to."""
+
+    number: int
+    begin: int
+    """Its first row, among all of them in their new order."""
+    end: int
+    message: bytes
+    """The rows as a message of their own; empty where none was asked for."""
+    request_ids: bytes
+    """Their request keys, as the message has them."""
+
+
+class RequestColumns(ctypes.Structure):
+    """What is known of requests, as columns by slot: accept.c reads them, and moves the positions on."""
+
+    _fields_ = (
+        ("streams", ctypes.c_void_p),
+        ("shares", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("running", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        streams: npt.NDArray[np.int32],
+        shares: npt.NDArray[np.int32],
+        states: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64],
+        running: int,
+    ) -> "RequestColumns":
+        """Return the columns, whose arrays must live as long as this.
+
+        By slot: the stream that brings a request's rows, the share that they belong to, the request's state, and its
+        next position. Rows are dealt out only of requests whose state is `running`.
+        """
+        columns = (streams, shares, states, positions)
+        return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
+
+
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 """The limits of the last message, and their rules."""
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
@@ -60,18 +107,18 @@ def accepts(data: bytes, limits: Limits) -> bool:
     return _accepts is not None and bool(_accepts(data, len(data), _rules(limits), Layout()))
 
 
-def read(data: bytes, limits: Limits) -> LogprobBatch | None:
-    """Return the batch in a message that is known to be valid; None says nothing about it."""
+def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | None:
+    """Return the header and the columns' places in a message that is known to be valid; None says nothing about it."""
     layout = Layout()
     found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
     if not found:
         return None
     values = _LAYOUTS[found].unpack(layout)
     header = from_values(values, str(data[values[0] : values[0] + values[_TEXT_NUMBER]], "ascii"))
-    return LogprobBatch.of_message(header, MessageColumns(data, values[HEADER_NUMBERS:], _TAKING))
+    return header, values[HEADER_NUMBERS:]
 
 
-def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
+def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequence[int]] | None:
     """Return some rows of a message that was accepted: their columns' fields, and where in these each column lies.
 
     None: a row is not there, or is named twice.
@@ -125,9 +172,6 @@ def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
         shares.append(Share(number, begin, end, messages[at : at + size], ids))
         begin, at = end, at + size
     return laid[:rows], shares
-
-
-_TAKING = Taking(select, cut, deal)
 
 
 def _rules(limits: Limits) -> Rules:

@@ -7,16 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tokenbus_contracts.generated.bounds_pb2 import TokenRule
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import (
-    COLUMN,
-    COLUMNS,
-    HEADER,
-    HEADER_BOUNDS,
-    HEADER_KEY,
-    STATUS_RULES,
-    WORKER_ID_BOUNDS,
-    fields_of,
-)
+from tokenbus_contracts.schema import COLUMN, COLUMNS, HEADER, HEADER_KEY, HEADER_RULES, STATUS_RULES, fields_of
 
 HEADER_NUMBERS = 32
 _COLUMNS = (
@@ -68,11 +59,11 @@ Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(_COLUMNS))
 def rules_for(limits: Limits) -> Rules:
     """Return the schema's rules under some limits."""
     rules = Rules()
-    ranges = {bound.name: (bound.min, bound.max) for bound in HEADER_BOUNDS}
-    ranges["worker_id"] = (WORKER_ID_BOUNDS.min_bytes, WORKER_ID_BOUNDS.max_bytes)
     for field in fields_of(HEADER):
-        rules.header_type[field.number] = _TYPES.get(field.type, _VARINT)
-        rules.header_min[field.number], rules.header_max[field.number] = ranges.get(field.name, (0, 2**64 - 1))
+        number, known = field.number, HEADER_RULES[field.name]
+        rules.header_type[number] = _TYPES.get(field.type, _VARINT)
+        rules.header_min[number] = known.min_bytes if known.is_text else known.min
+        rules.header_max[number] = known.max_bytes if known.is_text else known.max
     numbers = {field.name: field.number for field in fields_of(HEADER)}
     for role in _ROLES:
         setattr(rules, role, numbers[role])

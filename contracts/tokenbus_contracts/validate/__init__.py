@@ -10,19 +10,24 @@ import numpy as np
 
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.frame_checks import beyond
 from tokenbus_contracts.generated.enums import BatchKind
 from tokenbus_contracts.header import BatchHeader, misfit
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import HEADER_BOUNDS, MAJOR, WORKER_ID_BOUNDS
+from tokenbus_contracts.schema import HEADER_RULES, FieldRule
 from tokenbus_contracts.validate.extras import check_extras
 from tokenbus_contracts.validate.rows import check_rows
 from tokenbus_contracts.validate.tokens import check_alternatives, check_tokens
 
 __all__ = ["check_batch", "check_header"]
 
-_INTEGERS = [(BatchHeader._fields.index(bound.name), bound) for bound in HEADER_BOUNDS]
-_WORKER_ID_MIN_BYTES, _WORKER_ID_MAX_BYTES = WORKER_ID_BOUNDS.min_bytes, WORKER_ID_BOUNDS.max_bytes
-_RANGES = [(index, bound.min, bound.max) for index, bound in _INTEGERS]
+_WORKER_ID = HEADER_RULES["worker_id"]
+_MAX_BYTES = _WORKER_ID.max_bytes or 0
+_RANGES: list[tuple[int, Any, Any, FieldRule]] = [
+    (BatchHeader._fields.index(name), rule.min, rule.max, rule)
+    for name, rule in HEADER_RULES.items()
+    if not rule.is_text
+]
 
 
 def check_batch(batch: LogprobBatch, limits: Limits) -> None:
@@ -48,17 +53,14 @@ def check_header(header: BatchHeader) -> None:
 
 
 def _check(header: BatchHeader) -> None:
-    if header.schema_major != MAJOR:
-        limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
-        raise ContractError("header.schema_major", limit, header.schema_major, rule=Rule.VERSION)
     values: tuple[Any, ...] = header
-    for index, low, high in _RANGES:
-        if not low <= values[index] <= high:
-            _refuse_range(values)
+    for place, low, high, rule in _RANGES:
+        if not low <= values[place] <= high:
+            raise beyond(f"header.{rule.name}", int(values[place]), rule)
     length = len(header.worker_id.encode())
-    if length > _WORKER_ID_MAX_BYTES:
-        raise ContractError("header.worker_id", _WORKER_ID_MAX_BYTES, length, rule=Rule.BYTES)
-    if length < _WORKER_ID_MIN_BYTES:
+    if length > _MAX_BYTES:
+        raise ContractError("header.worker_id", _MAX_BYTES, length, rule=Rule.BYTES)
+    if length < _WORKER_ID.min_bytes:
         raise ContractError("header.worker_id", "a name", "an empty string", rule=Rule.REQUIRED)
     if not type(header.selection) is type(header.draft_follows) is bool:
         raise TypeError(header.selection, header.draft_follows)
@@ -66,15 +68,3 @@ def _check(header: BatchHeader) -> None:
         raise ContractError("header.draft_follows", "False in a draft batch", header.draft_follows, rule=Rule.KIND)
     if header.part_index >= header.part_count:
         raise ContractError("header.part_index", header.part_count - 1, header.part_index, rule=Rule.MAX)
-
-
-def _refuse_range(values: tuple[Any, ...]) -> None:
-    for index, bound in _INTEGERS:
-        value = values[index]
-        field = f"header.{bound.name}"
-        if value < bound.min and (bound.min or not bound.named):
-            raise ContractError(field, bound.min, int(value), rule=Rule.MIN)
-        if bound.named and not bound.min <= value <= bound.max:
-            raise ContractError(field, "a value that the schema names", int(value), rule=Rule.NAMED)
-        if value > bound.max:
-            raise ContractError(field, bound.max, int(value), rule=Rule.MAX)

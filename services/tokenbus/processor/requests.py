@@ -18,9 +18,9 @@ from tokenbus.delivery.slots import SlotMap, Slots
 from tokenbus.delivery.step import Step
 from tokenbus.processor.stream import StreamCounts
 from tokenbus_contracts import LogprobBatch
-from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_contracts.native import RequestColumns
 
 NO_STREAM = -1
 NO_OWNER = 0

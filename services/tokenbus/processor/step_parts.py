@@ -10,8 +10,8 @@ import numpy.typing as npt
 from tokenbus.delivery.slots import Slots
 from tokenbus.processor.client_frames import room_in
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule
-from tokenbus_contracts.columns import RequestColumns
 from tokenbus_contracts.header import BatchHeader
+from tokenbus_contracts.native import RequestColumns
 from tokenbus_contracts.wire import deal, write_parts
 
 Rows = npt.NDArray[np.intp]
