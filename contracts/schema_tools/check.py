@@ -10,7 +10,6 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import DESCRIPTOR, FileDescriptorProto, FileDescriptorSet
 
 from schema_tools.bounds import bound_faults
-from schema_tools.comments import comment_faults
 from schema_tools.compiled import SchemaError, Tree, baseline
 from schema_tools.generate import stale_files
 from schema_tools.vectors import vector_faults
@@ -83,6 +82,5 @@ _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "format": _format,
     "breaking": _breaking,
     "bounds": bound_faults,
-    "comments": comment_faults,
     "vectors": vector_faults,
 }

@@ -31,7 +31,7 @@ class _BrokenError(Exception):
 def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
     """Return the error that names the first place where a message's own fields do not add up."""
     try:
-        _Walk().over(data, message, "")
+        _walk(data, message, "", iter(range(_MOST_FIELDS)))
     except _BrokenError as broken:
         return broken.error
     # As far as it was looked at, all adds up: what the parser met lies deeper, or further on.
@@ -43,38 +43,27 @@ def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
 
     Fields that it has, though encoded as none of their type, are not unknown. Only the first fields are looked at.
     """
-    return next((number for number in _numbers(data, _MOST_FIELDS) if number not in message.fields_by_number), None)
+    numbers = (number for number, *_ in _fields(data, 0, _MOST_FIELDS))
+    return next((number for number in numbers if number not in message.fields_by_number), None)
 
 
 def first_of(data: bytes, numbers: Collection[int]) -> int | None:
     """Return the number of the first field that is one of some, or None; few fields are looked at, none is read."""
-    return next((number for number in _numbers(data, _MOST_PEEKED) if number in numbers), None)
-
-
-def _numbers(data: bytes, most: int) -> Iterator[int]:
-    """Yield the numbers of a message's first fields, up to a group, which no field of ours is, or what is broken."""
-    at = 0
-    for _ in range(most):
-        if at >= len(data):
-            return
-        try:
-            key, at = _read_varint(data, at, "message")
-            yield key >> 3
-            at = _behind_contents(data, at, key & 7)
-        except _BrokenError:
-            return
+    return next((number for number, *_ in _fields(data, 0, _MOST_PEEKED) if number in numbers), None)
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
     """Return the offset of the field that an error names; where that is missing, of the message that should hold it."""
-    begin, end, place = 0, len(data), 0
+    begin = place = 0
     for part in field.split("."):
         name, _, element = part.rstrip("]").partition("[")
         known = message.fields_by_name.get(name)
-        found = _find(data, begin, end, known.number) if known else None
+        fields = _fields(data, begin, _MOST_FIELDS) if known is not None else ()
+        found = next((each for each in fields if known is not None and each[0] == known.number), None)
         if known is None or found is None:
             return begin + int(element) if name == "message" and element else begin
-        place, begin, end = found
+        _, place, begin, end = found
+        data = data[:end]
         if element:
             return begin + int(element) * _ITEM_SIZES.get(known.type, 1)
         if known.message_type is None:
@@ -83,43 +72,30 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
     return place
 
 
-def _find(data: bytes, at: int, end: int, number: int) -> tuple[int, int, int] | None:
-    for _ in range(_MOST_FIELDS):
-        if at >= end:
-            return None
-        begin = at
+def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each of the first fields: its number, and where it, its contents and the next one begin.
+
+    It ends at a group, which no field of ours is, and at what is broken.
+    """
+    for _ in range(most):
+        if at >= len(data):
+            return
         try:
-            key, at = _read_varint(data, at, "message")
-            contents = at if key & 7 != _LENGTH else _read_varint(data, at, "message")[1]
-            is_found = key >> 3 == number
-            at = min(end, len(data)) if is_found and key & 7 == _LENGTH else _behind_contents(data, at, key & 7)
+            key, contents = _read_varint(data, at, "message")
+            contents, behind = _contents(data, contents, key & 7, "message")
         except _BrokenError:
-            return None
-        if is_found:
-            return begin, contents, at
-    return None
+            return
+        yield key >> 3, at, contents, min(behind, len(data))
+        at = behind
 
 
-class _Walk:
-    """A walk over a message and what is nested in it, which ends where something is broken or after enough fields."""
-
-    def __init__(self) -> None:
-        self._left = _MOST_FIELDS
-
-    def over(self, data: bytes, message: Descriptor, prefix: str) -> None:
-        """Look at a message's fields one by one."""
-        at = 0
-        groups: list[str] = []
-        while at < len(data):
-            if not self._left:
-                return
-            self._left -= 1
-            at = self._skip(data, at, message, prefix, groups)
-        if groups:
-            raise _BrokenError(groups[-1], "a group that ends", "the end of the message within it")
-
-    def _skip(self, data: bytes, at: int, message: Descriptor, prefix: str, groups: list[str]) -> int:
-        """Return the place behind the field, or the group's beginning or end, at a place."""
+def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) -> None:
+    """Look at a message's fields one by one, and at what is nested in it, as long as some of `left` are left."""
+    at = 0
+    groups: list[str] = []
+    while at < len(data):
+        if next(left, None) is None:
+            return
         here = f"{prefix.rstrip('.') or 'message'}[{at}]"
         key, behind = _read_varint(data, at, here)
         number, wire_type = key >> 3, key & 7
@@ -127,59 +103,49 @@ class _Walk:
         name = prefix + (known.name if known else f"field {number}")
         if not number:
             raise _BrokenError(here, "a field number from 1", "0")
-        if wire_type == _VARINT:
-            return _read_varint(data, behind, name)[1]
-        if wire_type in _FIXED_SIZES:
-            return _within(data, behind, _FIXED_SIZES[wire_type], name)
-        if wire_type == _LENGTH:
-            length, start = _read_varint(data, behind, name)
-            behind = _within(data, start, length, name)
-            if known and not groups:
-                self._look_into(known, data[start:behind], name)
-        elif wire_type == _START_GROUP:
+        if wire_type == _START_GROUP:
             groups.append(name)
         elif wire_type == _END_GROUP:
             if not groups or groups.pop() != name:
                 raise _BrokenError(name, "a group that began", "the end of one that did not")
         else:
-            raise _BrokenError(name, "a wire type from 0 to 5", str(wire_type))
-        return behind
-
-    def _look_into(self, field: FieldDescriptor, contents: bytes, name: str) -> None:
-        """Find out what is wrong with a known field's contents, if anything is."""
-        if field.message_type is not None:
-            self.over(contents, field.message_type, f"{name}.")
-        elif field.type == FieldDescriptor.TYPE_STRING:
-            try:
-                contents.decode()
-            except UnicodeDecodeError as error:
-                raise _BrokenError(
-                    name, "text in UTF-8", f"{contents[error.start]:#04x} at its byte {error.start}"
-                ) from None
-        elif field.type in _ITEM_SIZES and len(contents) % _ITEM_SIZES[field.type]:
-            limit = f"elements of {_ITEM_SIZES[field.type]} bytes"
-            raise _BrokenError(name, limit, f"{len(contents)} bytes")
-        elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
-            raise _BrokenError(name, "whole varints", "the end of the column within one")
+            start, behind = _contents(data, behind, wire_type, name)
+            if behind > len(data):
+                limit = f"at most the {len(data) - start} bytes that are left"
+                raise _BrokenError(name, limit, f"a length of {behind - start}")
+            if wire_type == _LENGTH and known and not groups:
+                _look_into(known, data[start:behind], name, left)
+        at = behind
+    if groups:
+        raise _BrokenError(groups[-1], "a group that ends", "the end of the message within it")
 
 
-def _behind_contents(data: bytes, at: int, wire_type: int) -> int:
-    """Return the place behind what a key announces, which is no group."""
+def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterator[int]) -> None:
+    """Find out what is wrong with a known field's contents, if anything is."""
+    if field.message_type is not None:
+        _walk(contents, field.message_type, f"{name}.", left)
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        try:
+            contents.decode()
+        except UnicodeDecodeError as error:
+            found = f"{contents[error.start]:#04x} at its byte {error.start}"
+            raise _BrokenError(name, "text in UTF-8", found) from None
+    elif field.type in _ITEM_SIZES and len(contents) % _ITEM_SIZES[field.type]:
+        raise _BrokenError(name, f"elements of {_ITEM_SIZES[field.type]} bytes", f"{len(contents)} bytes")
+    elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
+        raise _BrokenError(name, "whole varints", "the end of the column within one")
+
+
+def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
+    """Return where a field's contents begin, and where they should end; the field is no group."""
     if wire_type == _VARINT:
-        return _read_varint(data, at, "message")[1]
+        return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:
-        length, at = _read_varint(data, at, "message")
-        return _within(data, at, length, "message")
+        length, at = _read_varint(data, at, name)
+        return at, at + length
     if wire_type not in _FIXED_SIZES:
-        raise _BrokenError("message", "a field", "a group")
-    return _within(data, at, _FIXED_SIZES[wire_type], "message")
-
-
-def _within(data: bytes, at: int, length: int, name: str) -> int:
-    left = len(data) - at
-    if length > left:
-        raise _BrokenError(name, f"at most the {left} bytes that are left", f"a length of {length}")
-    return at + length
+        raise _BrokenError(name, "a wire type from 0 to 5", str(wire_type))
+    return at, at + _FIXED_SIZES[wire_type]
 
 
 def _read_varint(data: bytes, at: int, name: str) -> tuple[int, int]:
