@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import BatchHeader, BatchKind, Extra, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.generated.enums import ValueKind
-from tokenbus_contracts.schema import EXTRA_COLUMNS
+from tokenbus_contracts.schema import BASE_COLUMNS, EXTRA_COLUMNS, NO_COLUMNS
 
 Array = npt.NDArray[Any]
 
@@ -71,103 +71,78 @@ class TokenColumns(NamedTuple):
     """Those ids; empty where they are too many, or were not asked for."""
 
 
-class _Part(NamedTuple):
-    """What one item adds: columns with a value for each row, and columns with one for each token."""
-
-    head: tuple[int, ...]
-    request_keys: Array
-    positions: Array
-    token_counts: Array
-    statuses: Array
-    scorings: Array
-    top_ks: Array
-    draft_token_counts: Array
-    proposal_counts: Array
-    token_ids: Array
-    logprobs: Array
-    ranks: Array
-    alternative_token_ids: Array
-    alternative_logprobs: Array
-    proposal_token_ids: Array
-    extras: list[Array] | None
-    """Those of `_EXTRAS`, each as the batch has it; None: it has none of them."""
-
-
-_COLUMNS = _Part._fields[1:-1]
+_Head = tuple[int, ...]
+"""Of one item: `_HEAD`'s values, which all its tokens share."""
+_COLUMNS = tuple(column.name for column in BASE_COLUMNS if column.name not in {"batch_indices", "stops"})
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 """The columns of a batch that are there where some row asked for more: first those of rows."""
 _OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
-_EMPTY = LogprobBatch(BatchHeader("", 1, 1, 1, 0))
+_EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
 
 class TokenBuffer:
     """Keeps the tokens of items until they are taken; `tokens` and `payload_bytes` say how many wait."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[tuple[_Head, LogprobBatch]] = []
         self.tokens = 0
         self.payload_bytes = 0
 
     def add(self, item: StreamItem) -> None:
         """Add an item's tokens, if it has any; raises ContractError if the item breaks the contract."""
         if item.batch is not None:
-            part = _of_batch(item.batch)
+            part = _HEAD(item.batch.header), item.batch
         elif item.event is not None and item.event.HasField("prompt_scores"):
             part = _of_prompt(PromptScores.of(item.event.prompt_scores), item.sequence)
         else:
             return
         self._parts.append(part)
-        self.tokens += part.token_ids.size
+        (ids,) = part[1].arrays(["token_ids"])
+        self.tokens += ids.size
         self.payload_bytes += len(item.payload)
 
     def take(self) -> TokenColumns:
         """Return the tokens that wait."""
         parts, self._parts = self._parts, []
         self.tokens = self.payload_bytes = 0
-        return _joined(parts or [_of_batch(_EMPTY)])
+        return _joined(parts or [_EMPTY])
 
 
-def _of_batch(batch: LogprobBatch) -> _Part:
-    extras = batch.arrays(_EXTRAS) if batch.has_extras else None
-    return _Part._make((_HEAD(batch.header), *batch.arrays(_COLUMNS), extras))
-
-
-def _of_prompt(scores: PromptScores, sequence: int) -> _Part:
+def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch]:
+    """Return a prompt's scores as a batch with a row for each token."""
     count = scores.token_ids.size
-    ones, zeros, none = np.ones(count, np.uint8), np.zeros(count, np.uint8), np.zeros(0, np.uint32)
-    return _Part(
-        (TokenKind.PROMPT, ValueKind.RAW_LOGPROBS, 0, 0, sequence, 0),
-        np.full(count, scores.request_key, np.uint64),
-        np.arange(scores.position, scores.end, dtype=np.uint32),
-        ones,
-        ones * RowStatus.PREFILLING,
-        ones * Scoring.FULL,
-        np.full(count, scores.alternative_logprobs.shape[1], np.uint16),
-        zeros,
-        zeros,
-        scores.token_ids,
-        scores.logprobs,
-        scores.ranks,
-        scores.alternative_token_ids.ravel(),
-        scores.alternative_logprobs.ravel(),
-        none,
-        None,
+    ones, zeros = np.ones(count, np.uint8), np.zeros(count, np.uint8)
+    columns = {
+        "request_keys": np.full(count, scores.request_key, np.uint64),
+        "positions": np.arange(scores.position, scores.end, dtype=np.uint32),
+        "statuses": ones * RowStatus.PREFILLING,
+        "token_counts": ones,
+        "draft_token_counts": zeros,
+        "proposal_counts": zeros,
+        "scorings": ones * Scoring.FULL,
+        "top_ks": np.full(count, scores.alternative_logprobs.shape[1], np.uint16),
+        "token_ids": scores.token_ids,
+        "logprobs": scores.logprobs,
+        "ranks": scores.ranks,
+        "alternative_token_ids": scores.alternative_token_ids.ravel(),
+        "alternative_logprobs": scores.alternative_logprobs.ravel(),
+    }
+    head = TokenKind.PROMPT, ValueKind.RAW_LOGPROBS, 0, 0, sequence, 0
+    return head, LogprobBatch.of_views(_EMPTY[1].header, NO_COLUMNS | columns)
+
+
+def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> TokenColumns:
+    heads, batches = zip(*parts, strict=True)
+    found = zip(*(batch.arrays(_COLUMNS) for batch in batches), strict=True)
+    rows = dict(zip(_COLUMNS, map(np.concatenate, found), strict=True))
+    in_part = np.array([batch.token_ids.size for batch in batches])
+    kind, value_kind, weight_version, step, sequence, produced_at_ns = (
+        np.repeat(np.array(each, np.uint64), in_part) for each in zip(*heads, strict=True)
     )
-
-
-def _joined(parts: Sequence[_Part]) -> TokenColumns:
-    heads, *columns, _ = zip(*parts, strict=True)
-    rows = dict(zip(_COLUMNS, map(np.concatenate, columns), strict=True))
-    counts = rows["token_counts"]
-    in_part = np.array([part.token_ids.size for part in parts])
-    kind, value_kind, *numbers = (np.repeat(np.array(each, np.uint64), in_part) for each in zip(*heads, strict=True))
-    weight_version, step, sequence, produced_at_ns = numbers
-    size = rows["token_ids"].size
-
+    counts, size = rows["token_counts"], rows["token_ids"].size
     scoring = np.repeat(rows["scorings"], counts)
     is_scored = scoring != Scoring.NONE
-
     ends = np.cumsum(counts, dtype=np.int64)
     top_ks = np.repeat(rows["top_ks"], counts)
     proposals = np.zeros(size, np.int64)
@@ -191,14 +166,14 @@ def _joined(parts: Sequence[_Part]) -> TokenColumns:
         step,
         sequence,
         produced_at_ns,
-        *_joined_extras(parts, counts),
+        *_joined_extras(batches, counts),
     )
 
 
-def _joined_extras(parts: Sequence[_Part], counts: Array) -> tuple[Array, Array, Lists, Lists, Array, Lists]:
-    nothing, found = _EMPTY.arrays(_EXTRAS), []
-    for part in parts:
-        columns, zeros = part.extras or nothing, np.zeros(part.token_counts.size, np.uint32)
+def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> tuple[Array, Array, Lists, Lists, Array, Lists]:
+    nothing, found = _EMPTY[1].arrays(_EXTRAS), []
+    for batch in batches:
+        columns, zeros = batch.arrays(_EXTRAS) if batch.has_extras else nothing, np.zeros(batch.row_count, np.uint32)
         of_rows = [column if column.size else zeros for column in columns[:_OF_ROWS]]
         found.append([*of_rows, *columns[_OF_ROWS:]])
     extras, given_counts, mask_bounds, *of_tokens = map(np.concatenate, zip(*found, strict=True))
