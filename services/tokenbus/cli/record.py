@@ -128,16 +128,20 @@ async def record_to_log(
     items: AsyncGenerator[StreamItem, None], settings: Settings, stop: asyncio.Event, count: int = 0
 ) -> "tuple[LogCounts, int]":
     """Write `count` items to the log, 0: until there are no more; return the counts, and how many are unwritten."""
-    from tokenbus.recordings.durable_log.stream import LogStream  # noqa: PLC0415 - an extra
+    from tokenbus.recordings.durable_log.stream import LogError, LogStream  # noqa: PLC0415 - an extra
     from tokenbus.recordings.durable_log.writer import LogWriter  # noqa: PLC0415
 
-    wait, drain = settings.bus.heartbeat_interval_ms / 1000, settings.client.drain_timeout_ms / 1000
     stream = LogStream(settings)
-    writer = LogWriter(stream, settings, wait_seconds=wait, drain_seconds=drain)
-    async with writer:
+    writer = LogWriter(stream, settings, wait_seconds=settings.bus.heartbeat_interval_ms / 1000)
+    await writer.open(LogError, 2 * settings.bus.heartbeat_timeout_ms / 1000)
+    drain_seconds = 0.0
+    try:
         _log.info("writing", log=stream.address)
         write = partial(writer.write, stop=stop)
         await _write(items, count, write, lambda: (writer.counts.items, writer.counts.payload_bytes))
+        drain_seconds = settings.client.drain_timeout_ms / 1000
+    finally:
+        await writer.close(drain_seconds)
     return writer.counts, writer.unwritten_items
 
 

@@ -11,7 +11,8 @@ from typing import Any, Self
 from tokenbus.delivery import PendingAck
 from tokenbus.processor.stream import Arrived
 from tokenbus.processor.workers import Worker
-from tokenbus.recordings.durable_log.stream import ASK_SECONDS, LogError, LogStream, PromiseError
+from tokenbus.recordings.durable_log.server import ASK_SECONDS
+from tokenbus.recordings.durable_log.stream import LogError, LogStream, PromiseError
 from tokenbus.recordings.durable_log.writer import LogWriter
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings, SettingsError

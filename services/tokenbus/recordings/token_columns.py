@@ -113,7 +113,7 @@ def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch
     """Return a prompt's scores as a batch with a row for each token."""
     count = scores.token_ids.size
     ones, zeros = np.ones(count, np.uint8), np.zeros(count, np.uint8)
-    columns = {
+    columns: dict[str, Array] = {
         "request_keys": np.full(count, scores.request_key, np.uint64),
         "positions": np.arange(scores.position, scores.end, dtype=np.uint32),
         "statuses": ones * RowStatus.PREFILLING,

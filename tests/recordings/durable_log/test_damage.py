@@ -177,14 +177,14 @@ async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
     settings = log_settings(server)
     await filled(server, STREAM)
     *_, last = await read(settings)
-    number, item, _ = last.position.split(".")
+    number, item, time = last.position.split(".")
     assert await read(settings, after=last.position) == []
     for follow in (False, True):
-        beyond = f"{int(number) + 1}.1"
+        beyond = f"{int(number) + 1}.1.1"
         with pytest.raises(LogError, match=rf"position {beyond} is beyond the log's end, message {number}$"):
             await read(settings, after=beyond, follow=follow)
         with pytest.raises(LogError, match=rf"is beyond the end of message {number}, which has {item} items$"):
-            await read(settings, after=f"{number}.{int(item) + 1}", follow=follow)
+            await read(settings, after=f"{number}.{int(item) + 1}.{time}", follow=follow)
 
 
 async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:

@@ -15,8 +15,7 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
 from tokenbus.bus import AddressError
 from tokenbus.recordings.durable_log import require_nats
-from tokenbus.recordings.durable_log.address import parse
-from tokenbus.recordings.durable_log.server import Servers, end_tasks
+from tokenbus.recordings.durable_log.server import Servers, end_tasks, parse
 from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import BusSettings, DurableLogSettings, Settings
 

@@ -49,9 +49,8 @@ async def test_two_writers_write_nothing_twice(server: NatsServer) -> None:
 
 async def test_restarted_writer_goes_on_where_the_log_ends(server: NatsServer) -> None:
     settings = log_settings(server, durable_log__message_bytes=1000)
-    writer = writer_of(settings)
     with suppress(ZeroDivisionError):
-        async with writer:
+        async with writer_of(settings) as writer:
             await write(writer, range(1, 301))
             await until(lambda: writer.counts.items)
             raise ZeroDivisionError  # it ends without a drain

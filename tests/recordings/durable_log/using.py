@@ -15,7 +15,7 @@ from tokenbus.metrics.processor import processor_collector, processor_health
 from tokenbus.metrics.view import StepTimes
 from tokenbus.processor import Processor
 from tokenbus.recordings.durable_log.reader import read_log
-from tokenbus.recordings.durable_log.stream import LogStream
+from tokenbus.recordings.durable_log.stream import LogError, LogStream
 from tokenbus.recordings.durable_log.writer import LogWriter
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
@@ -45,8 +45,16 @@ def log_settings(server: NatsServer, **overrides: object) -> Settings:
     return memory_settings(**(common | overrides))
 
 
-def writer_of(settings: Settings, wait_seconds: float = 0) -> LogWriter:
-    return LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds, drain_seconds=MOST)
+@asynccontextmanager
+async def writer_of(settings: Settings, wait_seconds: float = 0) -> AsyncIterator[LogWriter]:
+    """Yield a writer whose log can be written, and wait at the end until the log has all items; not after an error."""
+    writer, drain_seconds = LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds), 0.0
+    await writer.open(LogError, 2 * settings.bus.heartbeat_timeout_ms / 1000)
+    try:
+        yield writer
+        drain_seconds = MOST
+    finally:
+        await writer.close(drain_seconds)
 
 
 async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM, payload: bytes = b"x" * 100) -> None:

@@ -12,20 +12,12 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.recordings.durable_log.server import ServerConnection, ServerError
-from tokenbus.recordings.durable_log.stream import (
-    ASK_SECONDS,
-    FAILURES,
-    LogError,
-    LogStream,
-    is_writers,
-    reason_of,
-    unless_lost,
-)
+from tokenbus.recordings.durable_log.server import ASK_SECONDS, FAILURES, ServerConnection, ServerError
+from tokenbus.recordings.durable_log.stream import LogError, LogStream, is_writers, reason_of
 from tokenbus.recordings.items import Lives, RecordingError, StreamItem
 from tokenbus.settings import Settings
 
-_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})(?:\.([0-9]{1,19}))?")
+_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})\.([0-9]{1,19})")
 _MOST_FETCHED = 64
 _IDLE_SECONDS = 2.0
 """After how long without a message to ask the server again."""
@@ -42,23 +34,23 @@ _log = logger("log")
 class _Place(NamedTuple):
     """A message's number, an item's in it, from 1, and when the server took the message, in microseconds.
 
-    The time tells a message from one with its number in a log that was made anew; 0, in an older position, is unknown.
+    The time tells a message from one with its number in a log that was made anew.
     """
 
     message: int
     item: int
-    taken_at: int = 0
+    taken_at: int
 
     @classmethod
     def read(cls, text: str) -> "_Place":
         """Return the place of a position; raises ValueError."""
         if (match := _POSITION.fullmatch(text)) is None:
             raise ValueError(f"after: the position of an item of a log, got {text[:80]!r}")
-        return cls(int(match[1]), int(match[2]), int(match[3] or 0))
+        return cls(*map(int, match.groups()))
 
     def __str__(self) -> str:
         """Return the position."""
-        return f"{self.message}.{self.item}" + (f".{self.taken_at}" if self.taken_at else "")
+        return f"{self.message}.{self.item}.{self.taken_at}"
 
 
 async def read_log(  # noqa: PLR0913 - each is given by name
@@ -104,7 +96,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
                 last = item.position
     """
     settings = settings or Settings.load()
-    place = _Place(0, 0) if after is None else _Place.read(after)
+    place = _Place(0, 0, 0) if after is None else _Place.read(after)
     reader = _Reader(LogStream(settings, address), settings, worker_id, place, since)
     end: int | None = None
     while True:
@@ -176,7 +168,7 @@ class _Reader:
         number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
         taken_at = int(logged_at.timestamp() * 1e6)
         is_at_place = self._place.message == number
-        if is_at_place and self._place.taken_at not in {0, taken_at}:
+        if is_at_place and self._place.taken_at != taken_at:
             reason = f"position {self._place}: the log was made anew, and its message {number} is another one"
             raise LogError(self._stream.address, reason)
         items = await self._read(server, message)
@@ -219,14 +211,12 @@ class _Reader:
 
         Raises one of FAILURES if the caller must connect and begin again.
         """
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
-        adding = jetstream.add_consumer(self._stream.name, self._config())
-        consumer = await unless_lost(server, adding)
+        consumer = await server.ask(server.jetstream.add_consumer(self._stream.name, self._config()))
         if last is not None and not consumer.num_pending:
             return
-        most = max(1, min(_MOST_FETCHED, self._settings.durable_log.buffer_bytes // server.max_payload))
+        most = max(1, min(_MOST_FETCHED, self._settings.durable_log.buffer_bytes // server.client.max_payload))
         inbox = server.client.new_inbox()
-        subscription = await server.client.subscribe(inbox, pending_bytes_limit=(most + 1) * server.max_payload)
+        subscription = await server.client.subscribe(inbox, pending_bytes_limit=(most + 1) * server.client.max_payload)
         ask = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream.name}.{consumer.name}"
         wanted = json.dumps({"batch": most, "expires": int(_IDLE_SECONDS * 1e9)}).encode()
         asked, delivered = 0, 0
@@ -234,7 +224,7 @@ class _Reader:
             if not asked:
                 await server.client.publish(ask, wanted, reply=inbox)
                 asked = most
-            message = await unless_lost(server, subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
+            message = await server.ask(subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
             if not message.reply.startswith(_STORED):  # a status of the server's, which no message of the stream can be
                 status = (message.headers or {}).get("Status", "")
                 if status not in {"404", "408"}:
@@ -269,8 +259,7 @@ class _Reader:
 
     async def _is_over(self, server: ServerConnection, consumer: ConsumerInfo, delivered: int) -> bool:
         """Return whether no message is left, as after retention or a purge removed the last ones."""
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
-        found = await unless_lost(server, jetstream.consumer_info(self._stream.name, consumer.name))
+        found = await server.ask(server.jetstream.consumer_info(self._stream.name, consumer.name))
         if found.delivered is None or found.delivered.consumer_seq != delivered:
             raise ServerError(f"message {delivered + 1} of the reader did not come")
         return not found.num_pending

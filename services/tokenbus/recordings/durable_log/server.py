@@ -8,34 +8,79 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import ssl
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from nats.js import JetStreamContext
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from tokenbus.bus.addresses import TcpEndpoint
+from tokenbus.bus import AddressError
+from tokenbus.bus.addresses import TcpEndpoint, parse_remote
 from tokenbus.logs import DeduplicatedLog, logger
-from tokenbus.recordings.durable_log.address import LogAddress
 from tokenbus.recordings.durable_log.login import Login
 from tokenbus.settings import BusSettings, Settings
 
+_ADDRESS = re.compile(r"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,63})")
+_MOST_SERVERS = 16
 _CLOSE_SECONDS = 0.2
 """How long a closing connection may take that sends nothing any more."""
 _CANCEL_SECONDS = 0.1
+T = TypeVar("T")
+ASK_SECONDS = 2.0
+"""How long to wait for an answer before asking again; for a stream whose leader died no server answers."""
 _log = logger("log")
+
+
+@dataclass(frozen=True, slots=True)
+class LogAddress:
+    """The servers of a cluster, any of which will do, and the name of a log there."""
+
+    servers: tuple[TcpEndpoint, ...]
+    name: str
+    is_tls: bool
+
+
+def parse(address: str, settings: Settings) -> LogAddress:
+    """Return the parts of an address; raises AddressError for one that is invalid, or not safe enough to be used."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise AddressError(address, "expected nats://HOST:PORT/NAME or tls://..., NAME of letters, digits, _ and -")
+    listed = match["servers"].split(",")
+    if len(listed) > _MOST_SERVERS:
+        raise AddressError(address, f"at most {_MOST_SERVERS} servers, got {len(listed)}")
+    try:
+        endpoints = [parse_remote(f"tcp://{each}") for each in listed]
+    except AddressError:
+        raise AddressError(address, "each server needs a host and a port") from None
+    servers = tuple(each for each in endpoints if isinstance(each, TcpEndpoint))
+    is_tls = match["scheme"] == "tls"
+    is_near = all(server.is_loopback for server in servers)
+    is_safe = is_tls and (settings.durable_log.credentials or settings.durable_log.certificate)
+    if not (is_near or is_safe or settings.bus.insecure):
+        reason = (
+            "beyond loopback it needs tls:// and durable_log.credentials or durable_log.certificate, "
+            "unless bus.insecure is true"
+        )
+        raise AddressError(address, reason)
+    return LogAddress(servers, match["name"], is_tls)
 
 
 class ServerError(Exception):
     """A server cannot be used: one line with the reason."""
 
 
-_FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
+FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
+"""Errors after which a reader or writer connects again."""
 
 
 class Servers:
@@ -47,14 +92,12 @@ class Servers:
         """Why the last try failed, or the last connection was lost."""
         self._login = Login(settings.durable_log, is_tls=address.is_tls)
         self._settings = settings.bus
-        self._order = random.sample(address.servers, len(address.servers))
-        self._failed: dict[TcpEndpoint, float] = {}
-        """When each failed last."""
+        self._order = deque(random.sample(address.servers, len(address.servers)))
+        """The next one first; a server that failed goes to the end."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
         """What goes wrong with connections once they are made: the next may have the same."""
         self._last: ServerConnection | None = None
-        self._last_server = self._order[0]
         self._last_began = -inf
         self._seconds = 0.0
 
@@ -67,19 +110,18 @@ class Servers:
         self._connections_log.expire()
         if self._last is not None:
             self.reason = self._last.reason or self.reason
-            self._failed[self._last_server] = loop.time()
+            self._order.rotate(-1)
         if loop.time() - self._last_began < self._settings.reconnect_max_ms / 1000:
             await self._pause()
         else:
             self._seconds = self._settings.reconnect_ms / 1000
         while True:
-            server = self._last_server = min(self._order, key=lambda each: self._failed.get(each, -inf))
             connection = ServerConnection(self._settings, self._connections_log)
             self._login.refresh()
             try:
-                await connection.open(server, self._login)
+                await connection.open(self._order[0], self._login)
             except ServerError as error:
-                self._failed[server] = loop.time()
+                self._order.rotate(-1)
                 self.reason = str(error)
                 self._repeated_log.begin(self.reason, _log.warning, "no nats server yet", reason=self.reason)
             else:
@@ -160,9 +202,22 @@ class ServerConnection:
         self._repeated_log = repeated_log
 
     @property
-    def max_payload(self) -> int:
-        """The most bytes of a message."""
-        return self.client.max_payload
+    def jetstream(self) -> JetStreamContext:
+        """Its JetStream; `ask` it."""
+        return self.client.jetstream(timeout=ASK_SECONDS)
+
+    async def ask(self, asking: Coroutine[None, None, T]) -> T:
+        """Await the server's answer; raises ServerError once the connection is lost."""
+        asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise ServerError("the connection to the nats server was lost")
+            return asked.result()
+        finally:
+            asked.add_done_callback(_drop)
+            asked.cancel()
+            lost.cancel()
 
     async def open(self, server: TcpEndpoint, login: Login) -> None:
         """Connect to a server; raises ServerError."""
@@ -190,7 +245,7 @@ class ServerConnection:
         except Exception as error:  # noqa: BLE001 - nats-py raises any, where it cannot read what came
             is_vague = isinstance(error, nats.errors.NoServersError)
             reason = self.reason if is_vague else _reason(error)
-            if not isinstance(error, _FAILURES):
+            if not isinstance(error, FAILURES):
                 reason = f"what answers there is no NATS server: {reason}"
             await self.close()
             raise ServerError(f"{str(server).removeprefix('tcp://')}: {reason}") from None
@@ -264,6 +319,12 @@ async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
             task.cancel()
         await asyncio.wait(left, timeout=_CANCEL_SECONDS)
     await asyncio.gather(*filter(None, tasks), return_exceptions=True)  # what they raised was seen
+
+
+def _drop(asked: asyncio.Future[T]) -> None:
+    """Retrieve a question's error: nats-py raises one when it is cancelled, and asyncio would log it."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _reason(error: BaseException) -> str:

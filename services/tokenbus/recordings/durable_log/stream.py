@@ -2,10 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BytesIO
-from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import nats.errors
@@ -15,16 +14,18 @@ from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableErr
 
 from tokenbus.bus import AddressError
 from tokenbus.logs import logger
-from tokenbus.recordings.durable_log.address import parse
-from tokenbus.recordings.durable_log.server import ServerConnection, ServerError, Servers, end_tasks
+from tokenbus.recordings.durable_log.server import (
+    ASK_SECONDS,
+    FAILURES,
+    ServerConnection,
+    ServerError,
+    Servers,
+    end_tasks,
+    parse,
+)
 from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
 
-T = TypeVar("T")
-FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
-"""Errors after which a reader or writer connects again."""
-ASK_SECONDS = 2.0
-"""How long to wait for an answer before asking again; for a stream whose leader died no server answers."""
 _ELECTION_SECONDS = 30.0
 """How long a cluster may take to have a leader again: up to nine seconds, and then one for the stream."""
 _RETRY_SECONDS = 0.2
@@ -99,12 +100,12 @@ class LogStream:
         Waits for a cluster that elects a leader, and with `make` for a quorum; calls `tell` with the reason to wait.
         Raises LogError, also if `make` finds a stream that keeps less than the settings of a durable log say.
         """
-        jetstream, reason = server.client.jetstream(timeout=ASK_SECONDS), reason_of(TimeoutError())
+        reason = reason_of(TimeoutError())
         try:
             async with asyncio.timeout(_ELECTION_SECONDS):
                 while True:
                     try:
-                        info = await unless_lost(server, self._info(jetstream, make=make))
+                        info = await server.ask(self._info(server.jetstream, make=make))
                         if make:
                             self.check_quorum(info)
                             self._check(info)
@@ -131,11 +132,10 @@ class LogStream:
 
     async def look(self, server: ServerConnection) -> StreamInfo:
         """Return the stream's state, asking twice; raises one of FAILURES."""
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         try:
-            return await unless_lost(server, jetstream.stream_info(self.name))
+            return await server.ask(server.jetstream.stream_info(self.name))
         except nats.errors.TimeoutError:
-            return await unless_lost(server, jetstream.stream_info(self.name))
+            return await server.ask(server.jetstream.stream_info(self.name))
 
     async def _info(self, jetstream: JetStreamContext, *, make: bool) -> StreamInfo:
         log = self._settings.durable_log
@@ -175,7 +175,7 @@ class LogStream:
 
     def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
         """Return the most bytes that a message may have."""
-        return int(min(server.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
+        return int(min(server.client.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
 
     # Its messages: each is a recording of a run of one life's items, under the subject of that life.
 
@@ -208,10 +208,10 @@ class LogStream:
 
     async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
         """Return the last message of a subject before a number, by bisection: the server only finds the next one."""
-        jetstream, found, low, high = server.client.jetstream(timeout=ASK_SECONDS), None, 1, number
+        found, low, high = None, 1, number
         while low < high:
             middle = (low + high) // 2
-            message = await unless_lost(server, jetstream.get_msg(self.name, seq=middle, subject=subject, next=True))
+            message = await server.ask(server.jetstream.get_msg(self.name, seq=middle, subject=subject, next=True))
             if message.seq is None or message.seq >= number:
                 high = middle
             else:
@@ -248,26 +248,6 @@ def _is_for_a_while(error: Exception) -> bool:
 def _limit(value: float | None) -> float:
     """Return a limit of a stream; None, 0 and -1 stand for no limit."""
     return value if value is not None and value > 0 else math.inf
-
-
-async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]) -> T:
-    """Await a server's answer; raises ServerError once the connection to it is lost."""
-    asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(server.lost.wait())
-    try:
-        await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            raise ServerError("the connection to the nats server was lost")
-        return asked.result()
-    finally:
-        asked.add_done_callback(_drop)
-        asked.cancel()
-        lost.cancel()
-
-
-def _drop(asked: asyncio.Future[T]) -> None:
-    """Retrieve a question's error: nats-py raises one when it is cancelled, and asyncio would log it."""
-    if not asked.cancelled():
-        asked.exception()
 
 
 def reason_of(error: BaseException) -> str:

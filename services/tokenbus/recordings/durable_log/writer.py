@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 from nats.js.api import Header
 from nats.js.errors import NotFoundError
@@ -16,14 +14,7 @@ from nats.js.errors import NotFoundError
 from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.recordings.durable_log.server import ServerConnection, end_tasks, first_of
-from tokenbus.recordings.durable_log.stream import (
-    ASK_SECONDS,
-    LogError,
-    LogStream,
-    missing_replicas,
-    reason_of,
-    unless_lost,
-)
+from tokenbus.recordings.durable_log.stream import LogError, LogStream, missing_replicas, reason_of
 from tokenbus.recordings.items import Recorder, StreamItem
 from tokenbus.settings import Settings
 
@@ -83,11 +74,10 @@ class _Lane:
 
 
 class LogWriter:
-    """Writes items to one log, from `async with`, `open` or `start` on.
+    """Writes items to one log.
 
-    `async with` and `open` wait for a server and make the stream. `start` does not wait: the writer connects when a
-    server is there, and holds the items that it takes until then; `problem` says why it does not write. Leaving
-    `async with` waits for `drain_seconds` until the taken items are written.
+    `open` waits for a server and makes the stream. `start` does not wait: the writer connects when a server is there,
+    and holds the items that it takes until then; `problem` says why it does not write. Then `close` it.
 
     Each life of a worker has a subject. Each message carries a run of its items, and the number of the message that
     must be the last one of the subject: if another writer has written since, the server refuses the message, and this
@@ -101,7 +91,6 @@ class LogWriter:
         settings: Settings,
         *,
         wait_seconds: float = 0,
-        drain_seconds: float = 0,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Create a writer, which waits `wait_seconds` for another one to write items that it lacks, then names a gap.
@@ -119,7 +108,6 @@ class LogWriter:
         self._stream = stream
         self._settings = settings
         self._wait_seconds = wait_seconds
-        self._drain_seconds = drain_seconds
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._buffered = 0
         self._room = asyncio.Event()
@@ -132,11 +120,6 @@ class LogWriter:
         self.largest_message = 0
         """The most bytes that the server takes in a message."""
         self._repeated_log = DeduplicatedLog()
-
-    async def __aenter__(self) -> Self:
-        """Connect, and make the stream; raises AddressError or LogError."""
-        await self.open(LogError, 2 * self._settings.bus.heartbeat_timeout_ms / 1000)
-        return self
 
     def start(self) -> None:
         """Begin to connect, without waiting; `close` ends the writer."""
@@ -161,12 +144,6 @@ class LogWriter:
                 reason = f"no server answers within {seconds:g} s: {self.problem}"
                 raise AddressError(self._stream.address, reason) from None
             raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Write the waiting items, for at most `drain_seconds`, and disconnect; after an exception at once."""
-        await self.close(0 if error is not None else self._drain_seconds)
 
     async def close(self, drain_seconds: float = 0) -> None:
         """Write the waiting items, for at most so many seconds, and disconnect."""
@@ -338,9 +315,8 @@ class LogWriter:
 
     async def _read_last(self, lane: _Lane, server: ServerConnection) -> None:
         """Ask the server for the last message of a lane's subject, and set how far the log has the life."""
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         try:
-            message = await unless_lost(server, jetstream.get_last_msg(self._stream.name, lane.subject))
+            message = await server.ask(server.jetstream.get_last_msg(self._stream.name, lane.subject))
         except NotFoundError as error:
             if error.err_code == _NO_STREAM:
                 raise
@@ -384,12 +360,11 @@ class LogWriter:
         if size > self.largest_message:
             self._refuse_first(lane, size)
             return
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         headers = {
             Header.EXPECTED_STREAM.value: self._stream.name,
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(lane.revision),
         }
-        ack = await unless_lost(server, jetstream.publish(lane.subject, b"".join(parts), headers=headers))
+        ack = await server.ask(server.jetstream.publish(lane.subject, b"".join(parts), headers=headers))
         self._recovered()
         lane.revision = ack.seq
         lane.last = recorder.last_sequence
