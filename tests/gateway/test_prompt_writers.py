@@ -16,8 +16,8 @@ from tokenbus.gateway.answer import ChoicesAnswer, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.logprob_writers import prompt_logprobs
 from tokenbus.gateway.openai_format import Envelope
-from tokenbus.gateway.prompt_writers import prompt_logprobs
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.testing import RowShape, batch

@@ -1,7 +1,8 @@
-"""Writers of the members beside a choice's text: logprobs in either API's form, token ids, columns."""
+"""Writers of the members beside a choice's text: logprobs in each API's form, of prompts too, token ids, columns."""
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +11,7 @@ import orjson
 from tokenbus.delivery.step import TokenExtras as Extras
 from tokenbus.delivery.step import extras_by_token
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.prompt_writers import characters_of, echoed_lists
-from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.rendered_step import RenderedStep, numbers_as_json
 from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
@@ -19,6 +19,8 @@ Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
+_MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
+"""Values of a prompt that are written at once, as other tasks run between; a position costs 4 and its alternatives."""
 _COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
@@ -141,9 +143,9 @@ class Lists(Part):
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
         """Return the four lists' elements of a prompt; tokens behind it count their characters from its end."""
-        self._progress.characters = characters_of(prompt, vocabulary)
+        self._progress.characters = sum(map(vocabulary.characters.__getitem__, prompt))
         tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
-        return () if scores is None else echoed_lists(prompt, scores, vocabulary, tables)
+        return () if scores is None else _echoed(prompt, scores, vocabulary, tables)
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
         """Return the object."""
@@ -295,6 +297,61 @@ class Columns(Part):
         for name, array in zip(_COLUMNS, arrays, strict=True):
             members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
         return b"{" + b",".join(members) + b"}"
+
+
+def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
+    """Yield the elements of `prompt_logprobs` as vLLM has it, part after part of a prompt's tokens.
+
+    Null for what is not scored, else by token id logprob, rank and text.
+    """
+    yield b",".join([b"null"] * scores.position)
+    entry = b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
+    for part in _parts(scores):
+        objects = []
+        for token_id, own, rank, others in part:
+            ranked: dict[int, tuple[bytes, int | None]] = {token_id: (own, rank)}
+            for number, (other, logprob) in enumerate(others, 1):
+                ranked.setdefault(other, (logprob, None if scores.are_named else number))
+            entries = [
+                entry % (each, logprob, orjson.dumps(number), vocabulary.texts[each])
+                for each, (logprob, number) in ranked.items()
+            ]
+            objects.append(b"{%b}" % b",".join(entries))
+        yield b",".join(objects)
+
+
+def _echoed(
+    prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables
+) -> Iterator[tuple[bytes, ...]]:
+    """Yield the elements of the four lists that completions have, part after part of a prompt's tokens.
+
+    Nothing is said of the first token. As for other tokens, the token itself is among its alternatives.
+    """
+    texts, characters = tables.texts, vocabulary.characters
+    yield texts[prompt[0]], b"null", b"null", b"0"
+    offset = characters[prompt[0]]
+    for part in _parts(scores):
+        names = [texts[token_id] for token_id, *_ in part]
+        tops = []
+        for name, (_, own, _, others) in zip(names, part, strict=True):
+            members = {texts[other]: logprob for other, logprob in others} | {name: own}
+            tops.append(b"{%b}" % b",".join([b"%b:%b" % member for member in members.items()]))
+        *offsets, offset = accumulate((characters[token_id] for token_id, *_ in part), initial=offset)
+        logprobs = b",".join([own for _, own, *_ in part])
+        yield b",".join(names), logprobs, b",".join(tops), b",".join([b"%d" % each for each in offsets])
+
+
+def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tuple[int, bytes]]]]]:
+    """Yield some milliseconds' worth of positions at a time: token, logprob, rank, and alternatives with logprobs."""
+    width = scores.alternative_logprobs.shape[1]
+    at_once = max(1, _MOST_VALUES // (_VALUES_OF_POSITION + width))
+    for begin in range(0, scores.token_ids.size, at_once):
+        part = slice(begin, begin + at_once)
+        ids, logprobs, ranks = scores.token_ids[part], numbers_as_json(scores.logprobs[part]), scores.ranks[part]
+        flat = scores.alternative_token_ids[part].ravel().tolist()
+        pairs = list(zip(flat, numbers_as_json(scores.alternative_logprobs[part].ravel()), strict=True))
+        others = [pairs[place * width : (place + 1) * width] for place in range(ids.size)]
+        yield list(zip(ids.tolist(), logprobs, ranks.tolist(), others, strict=True))
 
 
 def listed(pieces: Iterable[bytes]) -> bytes:

@@ -23,9 +23,9 @@ from tokenbus.gateway.logprob_writers import (
     TokenExtras,
     TokenIds,
     listed,
+    prompt_logprobs,
 )
 from tokenbus.gateway.native import Form
-from tokenbus.gateway.prompt_writers import prompt_logprobs
 from tokenbus.gateway.sse import event, versions_of
 from tokenbus.gateway.tool_calls import call_writer
 from tokenbus.gateway.vocabulary import Vocabulary

@@ -133,7 +133,7 @@ class RenderedStep:
     @cached_property
     def logprobs(self) -> list[bytes]:
         """The logprobs of scored tokens as JSON: the shortest decimal that is the same float32."""
-        return _written(self.batch.logprobs)
+        return numbers_as_json(self.batch.logprobs)
 
     def alternatives(self, place: int, table: Mapping[int, bytes]) -> list[bytes]:
         """Return a row's alternatives as JSON, two pieces each: what a table has for the token, and its logprob."""
@@ -144,7 +144,7 @@ class RenderedStep:
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
             written = self._alternatives[block, id(table)] = [b""] * (2 * (last - first))
             written[0::2] = map(table.__getitem__, self.batch.alternative_token_ids[first:last].tolist())
-            written[1::2] = _written(self.batch.alternative_logprobs[first:last])
+            written[1::2] = numbers_as_json(self.batch.alternative_logprobs[first:last])
         return written[2 * (begins[place] - first) : 2 * (begins[place + 1] - first)]
 
     def lists(self, place: int) -> tuple[bytes, ...] | None:
@@ -182,7 +182,8 @@ class RenderedStep:
         return self.ids[begin : begin + self.counts[place]]
 
 
-def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+def numbers_as_json(values: npt.NDArray[np.float32]) -> list[bytes]:
+    """Return numbers as JSON: the shortest decimals that are the same float32."""
     if not values.size:
         return []
     return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",")
