@@ -14,7 +14,6 @@ from uvicorn.server import ServerState
 from tokenbus.gateway.connection import Connection
 
 OVERRIDDEN = {
-    "__init__",
     "_should_upgrade",
     "_start_asgi_task",
     "connection_lost",

@@ -20,6 +20,8 @@ from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
+from tokenbus.logs import DeduplicatedLog
+from tokenbus.metrics.families import Histogram
 from tokenbus.testing import RowShape
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -55,7 +57,8 @@ async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Proces
     chosen = settings().gateway
     async with client:
         await processor.welcome()
-        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
+        beside = (buffers or Buffers(2**30), DeduplicatedLog(), Histogram())
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, *beside)
         running = asyncio.create_task(dispatcher.run())
         await turns()
         yield processor, dispatcher, Caller(None, chosen, time.monotonic)

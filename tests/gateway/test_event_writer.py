@@ -4,6 +4,8 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
+from tests.in_process.builders import settings
 from tokenbus.gateway import native
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.connection import Connection
@@ -161,7 +164,8 @@ def test_a_stream_keeps_its_count_when_it_is_closed() -> None:
 
 async def test_a_socket_that_is_lost_is_written_to_no_more() -> None:
     """Its number may be another connection's as soon as it is closed, which is after the protocol has heard of it."""
-    connection = Connection(uvicorn.Config(Starlette(), lifespan="off"), ServerState(), {})
+    gateway: Any = SimpleNamespace(settings=settings(), counts=None)
+    connection = Connection(gateway, uvicorn.Config(Starlette(), lifespan="off"), ServerState(), {})
     connection.stream = stream = _stream()
     stream.socket = 99
     connection.connections.add(connection)

@@ -15,7 +15,7 @@ from tests.in_process.builders import settings
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError
-from tokenbus.gateway.messages_body import chat_of
+from tokenbus.gateway.messages_body import Messages, chat_of
 from tokenbus.gateway.messages_format import MessagesFormat, message_error
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.sse import StreamedAnswer
@@ -40,7 +40,7 @@ def text(content: str) -> dict[str, str]:
 def chat(*messages: dict[str, Any], **fields: Any) -> Any:  # noqa: ANN401 - JSON
     """Return the chat that a body is, whose messages name only what they have."""
     body = {"max_tokens": 5, "messages": list(messages) or [USER], **fields}
-    return chat_of(READER.types.read(READER.types.messages, body))
+    return chat_of(READER.types.read(Messages, body))
 
 
 def told(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from tests.in_process.builders import settings
+from tokenbus.gateway.bodies import Chat, Completion, Detokenization, Inspection, Tokenization
 from tokenbus.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.generate_body import Generate
+from tokenbus.gateway.messages_body import Messages, TokenCount
 from tokenbus.gateway.openapi import document
 from tokenbus.gateway.output_form import structured_output
 from tokenbus.gateway.request_body import RequestTypes
+from tokenbus.gateway.responses_body import Responses
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring, SamplingParameters, TokenBias
@@ -25,15 +29,15 @@ COMPLETION = {"model": "m", "prompt": "a"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 TOOL: dict[str, Any] = {"function": {"name": "f"}}
 VALID: dict[str, tuple[Any, dict[str, Any]]] = {
-    "completion": (TYPES.completion, COMPLETION),
-    "chat": (TYPES.chat, CHAT),
-    "messages": (TYPES.messages, CHAT | {"max_tokens": 1}),
-    "token_count": (TYPES.token_count, CHAT),
-    "responses": (TYPES.responses, {"input": "a"}),
-    "generation": (TYPES.generate, {"token_ids": [1], "sampling_params": {}}),
-    "inspection": (TYPES.inspection, {"prompt": "a"}),
-    "tokenization": (TYPES.tokenization, {"prompt": "a"}),
-    "detokenization": (TYPES.detokenization, {"tokens": [1]}),
+    "completion": (Completion, COMPLETION),
+    "chat": (Chat, CHAT),
+    "messages": (Messages, CHAT | {"max_tokens": 1}),
+    "token_count": (TokenCount, CHAT),
+    "responses": (Responses, {"input": "a"}),
+    "generation": (Generate, {"token_ids": [1], "sampling_params": {}}),
+    "inspection": (Inspection, {"prompt": "a"}),
+    "tokenization": (Tokenization, {"prompt": "a"}),
+    "detokenization": (Detokenization, {"tokens": [1]}),
 }
 JSON = st.recursive(
     st.none()
@@ -60,7 +64,7 @@ def test_what_is_accepted_is_what_the_schema_says(field: tuple[str, str], value:
     kind, valid = VALID[route]
     body = valid | {name: value}
     is_left_out = name == "unknown" and value is None
-    if is_left_out or Draft202012Validator(msgspec.json.schema(kind)).is_valid(body):
+    if is_left_out or Draft202012Validator(msgspec.json.schema(TYPES.bounded[kind])).is_valid(body):
         TYPES.read(kind, body)
     else:
         with pytest.raises(ApiError):
@@ -293,7 +297,7 @@ for _ in range(300):
 )
 def test_wrong_form_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ApiError) as raised:
-        structured_output(TYPES.read(TYPES.completion, COMPLETION | fields))
+        structured_output(TYPES.read(Completion, COMPLETION | fields))
     assert (raised.value.message, raised.value.param) == (line, line.partition(": ")[0])
 
 
@@ -424,14 +428,14 @@ def test_answer_must_fit_into_the_context(route: str, fields: dict[str, Any], li
 
 def test_body_that_is_no_object_has_no_field_to_name() -> None:
     with pytest.raises(ApiError) as raised:
-        TYPES.read(TYPES.chat, [1])
+        TYPES.read(Chat, [1])
     assert (raised.value.message, raised.value.param) == ("the body: expected object, got [1]", None)
 
 
 def test_null_stands_for_a_field_that_is_left_out() -> None:
-    nulls = dict.fromkeys({*TYPES.completion.__struct_fields__, "any", "functions"} - COMPLETION.keys())
-    assert TYPES.read(TYPES.completion, COMPLETION | nulls) == TYPES.read(TYPES.completion, COMPLETION)
-    assert (TYPES.read(TYPES.completion, COMPLETION).n, TYPES.read(TYPES.completion, COMPLETION).max_tokens) == (1, 16)
+    nulls = dict.fromkeys({*TYPES.bounded[Completion].__struct_fields__, "any", "functions"} - COMPLETION.keys())
+    assert TYPES.read(Completion, COMPLETION | nulls) == TYPES.read(Completion, COMPLETION)
+    assert (TYPES.read(Completion, COMPLETION).n, TYPES.read(Completion, COMPLETION).max_tokens) == (1, 16)
 
 
 HARMLESS: dict[str, Any] = {
@@ -523,7 +527,7 @@ def test_obfuscation_is_refused() -> None:
 
 def test_bias_beyond_the_bound_is_taken_for_the_bound() -> None:
     biases = {"5": 1e9, "6": -101, "7": 99}
-    assert TYPES.read(TYPES.completion, COMPLETION | {"logit_bias": biases}).logit_bias == {5: 100, 6: -100, 7: 99}
+    assert TYPES.read(Completion, COMPLETION | {"logit_bias": biases}).logit_bias == {5: 100, 6: -100, 7: 99}
 
 
 @given(st.integers(0, 2_500), st.sampled_from([0, 9, 10, 405, 999, 2_039]))
@@ -531,7 +535,7 @@ def test_schema_of_biases_knows_the_largest_token(token_id: int, most: int) -> N
     given_settings = settings()
     types = RequestTypes(replace(given_settings, limits=replace(given_settings.limits, max_token_id=most)))
     body = COMPLETION | {"logit_bias": {str(token_id): 1}}
-    assert Draft202012Validator(msgspec.json.schema(types.completion)).is_valid(body) == (token_id <= most)
+    assert Draft202012Validator(msgspec.json.schema(types.bounded[Completion])).is_valid(body) == (token_id <= most)
 
 
 def test_first_model_is_meant_where_none_is_named() -> None:
@@ -595,4 +599,4 @@ def test_length_to_cut_at_is_bounded(most: int, line: str) -> None:
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
-    assert TYPES.read(TYPES.completion, {"model": "m", "prompt": [[1.0, 2]], "n": 2.0}).prompt == [[1, 2]]
+    assert TYPES.read(Completion, {"model": "m", "prompt": [[1.0, 2]], "n": 2.0}).prompt == [[1, 2]]

@@ -16,7 +16,7 @@ from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.rendered_step import RenderedStep
-from tokenbus.gateway.responses_body import chat_of, typed
+from tokenbus.gateway.responses_body import Responses, chat_of, typed
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
@@ -34,7 +34,7 @@ ASKED = replace(READER.responses({"input": "a", "instructions": "b", "metadata":
 
 
 def told(given: Any, **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    body = READER.types.read(READER.types.responses, typed({"input": given, **fields}))
+    body = READER.types.read(Responses, typed({"input": given, **fields}))
     messages = [msgspec.to_builtins(each) for each in chat_of(body).messages]
     return [{name: value for name, value in each.items() if value is not None} for each in messages]
 
@@ -91,7 +91,7 @@ def test_what_the_model_thinks_says_and_calls_is_one_message() -> None:
 @pytest.mark.parametrize(("status", "continues"), [(None, False), ("completed", False), ("incomplete", True)])
 def test_message_that_is_not_finished_is_continued(status: str | None, continues: bool) -> None:  # noqa: FBT001
     begun = {"type": "message", "role": "assistant", "content": "b", "status": status}
-    body = READER.types.read(READER.types.responses, {"input": [begun]})
+    body = READER.types.read(Responses, {"input": [begun]})
     assert chat_of(body).continue_final_message is continues
     assert chat_of(body).add_generation_prompt is not continues
 

@@ -50,9 +50,9 @@ def test_a_beginning_of_a_stop_is_held_back() -> None:
     assert text.add(b"yes\nUs") == "yes"
     assert text.add(b"ed") == "\nUsed"
     assert text.add(b"\nUser") == ""
-    assert not text.is_stopped
+    assert text.stop is None
     assert text.add(b": no") == ""
-    assert text.is_stopped
+    assert text.stop is not None
     assert (text.add(b"more"), text.end()) == ("", "")
 
 

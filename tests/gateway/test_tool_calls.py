@@ -197,7 +197,7 @@ def test_calls_come_as_their_text_does(calls: list[tuple[str, Any]], indent: int
         place += size
     assert [(each["name"], json.loads(each["arguments"])) for each in found] == calls
     assert all(each["arguments"] in text for each in found)
-    whole = [each["function"] for each in writer.calls(text)]
+    whole = [each["function"] for each in writer.message(text).get("tool_calls", [])]
     assert [(each["name"], json.loads(each["arguments"])) for each in whole] == calls
 
 
@@ -206,12 +206,13 @@ BEGUN = '[{"name": "f", "parameters": {"a"'
 
 @pytest.mark.parametrize("text", [BEGUN, BEGUN + ": " + "[" * 100_000, "[]", "", "{}", "[1]"])
 def test_output_that_was_cut_off_has_no_whole_call(text: str) -> None:
-    assert CallWriter(ForcedCall(None, "")).calls(text) == []
+    assert CallWriter(ForcedCall(None, "")).message(text) == {"content": ""}
 
 
 def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
     """JSON may name one, UTF-8 has none: an answer with it could not be sent."""
-    (call,) = CallWriter(ForcedCall(None, "")).calls('[{"name": "f", "parameters": {"a": "\\ud83d é"}}]')
+    said = CallWriter(ForcedCall(None, "")).message('[{"name": "f", "parameters": {"a": "\\ud83d é"}}]')
+    (call,) = said["tool_calls"]
     assert call["function"]["arguments"] == '{"a": "\\ud83d \\u00e9"}'
 
 

@@ -110,7 +110,6 @@ async def test_client_that_does_not_read_loses_its_request_alone(deployment: Dep
                 await until(lambda: gateway.feed.aborted == 1)
             await until(lambda: gateway.counts.cut_clients == 1)
             await until(lambda: not gateway.counts.open_answers and not len(gateway.feed))
-            assert gateway.counts.peak_outbox_bytes < 300_000
         finally:
             stalled.close()
 

@@ -96,7 +96,6 @@ async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -
         stalled = [not_reading(system, wanted=wanted) for _ in range(3)]
         try:
             await until(lambda: system.gateway.buffers.evicted)
-            assert system.gateway.buffers.peak < 2 * 2**20
             assert await _is_served(system)
         finally:
             for each in stalled:

@@ -205,6 +205,5 @@ def _is_near(scope: Scope, headers: Headers) -> bool:
 
 
 def _bearer(given: list[str]) -> str:
-    """Return the bearer token, empty if there is not exactly one."""
     scheme, _, key = given[0].partition(" ")
     return key.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""

@@ -23,15 +23,13 @@ from tokenbus_contracts.batch import STOP_TOKEN
 
 JSON = "application/json"
 _STOPPED = int(RowStatus.FINISHED_STOP)
-_REASONS = {
+REASONS = {
     int(RowStatus.FINISHED_STOP): "stop",
     int(RowStatus.FINISHED_LENGTH): "length",
     int(RowStatus.ABORTED): "abort",
 }
-_BROKEN = {
-    int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
-}
-_ENDS = _REASONS.keys() | _BROKEN.keys()
+"""The finish reasons by the status of a last row."""
+UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
 ROW_BYTES = 150
 """What Python's objects for a row's text and pieces take: more than the contents of short ones."""
 
@@ -41,7 +39,6 @@ class Outcome(NamedTuple):
 
     model: str
     reason: str
-    """`stop`, `length`, `abort` or `error`."""
     prompt_tokens: int
     tokens: int
     first_at: float | None
@@ -111,18 +108,10 @@ class Format(Protocol):
         """Return a whole answer; `choices` are from `choice`."""
 
 
-def reason_of(view: RenderedStep, place: int) -> str | None:
-    """Return the finish reason of a request's last row, None for any other row."""
-    return _REASONS.get(view.statuses[place])
-
-
-def broken(view: RenderedStep, place: int, tokens: int) -> ApiError | None:
-    """Return the error that a row ends its request with, if it does."""
-    found = _BROKEN.get(view.statuses[place])
-    if found is None:
-        return None
-    status, message, code = found
-    error = ApiError(status, f"{message} (after {tokens} tokens)", code=code)
+def unrecoverable(tokens: int) -> ApiError:
+    """Return the error of a request whose last row is unrecoverable."""
+    message = f"the request's state is lost and cannot be computed again (after {tokens} tokens)"
+    error = ApiError(502, message, code="unrecoverable")
     error.tokens = tokens
     return error
 
@@ -135,7 +124,6 @@ class Answer:
 
     content_type: str
     is_streamed = False
-    """Whether it is sent as its rows come."""
     has_begun = False
     """Whether the status 200 is certain: later errors are events of the stream."""
     listeners: Sequence[Listener]
@@ -143,7 +131,6 @@ class Answer:
     def __init__(self, most: int, buffers: Buffers) -> None:
         self.outbox = Outbox(most, self._overflow, buffers)
         self.error: ApiError | None = None
-        """Why it ended early, if it did."""
         self._most = most
         self._close: Callable[[], None] = lambda: None
 
@@ -256,7 +243,6 @@ class Choice:
         self._form = form
         self._request = request
         self._echo = request.echoes[index // request.n] if request.echoes else None
-        """The prompt's text, until the choice has begun with it."""
         self._scores: PromptScores | None = None
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
         self._is_silent = all(part.is_empty for part in parts)
@@ -292,15 +278,12 @@ class Choice:
             text = self._text.add(view.data(place))
         self.stream.tokens += count
         # Bytes of a character that wait belong to the next row's text.
-        self.stream.hold(self._text.is_split)
-        if view.statuses[place] in _ENDS:
-            error = broken(view, place, self.tokens)
-            if error is not None:
-                self._answer.end(error)
-                return False
-            self.reason = reason_of(view, place)
-        if self._text.is_stopped:
-            self.reason = "stop"
+        self.stream.is_held = self._text.is_split
+        status = view.statuses[place]
+        if status == UNRECOVERABLE:
+            self._answer.end(unrecoverable(self.tokens))
+            return False
+        self.reason = REASONS.get(status) if self._text.stop is None else "stop"
         if self.reason is not None:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop
@@ -326,7 +309,7 @@ class Choice:
         is_end = self._shows_special and not stop and view.statuses[place] == _STOPPED
         hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
         text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))
-        if (stop or hides_last) and not self._text.is_stopped:
+        if (stop or hides_last) and self._text.stop is None:
             self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
         return text, count
 
@@ -341,7 +324,6 @@ class WholeAnswer(ChoicesAnswer):
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
         self._of_prompts: list[list[list[Piece]]] = [[] for _ in self._choices]
-        """Those of a prompt that a choice begins with."""
         self._writing: list[Iterable[int]] = []
         """What is written of prompts once all choices have ended: it may take long, so other tasks run between."""
         self._have_ended = asyncio.Event()

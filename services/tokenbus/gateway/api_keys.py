@@ -48,9 +48,7 @@ class ApiKey:
     id: str
     sha256: str
     added: str
-    """When, in UTC."""
     requests_per_minute: int | None = None
-    """None: gateway.key_requests_per_minute."""
     concurrent: int | None = None
     """The most open requests; None: half of gateway.max_requests."""
     origins: tuple[str, ...] = ()
@@ -241,21 +239,14 @@ class Caller:
 class Callers:
     """The callers of all keys, by the hash of the key."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        now: Callable[[], float] = time.monotonic,
-        repeated_log: DeduplicatedLog | None = None,
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         self._settings = settings
-        self._now = now
         self._by_hash: dict[str, Caller] = {}
-        self._repeated_log = repeated_log or DeduplicatedLog()
+        self._repeated_log = repeated_log
         self._path = Path(settings.keys_file)
-        self._files = WatchedFiles([self._path] if settings.keys_file else [])
-        self.anonymous = Caller(None, settings, now)
+        self.files = WatchedFiles([self._path] if settings.keys_file else [])
+        self.anonymous = Caller(None, settings, time.monotonic)
         self.on_revoked: Callable[[Caller], None] = lambda _: None
-        """Called with the caller of a revoked key."""
         try:
             self._take(read_keys(self._path) if settings.keys_file else ())
         except KeysError as error:
@@ -264,11 +255,6 @@ class Callers:
             ) from None
         if settings.keys_file and not self._by_hash:
             _log.warning("no API keys yet", keys_file=settings.keys_file)
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether the file has changed and cannot be read: the keys before stay in force."""
-        return self._files.is_unread
 
     @property
     def are_asked(self) -> bool:
@@ -289,7 +275,7 @@ class Callers:
     def refresh(self) -> None:
         """Read the file again if it has changed; call it periodically."""
         try:
-            if self._files.refresh(lambda: self._take(read_keys(self._path))):
+            if self.files.refresh(lambda: self._take(read_keys(self._path))):
                 _log.info("API keys read", keys=len(self._by_hash))
         except KeysError as error:
             self._repeated_log.begin(str(error), _log.error, "API keys cannot be read", reason=str(error))
@@ -299,7 +285,7 @@ class Callers:
         for key in keys:
             caller = before.pop(key.sha256, None)
             if caller is None:
-                caller = Caller(key, self._settings, self._now)
+                caller = Caller(key, self._settings, time.monotonic)
             else:  # the same one: its open requests are found by it
                 caller.update(key)
             self._by_hash[key.sha256] = caller

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 COMPLETION_TOKENS = 16
-"""The default of `max_tokens` for completions, as in OpenAI's API."""
 MAX_FORM_CHARACTERS = 65_536
 MOST_NAMED, MOST_MASKED = 128, 1024
 """How many tokens a request may name, to have their logprobs at each token, and of how many a mask lists the ids."""

@@ -22,7 +22,6 @@ _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 22, 12, 8
-"""What a row, a token and an alternative take in a batch."""
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
@@ -32,7 +31,6 @@ class Buffers:
     def __init__(self, most: int) -> None:
         self.most = most
         self.size = 0
-        self.peak = 0
         self.evicted = 0
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
@@ -48,7 +46,6 @@ class Buffers:
     def grow(self, count: int) -> None:
         """Add to the size (or subtract, if negative), and evict answers above the bound."""
         self.size += count
-        self.peak = max(self.peak, self.size)
         if self.size > self.most:
             sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
@@ -89,7 +86,6 @@ class Sending(NamedTuple):
 
     data: bytes
     produced_at_ns: list[int]
-    """When each row in it was published."""
     is_last: bool
 
 
@@ -110,7 +106,6 @@ class Outbox:
         self._is_full = False
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
-        """Whether nothing more is added."""
         self.write: Write | None = None
         self.direct: ChunkWriter | None = None
         """The connection, where chunks are written as they are."""
@@ -121,8 +116,6 @@ class Outbox:
         self.is_broken = False
         """Whether something was dropped without which the rest is useless."""
         self.size = 0
-        """How many bytes wait."""
-        self.peak = 0
 
     @property
     def unread(self) -> int:
@@ -173,7 +166,6 @@ class Outbox:
     def hold(self, count: int) -> None:
         """Add to the size (or subtract, if negative): bytes that wait here, or in an answer that is not whole yet."""
         self.size += count
-        self.peak = max(self.peak, self.size)
         self._buffers.grow(count)
         if self.size > self._most and not self._is_full:
             self._is_full = True
@@ -233,7 +225,6 @@ class Backlog:
     def __init__(self) -> None:
         self._entries: deque[_Entry] = deque()
         self.size = 0
-        """How many bytes wait."""
 
     def __len__(self) -> int:
         return len(self._entries)

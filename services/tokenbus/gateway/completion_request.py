@@ -9,7 +9,16 @@ import orjson
 
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import generate_body, messages_body, responses_body
-from tokenbus.gateway.bodies import Chat, Completion, Generation, Sampling, StreamOptions
+from tokenbus.gateway.bodies import (
+    Chat,
+    Completion,
+    Detokenization,
+    Generation,
+    Inspection,
+    Sampling,
+    StreamOptions,
+    Tokenization,
+)
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
 from tokenbus.gateway.output_form import (
     AutoCalls,
@@ -51,18 +60,15 @@ _TOKEN_SCORING = {
     "return_logprobs_of": "token_ids",
     "return_mask": "mask_bound",
 }
-"""By a body's field that of the contract's TokenScoring."""
 
 
 class Ending(NamedTuple):
     """How a choice ended."""
 
     reason: str
-    """`stop`, `length` or `abort`."""
     stop: str | int | None
     """Which of the request's own stop texts or stop tokens ended it."""
     weight_spans: tuple[WeightSpan, ...] = ()
-    """Which versions of the weights computed its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,6 @@ class CompletionRequest:
     """The model that the named one is a LoRA adapter of; empty: it is none."""
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The sampling parameters that are set, by the contract's names."""
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
@@ -84,12 +89,10 @@ class CompletionRequest:
     is_streamed: bool = False
     wants_usage: bool = False
     wants_running_usage: bool = False
-    """Whether each chunk has the usage up to it."""
     names_ids: bool = False
     echoes: Sequence[str] = ()
     """The prompts' texts, where choices begin with them."""
     prompt_scoring: Mapping[str, Any] | None = None
-    """What the prompts' tokens are scored with, by the contract's names."""
     token_scoring: Mapping[str, Any] = field(default_factory=dict)
     """What is wanted of each token beside its logprob and alternatives, by the contract's names."""
     wants_prompt_logprobs: bool = False
@@ -100,13 +103,11 @@ class CompletionRequest:
     wants_text: bool = True
     """Whether the answer has its text, too, in an API that is about token ids."""
     forced: ForcedCall | None = None
-    """What a chat has to call."""
     auto: AutoCalls | None = None
     """How calls are found in a chat's text; None: the text stays as it is."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """By the name that an error has for a field the body's, where they differ."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
-    """Members of the body that the answer has again."""
 
     @property
     def choices(self) -> int:
@@ -175,7 +176,7 @@ class Reader:
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/completions."""
-        return self._completion(self.types.read(self.types.completion, value))
+        return self._completion(self.types.read(Completion, value))
 
     def _completion(self, body: Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
@@ -202,27 +203,27 @@ class Reader:
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/chat/completions."""
-        return self._chat(self.types.read(self.types.chat, value))
+        return self._chat(self.types.read(Chat, value))
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/messages."""
-        chat = messages_body.chat_of(self.types.read(self.types.messages, value))
+        chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
         return self._translated(chat, messages_body.FIELDS, self._chat)
 
     def token_count(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /v1/messages/count_tokens."""
-        chat = messages_body.chat_of(self.types.read(self.types.token_count, value))
+        chat = messages_body.chat_of(self.types.read(messages_body.TokenCount, value))
         return self._translated(chat, messages_body.FIELDS, self._counted)
 
     def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/responses."""
-        body = self.types.read(self.types.responses, responses_body.typed(value))
+        body = self.types.read(responses_body.Responses, responses_body.typed(value))
         request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
         return replace(request, echoed=responses_body.echoed(body))
 
     def generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /inference/v1/generate."""
-        body = self.types.read(self.types.generate, value)
+        body = self.types.read(generate_body.Generate, value)
         if body.output_mode == "text" and body.sampling_params.detokenize is False:
             raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
         completion = generate_body.completion_of(body)
@@ -274,7 +275,7 @@ class Reader:
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /inspect."""
-        body = self.types.read(self.types.inspection, value)
+        body = self.types.read(Inspection, value)
         return CompletionRequest(
             model=self.fixed_models[0] if self.fixed_models else DEFAULT_MODEL,
             prompts=[self.encoder.prompt(body.prompt, "prompt")],
@@ -287,7 +288,7 @@ class Reader:
 
     def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
-        body = self.types.read(self.types.tokenization, value)
+        body = self.types.read(Tokenization, value)
         self._check_model(body.model)
         if body.messages is not None and body.prompt is None:
             ids = self.encoder.chat(body, tools_of(body))
@@ -301,7 +302,7 @@ class Reader:
 
     def detokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /detokenize: the text of token ids."""
-        body = self.types.read(self.types.detokenization, value)
+        body = self.types.read(Detokenization, value)
         self._check_model(body.model)
         return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
 

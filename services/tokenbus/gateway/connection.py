@@ -19,8 +19,7 @@ from uvicorn.server import ServerState
 
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.gateway import Counts
-from tokenbus.settings import GatewaySettings
+from tokenbus.gateway.gateway import Gateway
 
 _EXTENSION = "tokenbus.connection"
 _REASONS = {
@@ -33,21 +32,15 @@ _MAX_HEADERS = 100
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]*)?")
 _MAX_UNSENT_BYTES = 16_384
 _MAX_PIPELINED = 16
-"""Pipelined requests that may wait on one connection."""
 _NS = 1_000_000_000
 
 
 class Connection(HttpToolsProtocol):
     """One client's connection."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, gateway: Gateway, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state)
+        self.settings, self.counts = gateway.settings.gateway, gateway.counts
         self._header_bytes = 0
         """Bytes received that are no body: headers, and what is between and after chunks."""
         self._is_in_headers = True
@@ -55,10 +48,6 @@ class Connection(HttpToolsProtocol):
         self.stream: EventStream | None = None
         """The stream whose events may be sent to the socket without this connection; it ends before the socket does."""
         self._answered: RequestResponseCycle | None = None
-        """The request that is answered now, or was last."""
-
-    settings: GatewaySettings
-    counts: Counts
 
     # For responses and the server.
 
@@ -354,11 +343,6 @@ def host_of(authority: str) -> str | None:
     """Return the host that a Host header or an address names, in lower case and without its port; None: not a host."""
     matched = _AUTHORITY.fullmatch(authority)
     return matched[1].lower().rstrip(".") if matched else None
-
-
-def bounded(settings: GatewaySettings, counts: Counts) -> type[Connection]:
-    """Return a subclass of Connection with these settings and counters."""
-    return type("BoundedConnection", (Connection,), {"settings": settings, "counts": counts})
 
 
 def connection_of(scope: Scope) -> Connection | None:

@@ -27,13 +27,11 @@ _ENDS = frozenset(map(int, FINISHED))
 _SERVERS = range(500, 600)
 """The statuses of errors that are not the HTTP client's fault."""
 _ROWS_AT_ONCE = 64
-"""After how many rows the time is checked."""
 _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
 _MOST_GATHERED = 8
-"""How many steps are handed out together, where they wait."""
 _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
 _UNREAD_SHARE = 16
@@ -60,14 +58,14 @@ class Dispatcher:
         vocabulary: Vocabulary,
         settings: GatewaySettings,
         buffers: Buffers,
-        repeated_log: DeduplicatedLog | None = None,
-        to_socket: Histogram | None = None,
+        repeated_log: DeduplicatedLog,
+        to_socket: Histogram,
     ) -> None:
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
         self._buffers = buffers
-        self._to_socket = to_socket or Histogram()
+        self._to_socket = to_socket
         self._weights = WeightSpans()
         self._writer = EventWriter(vocabulary, settings.max_requests)
         self._opened: dict[int, OpenRequest] = {}
@@ -77,11 +75,9 @@ class Dispatcher:
         self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self._came = asyncio.Event()
         self._taken = 0
-        """How many steps and ends came."""
         self._turn_began = 0.0
-        self._repeated_log = repeated_log or DeduplicatedLog()
+        self._repeated_log = repeated_log
         self.is_draining = False
-        """Whether nothing more is opened."""
         self.tokens = 0
         self.refused = 0
         self.aborted = 0

@@ -41,7 +41,6 @@ _QUICK_MEMORY_BYTES = 32 * 2**20
 _QUICK_SECONDS = 0.1
 _QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
 _RESTART_SECONDS = 1.0
-"""A server that ends again and again is started so often."""
 _LEAVE_SECONDS = 5
 _READ_BYTES = 4096
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -83,7 +82,6 @@ class EncoderPool:
         self._server: _Server | None = None
         self._started_at = -_RESTART_SECONDS
         self._leaving: set[asyncio.Task[None]] = set()
-        """The ends of servers that were replaced."""
 
     def start(self) -> None:
         """Start the processes, unless they run; bodies may come while they load."""
@@ -245,8 +243,6 @@ class Lane:
 
 
 class _Encoder:
-    """One process that encodes."""
-
     def __init__(self, server: "_Server", number: int, end: socket.socket) -> None:
         self._server = server
         self._number = number

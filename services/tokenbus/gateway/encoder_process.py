@@ -37,7 +37,6 @@ LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
 """The exit status of an encoder that Python refused memory."""
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
-"""The first byte of a reply."""
 _NICE = 5
 """Where processors are scarce, streams come first; long texts still make progress."""
 _STATM = Path("/proc/self/statm")
@@ -49,7 +48,6 @@ class Bounds(NamedTuple):
     memory_bytes: int
     """Beyond what it shares with the fork server."""
     seconds: float
-    """Of processor time, for each body."""
     is_for_one: bool
     """Whether it leaves after one body, so that its memory is free again."""
 
@@ -61,7 +59,6 @@ class Job(msgspec.Struct, array_like=True):
     """How to read the body that follows it."""
 
     kind: str
-    """The method of Reader that reads it."""
     models: dict[str, int]
     parents: dict[str, str]
 
@@ -130,7 +127,6 @@ class ForkServer:
         self._control = control
         self._reader = reader
         self._numbers: dict[int, int] = {}
-        """By process id."""
         self._woken, self._waker = socket.socketpair()
 
     def run(self) -> None:

@@ -62,7 +62,6 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_ms = retry_after_ms
         self.tokens = 0
-        """How many tokens came before it."""
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return this error, with the name that `names` has for the field that it is about, or is a part of."""
@@ -71,11 +70,6 @@ class ApiError(Exception):
             if param == name or param.startswith((f"{name}.", f"{name}[")):
                 self.param, self.message = (names[name] + each.removeprefix(name) for each in (param, self.message))
                 break
-        return self
-
-    def within(self, where: str) -> "ApiError":
-        """Return this error of a field that is a member of another one."""
-        self.param, self.message = f"{where}.{self.param}", f"{where}.{self.message}"
         return self
 
     @property

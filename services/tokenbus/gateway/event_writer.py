@@ -6,6 +6,7 @@ character, and all rows where there is no renderer, are left to `answer` and `ss
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from tokenbus.gateway.vocabulary import Vocabulary
 
 _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
-"""What became of a row, as the library says."""
 _DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
 """The state of a row before, if Python shall take its stream's rows."""
@@ -29,7 +29,6 @@ class EventForm(NamedTuple):
     """What is the same in all events of a stream, but for its first and its last ones."""
 
     before: bytes
-    """What stands before a row's text."""
     behind: bytes
     """What stands behind it, up to the logprobs."""
     ending: bytes
@@ -43,8 +42,6 @@ class EventForm(NamedTuple):
 
 
 class _State(ctypes.Structure):
-    """A stream as the library has it."""
-
     _fields_ = (
         ("key", ctypes.c_uint64),
         ("around", ctypes.c_void_p),
@@ -71,44 +68,24 @@ class _Vocabulary(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("texts", "keys", "entries", "characters"))
 
 
+def _of_state(name: str) -> Any:  # noqa: ANN401 - a property, whose type its owner declares
+    return property(attrgetter(f"_state.{name}"), lambda stream, value: setattr(stream._state, name, value))  # noqa: SLF001
+
+
 class EventStream:
     """How far one choice has come: its own count, or the table's while it is open there."""
+
+    tokens: int = _of_state("tokens")
+    characters: int = _of_state("characters")
+    """How many characters begin in its tokens, where its logprobs say so."""
+    socket: int = _of_state("socket")
+    """The file descriptor that its events are sent to; below zero: they are given to its outbox."""
+    is_held: bool = _of_state("is_held")
 
     def __init__(self, form: EventForm | None = None) -> None:
         self.form = form
         self._state = _State(socket=-1)
         self._around = b""
-
-    @property
-    def tokens(self) -> int:
-        """How many of its tokens were written."""
-        return self._state.tokens  # type: ignore[no-any-return]
-
-    @tokens.setter
-    def tokens(self, count: int) -> None:
-        self._state.tokens = count
-
-    @property
-    def characters(self) -> int:
-        """How many characters begin in its tokens, where its logprobs say so."""
-        return self._state.characters  # type: ignore[no-any-return]
-
-    @characters.setter
-    def characters(self, count: int) -> None:
-        self._state.characters = count
-
-    @property
-    def socket(self) -> int:
-        """The file descriptor that its events are sent to; below zero: they are given to its outbox."""
-        return self._state.socket  # type: ignore[no-any-return]
-
-    @socket.setter
-    def socket(self, descriptor: int) -> None:
-        self._state.socket = descriptor
-
-    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - what it sets
-        """Leave its rows to Python, or no longer."""
-        self._state.is_held = is_held
 
     def open(self, key: int, state: _State, form: EventForm) -> None:
         """Count in a table from now on."""

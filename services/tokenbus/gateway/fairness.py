@@ -9,11 +9,9 @@ from typing import cast
 from tokenbus.gateway.errors import ApiError
 
 MOST_WAITING = 256
-"""Texts that may wait to be encoded."""
 SHORT_BYTES = 16_384
 """So much of each body is not counted: connections bound it."""
 _BODIES = 8
-"""How many of the largest bodies there is room for."""
 
 
 class FairTurns:
@@ -91,7 +89,6 @@ class BodyRoom:
         self.most = _BODIES * largest_body
         self.retry_after_ms = retry_after_ms
         self.size = 0
-        """The bytes that are counted."""
         self._held: defaultdict[Hashable, list[HeldBody]] = defaultdict(list)
 
     @contextlib.asynccontextmanager
@@ -146,7 +143,6 @@ class HeldBody:
         self.who = who
         self.task = task
         self.size = 0
-        """The bytes that are counted."""
         self.is_refused = False
         """Whether it is one too many: its task was cancelled."""
         self._room = room

@@ -42,11 +42,9 @@ class ModelCounts:
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
-        """By why they ended: `stop`, `length`, `abort` or `error`."""
         self.prompt_tokens = Histogram(_TOKENS)
         self.generation_tokens = Histogram(_TOKENS)
         self.first_token = Histogram(_FIRST)
-        """In seconds, as is the latency."""
         self.latency = Histogram(_WHOLE)
 
     def count(self, reason: str, prompt_tokens: int, tokens: int, seconds: float) -> None:
@@ -63,18 +61,14 @@ class Counts:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
-        """Requests over HTTP that were refused, by reason."""
         self.open_answers = 0
         self.left_clients = 0
         """Clients that disconnected before their answer had ended."""
         self.cut_clients = 0
-        """Clients that read nothing for too long."""
         self.broken_answers: Counter[str] = Counter()
         """Answers that had begun with status 200 and ended with an error, by its code."""
         self.refused_connections = 0
         self.late_requests = 0
-        """Requests that took too long to arrive."""
-        self.peak_outbox_bytes = 0
         self.to_socket = Histogram()
         """From a row's publication until it was written to its client's socket, in seconds."""
         self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
@@ -96,23 +90,21 @@ class Gateway:
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.repeated_log = repeated_log
         self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket)
-        self.callers = Callers(settings.gateway, repeated_log=repeated_log)
+        self.callers = Callers(settings.gateway, repeated_log)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.feeding: asyncio.Task[None] | None = None
-        """The task that hands out rows, while the gateway is served."""
         self.serving: asyncio.Task[None] | None = None
-        """The task of the HTTP server, while the gateway is served."""
         self.connections = 0
         """How many connections are open; the server sets it."""
 
     @property
     def unread_files(self) -> int:
         """How many files have changed and cannot be read; their former contents stay in force."""
-        return self.callers.is_unread + (self.certificate is not None and self.certificate.is_unread)
+        return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
         """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""

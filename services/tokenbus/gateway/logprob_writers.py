@@ -35,7 +35,6 @@ class Part(Protocol):
     """One member of a choice, made from the pieces of one or more rows."""
 
     name: bytes
-    """Its JSON name, with the colon."""
     is_empty: bool = False
     """Whether tokens add nothing to it."""
 

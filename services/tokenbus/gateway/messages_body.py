@@ -6,34 +6,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta
 
-from tokenbus.gateway.bodies import (
-    Body,
-    CalledFunction,
-    Chat,
-    Content,
-    ContentPart,
-    Description,
-    Effort,
-    EngineArguments,
-    Function,
-    FunctionChoice,
-    FunctionName,
-    Ignored,
-    Label,
-    Message,
-    Name,
-    ResponseFormat,
-    ResponseSchema,
-    Stops,
-    Temperature,
-    Tool,
-    ToolCall,
-    TopK,
-    TopP,
-    Variables,
-    Word,
-    says,
-)
+from tokenbus.gateway import bodies
+from tokenbus.gateway.bodies import Body, Content, Description, Effort, Ignored, Label, Name, Temperature, says
 from tokenbus.gateway.validation import invalid
 
 FIELDS: Mapping[str, str] = {
@@ -165,7 +139,7 @@ class TokenCount(Body, kw_only=True):
     tool_choice: Annotated[MessagesChoice | None, says("Whether, or which, tools are called.")] = None
     thinking: Annotated[ThinkingConfig | None, says("Whether the model thinks.")] = None
     output_config: Annotated[OutputConfig | None, says("How the model answers.")] = None
-    chat_template_kwargs: Annotated[Variables, says("Variables of the template.")] = None
+    chat_template_kwargs: Annotated[bodies.Variables, says("Variables of the template.")] = None
     cache_control: Ignored = None
     context_management: Ignored = None
     speed: Ignored = None
@@ -175,13 +149,13 @@ class Messages(TokenCount, kw_only=True):
     """A body of /v1/messages."""
 
     max_tokens: Annotated[int, says("The most tokens of the answer.")]
-    stop_sequences: Annotated[Stops | None, says("Texts that end the answer, and are cut off.")] = None
+    stop_sequences: Annotated[bodies.Stops | None, says("Texts that end the answer, and are cut off.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
-    top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
-    top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
-    vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
-    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+    top_k: Annotated[bodies.TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
+    top_p: Annotated[bodies.TopP | None, says("The probability mass that is kept.")] = None
+    vllm_xargs: Annotated[bodies.EngineArguments | None, says("What extensions of the engine take.")] = None
+    cache_salt: Annotated[bodies.Word | None, says("Prompts' states are shared within one salt.")] = None
     metadata: Ignored = None
     service_tier: Ignored = None
     inference_geo: Ignored = None
@@ -196,7 +170,7 @@ _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
 _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt")
 
 
-def chat_of(body: TokenCount) -> Chat:
+def chat_of(body: TokenCount) -> bodies.Chat:
     """Return the chat that a body is; raises an ApiError that names the body's field."""
     messages = list(_system(body.system))
     for place, turn in enumerate(body.messages):
@@ -207,9 +181,9 @@ def chat_of(body: TokenCount) -> Chat:
     continues = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
     form = None
     if config.format is not None:
-        schema = ResponseSchema(name="output", schema=config.format.schema)
-        form = ResponseFormat(type="json_schema", json_schema=schema)
-    chat = Chat(
+        schema = bodies.ResponseSchema(name="output", schema=config.format.schema)
+        form = bodies.ResponseFormat(type="json_schema", json_schema=schema)
+    chat = bodies.Chat(
         model=body.model,
         messages=messages,
         tools=list(map(_tool, body.tools or ())) or None,
@@ -228,17 +202,17 @@ def chat_of(body: TokenCount) -> Chat:
     return chat
 
 
-def _system(given: str | Sequence[TextBlock] | None) -> Iterator[Message]:
+def _system(given: str | Sequence[TextBlock] | None) -> Iterator[bodies.Message]:
     texts = [given] if isinstance(given, str) else [block.text for block in given or ()]
     text = "".join(each for each in texts if not each.startswith(_BILLING))
     if text:
-        yield Message(role="system", content=text)
+        yield bodies.Message(role="system", content=text)
 
 
-def _messages(turn: Turn, where: str) -> Iterator[Message]:
+def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
     """Yield the messages that a turn is: results of tools are messages of their own, and come first."""
     if isinstance(turn.content, str):
-        yield Message(role=turn.role, content=turn.content)
+        yield bodies.Message(role=turn.role, content=turn.content)
         return
     texts, thoughts, calls = [], [], []
     for place, block in enumerate(turn.content):
@@ -246,18 +220,18 @@ def _messages(turn: Turn, where: str) -> Iterator[Message]:
             kind = block.__struct_config__.tag
             raise invalid(f"{where}[{place}]", f"a block that a message of the role {turn.role} may have, got {kind}")
         if isinstance(block, TextBlock):
-            texts.append(ContentPart(type="text", text=block.text))
+            texts.append(bodies.ContentPart(type="text", text=block.text))
         elif isinstance(block, Thinking):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUse):
-            function = CalledFunction(name=block.name, arguments=orjson.dumps(block.input).decode())
-            calls.append(ToolCall(id=block.id, type="function", function=function))
+            function = bodies.CalledFunction(name=block.name, arguments=orjson.dumps(block.input).decode())
+            calls.append(bodies.ToolCall(id=block.id, type="function", function=function))
         elif isinstance(block, ToolResult):
             result = block.content
             text = result if isinstance(result, str) else "\n".join(each.text for each in result or ())
-            yield Message(role="tool", content=text, tool_call_id=block.tool_use_id)
+            yield bodies.Message(role="tool", content=text, tool_call_id=block.tool_use_id)
     if texts or thoughts or calls:
-        yield Message(
+        yield bodies.Message(
             role=turn.role,
             content=texts[0].text if len(texts) == 1 else texts or None,
             reasoning="".join(thoughts) or None,
@@ -265,15 +239,15 @@ def _messages(turn: Turn, where: str) -> Iterator[Message]:
         )
 
 
-def _tool(tool: MessagesTool) -> Tool:
+def _tool(tool: MessagesTool) -> bodies.Tool:
     parameters = {"type": "object", **tool.input_schema}
-    function = Function(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
-    return Tool(type="function", function=function)
+    function = bodies.Function(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+    return bodies.Tool(function=function)
 
 
-def _choice(choice: MessagesChoice) -> Literal["none", "auto", "required"] | FunctionChoice:
+def _choice(choice: MessagesChoice) -> Literal["none", "auto", "required"] | bodies.FunctionChoice:
     if choice.type == "tool":
         if choice.name is None:
             raise invalid("tool_choice.name", "required where the type is tool, got nothing")
-        return FunctionChoice(function=FunctionName(name=choice.name))
+        return bodies.FunctionChoice(function=bodies.FunctionName(name=choice.name))
     return "required" if choice.type == "any" else choice.type

@@ -48,7 +48,6 @@ class MessagesFormat(Format):
         self._head = {"id": f"msg_{key:016x}", "type": "message", "role": "assistant", "model": request.model}
         self._calls = call_writer(request)
         self._block = -1
-        """The number of the content block that began last."""
         self._kind = ""
         """What it is, where it may go on."""
         self._has_calls = False

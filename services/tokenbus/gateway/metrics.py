@@ -88,7 +88,6 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         is_histogram=True,
     ),
 )
-"""All metrics of a gateway."""
 
 
 def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[str, T]]:

@@ -220,11 +220,8 @@ def document(types: RequestTypes) -> dict[str, Any]:
         *(Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer),
         *(MessagesAnswer, TokenCountAnswer, MessagesError, ResponsesAnswer, GenerateAnswer),
     )
-    bodies = (
-        *(types.completion, types.chat, types.messages, types.token_count, types.responses),
-        *(types.generate, types.inspection, types.tokenization, types.detokenization),
-    )
-    _, schemas = msgspec.json.schema_components((*bodies, *answers), ref_template=_SCHEMAS + "{name}")
+    shown = (*types.bounded.values(), *answers)
+    _, schemas = msgspec.json.schema_components(shown, ref_template=_SCHEMAS + "{name}")
     schemas["Tokenization"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": kind}}}
         for name, kind in (("prompt", "string"), ("messages", "array"))

@@ -9,7 +9,6 @@ from tokenbus.gateway.bodies import Chat, Generation, ResponseFormat, Structured
 from tokenbus.gateway.validation import check_json, invalid, json_text
 
 _MAX_FORM_BYTES = 262_144
-"""Of the JSON Schema of an answer, or of all tools."""
 _MEMBERS = {
     "json": ("json_schema", "schema"),
     "regex": ("regex", "pattern"),
@@ -84,14 +83,12 @@ class ForcedCall(NamedTuple):
     name: str | None
     """None: any of the functions; the output is a list of objects with `name` and `parameters`."""
     schema: str
-    """The JSON Schema of the output."""
 
 
 class AutoCalls(NamedTuple):
     """Functions that the model may call, in the text that it writes."""
 
     parser: str
-    """The name of the parser that finds the calls."""
     is_one: bool
     """Whether only the first call counts."""
 

@@ -1,15 +1,18 @@
 """PromptEncoder: the token ids of texts and chats, within the gateway's bounds."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tokenbus.gateway.bodies import Chat, Tokenization
 from tokenbus.gateway.validation import invalid, json_text
-from tokenbus.gateway.vocabulary import Template, Vocabulary
+from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.settings import GatewaySettings
 from tokenbus.settings.errors import shown
+
+if TYPE_CHECKING:  # the extra models may be missing
+    from tokenbus.model_files import ChatTemplate
 
 _MAX_PROMPTS_SHARE = 4
 """The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
@@ -26,7 +29,6 @@ class Cut(NamedTuple):
     """How prompts that are too long are cut, as in vLLM."""
 
     most: int
-    """How many tokens stay."""
     side: str | None
     """Where tokens go, `left` or `right`, those around the text too; None: the text's own, at its left."""
 
@@ -128,7 +130,7 @@ def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
 
 
-def _variables_of(body: Chat | Tokenization, template: Template | None = None) -> dict[str, Any]:
+def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
     """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")

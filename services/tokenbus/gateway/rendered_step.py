@@ -19,8 +19,19 @@ _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
+def _listed(column: str) -> "cached_property[list[int]]":
+    return cached_property(lambda step: getattr(step.batch, column).tolist())
+
+
 class RenderedStep:
     """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
+
+    statuses = _listed("statuses")
+    counts = _listed("token_counts")
+    top_ks = _listed("top_ks")
+    """How many alternatives each of a row's tokens has."""
+    ids = _listed("token_ids")
+    ranks = _listed("ranks")
 
     def __init__(
         self,
@@ -39,21 +50,11 @@ class RenderedStep:
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     @cached_property
-    def statuses(self) -> list[int]:
-        """Each row's status."""
-        return self.batch.statuses.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
     def stops(self) -> dict[int, int]:
         """By row number, which of its request's own stops ended it, as the column has it."""
         batch = self.batch
         stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
         return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """How many tokens each row has."""
-        return self.batch.token_counts.tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def begins(self) -> list[int]:
@@ -69,11 +70,6 @@ class RenderedStep:
     def scored_begins(self) -> list[int]:
         """Each row's first logprob and rank."""
         return self._all_begins[1].tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def top_ks(self) -> list[int]:
-        """How many alternatives each of a row's tokens has."""
-        return self.batch.top_ks.tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def alternative_begins(self) -> list[int]:
@@ -111,11 +107,6 @@ class RenderedStep:
         return self._weights.of(int(self.batch.request_keys[place]), end)
 
     @cached_property
-    def ids(self) -> list[int]:
-        """All token ids."""
-        return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
     def character_begins(self) -> list[int]:
         """How many characters begin before each token, and in total."""
         return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
@@ -124,11 +115,6 @@ class RenderedStep:
     def special_character_begins(self) -> list[int]:
         """The same in a text that has special tokens' names, too."""
         return [0, *accumulate(map(self.vocabulary.special_characters.__getitem__, self.ids))]
-
-    @cached_property
-    def ranks(self) -> list[int]:
-        """The ranks of scored tokens."""
-        return self.batch.ranks.tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def logprobs(self) -> list[bytes]:

@@ -119,19 +119,14 @@ class RequestTypes:
             "logprobs": alternatives,
             "prompt": Annotated[Any, says("", anyOf=prompts)],
         }
-        self.completion = _bounded(Completion, bounds | of_completions)
-        self.chat = _bounded(Chat, bounds)
-        self.messages = _bounded(Messages, bounds)
-        self.token_count = _bounded(TokenCount, bounds)
-        self.responses = _bounded(Responses, bounds)
+        same = (Chat, Messages, TokenCount, Responses, Inspection, Tokenization, Detokenization)
+        self.bounded: dict[type[Body], type[Body]] = {kind: _bounded(kind, bounds) for kind in same}
+        self.bounded[Completion] = _bounded(Completion, bounds | of_completions)
         params = _bounded(SamplingParams, bounds | of_completions)
-        self.generate = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
-        self.inspection = _bounded(Inspection, bounds)
-        self.tokenization = _bounded(Tokenization, bounds)
-        self.detokenization = _bounded(Detokenization, bounds)
+        self.bounded[Generate] = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
-        """Return a body as one of the types; raises an ApiError that names the field, the limit and the value.
+        """Return a body as a type with its bounds; raises an ApiError that names the field, the limit and the value.
 
         A completion's prompt is returned as a list of prompts.
         """
@@ -143,7 +138,7 @@ class RequestTypes:
             for name in value:
                 if name not in kind.__struct_fields__:
                     raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
-        body: B = converted(value, kind)
+        body: B = converted(value, self.bounded[kind])
         self._check(body)
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
@@ -151,7 +146,7 @@ class RequestTypes:
             try:
                 self._check(body.sampling_params)
             except ApiError as error:
-                raise error.within("sampling_params") from None
+                raise error.renamed({str(error.param): f"sampling_params.{error.param}"}) from None
         return body
 
     def _check(self, body: Body) -> None:

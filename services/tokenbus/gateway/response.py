@@ -19,7 +19,6 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 RAW_SEND = "tokenbus.send"
-"""The key of the server's own `send` in a scope's extensions."""
 _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
@@ -76,7 +75,6 @@ class AnswerResponse(Response):
             if self._answer.error is not None and self._answer.error.code == "slow_client":
                 values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
                 self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
-            self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
             # Rows that still come are dropped.
             self._answer.outbox.close()

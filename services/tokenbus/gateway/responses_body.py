@@ -6,31 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tokenbus.gateway.bodies import (
-    Body,
-    CalledFunction,
-    Chat,
-    Content,
-    ContentPart,
-    Description,
-    Effort,
-    FullSampling,
-    Function,
-    FunctionChoice,
-    FunctionName,
-    Ignored,
-    Label,
-    Message,
-    Name,
-    Null,
-    ResponseFormat,
-    ResponseSchema,
-    Tool,
-    ToolCall,
-    Variables,
-    only,
-    says,
-)
+from tokenbus.gateway import bodies
+from tokenbus.gateway.bodies import Body, Content, Effort, Ignored, Name, Null, only, says
 from tokenbus.gateway.validation import invalid
 
 FIELDS: Mapping[str, str] = {
@@ -124,21 +101,16 @@ class ReasoningItem(Item, kw_only=True, tag="reasoning"):
     encrypted_content: Null = None
 
 
-class ResponsesTool(Body, kw_only=True):
+class ResponsesTool(bodies.Function, kw_only=True):
     """A function that the model may call."""
 
     type: Annotated[_Kind, says("The kind of tool.")]
-    name: Annotated[Label, says("Its name.")]
-    description: Annotated[Description | None, says("What it does.")] = None
-    parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
-    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
 
 
-class ResponsesChoice(Body, kw_only=True):
+class ResponsesChoice(bodies.FunctionName, kw_only=True):
     """The function that the model must call."""
 
     type: Annotated[_Kind, says("The kind of tool.")]
-    name: Annotated[Label, says("One of the functions of tools.")]
 
 
 class TextFormat(Body, kw_only=True):
@@ -179,7 +151,7 @@ _Tools = Annotated[list[ResponsesTool], Meta(max_length=128)]
 _Includes = Annotated[list[_Include], Meta(max_length=16)]
 
 
-class Responses(FullSampling, kw_only=True):
+class Responses(bodies.FullSampling, kw_only=True):
     """A body of /v1/responses."""
 
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
@@ -198,7 +170,7 @@ class Responses(FullSampling, kw_only=True):
     include: Annotated[_Includes | None, says(f"With {_LOGPROBS}, tokens have their logprobs.")] = None
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut at its left.")] = None
-    chat_template_kwargs: Variables = None
+    chat_template_kwargs: bodies.Variables = None
     background: Annotated[Any, only("background")] = None
     previous_response_id: Null = None
     conversation: Null = None
@@ -208,7 +180,7 @@ class Responses(FullSampling, kw_only=True):
 
 _UNFINISHED = ("in_progress", "incomplete")
 _SAME = (
-    *(name for name in FullSampling.__struct_fields__ if name != "metadata"),
+    *(name for name in bodies.FullSampling.__struct_fields__ if name != "metadata"),
     *("model", "stream", "parallel_tool_calls", "chat_template_kwargs"),
 )
 
@@ -225,26 +197,22 @@ def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
     return {**value, "input": named}
 
 
-def chat_of(body: Responses) -> Chat:
+def chat_of(body: Responses) -> bodies.Chat:
     """Return the chat that a body is; raises an ApiError that names the body's field."""
     has_logprobs = _LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
         raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
-    if body.stream_options is not None:
-        if not body.stream:
-            raise invalid("stream_options", "only where stream is true, got it without")
-        if body.stream_options.include_obfuscation:
-            raise invalid("stream_options.include_obfuscation", "only false, got true")
-    given = body.tool_choice
-    choice = FunctionChoice(function=FunctionName(name=given.name)) if isinstance(given, ResponsesChoice) else given
+    given, choice = body.stream_options, body.tool_choice
+    options = None if given is None else bodies.StreamOptions(include_obfuscation=given.include_obfuscation)
     continues = _continues(body)
-    return Chat(
+    return bodies.Chat(
         messages=_messages(body),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         max_tokens=body.max_output_tokens,
+        stream_options=options,
         tools=list(map(_tool, body.tools or ())) or None,
-        tool_choice=choice,
+        tool_choice=bodies.FunctionChoice(function=choice) if isinstance(choice, ResponsesChoice) else choice,
         response_format=_form(body.text),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         logprobs=has_logprobs,
@@ -283,29 +251,30 @@ def _continues(body: Responses) -> bool:
     return isinstance(last, InputMessage) and last.role == "assistant" and last.status in _UNFINISHED
 
 
-def _messages(body: Responses) -> list[Message]:
-    messages = [Message(role="system", content=body.instructions)] if body.instructions else []
+def _messages(body: Responses) -> list[bodies.Message]:
+    messages = [bodies.Message(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return [*messages, Message(role="user", content=body.input)]
+        return [*messages, bodies.Message(role="user", content=body.input)]
     for item in body.input:
         if isinstance(item, FunctionCallOutput):
             output = item.output
             text = output if isinstance(output, str) else "\n".join(part.text for part in output)
-            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
+            messages.append(bodies.Message(role="tool", content=text, tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append(Message(role=item.role, content=_content(item.content)))
+            messages.append(bodies.Message(role=item.role, content=_content(item.content)))
         else:
             _add_to_answer(messages, item)
     return messages
 
 
-def _add_to_answer(messages: list[Message], item: InputMessage | FunctionCall | ReasoningItem) -> None:
+def _add_to_answer(messages: list[bodies.Message], item: InputMessage | FunctionCall | ReasoningItem) -> None:
     """Add an item to the assistant's last message, or begin one: what it thinks, says and calls is one message."""
     last = messages[-1] if messages and messages[-1].role == "assistant" else None
     if isinstance(item, FunctionCall):
-        function = CalledFunction(name=item.name, arguments=item.arguments)
+        function = bodies.CalledFunction(name=item.name, arguments=item.arguments)
         last = last or _begun(messages)
-        last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, type="function", function=function)]
+        call = bodies.ToolCall(id=item.call_id, type="function", function=function)
+        last.tool_calls = [*(last.tool_calls or ()), call]
     elif isinstance(item, ReasoningItem):
         text = "".join(part.text for part in item.content or ())
         if text:
@@ -316,29 +285,27 @@ def _add_to_answer(messages: list[Message], item: InputMessage | FunctionCall | 
         last.content = _content(item.content)
 
 
-def _begun(messages: list[Message]) -> Message:
-    messages.append(Message(role="assistant"))
+def _begun(messages: list[bodies.Message]) -> bodies.Message:
+    messages.append(bodies.Message(role="assistant"))
     return messages[-1]
 
 
-def _content(given: str | Sequence[InputText | OutputText]) -> str | list[ContentPart]:
+def _content(given: str | Sequence[InputText | OutputText]) -> str | list[bodies.ContentPart]:
     if isinstance(given, str):
         return given
-    return given[0].text if len(given) == 1 else [ContentPart(type="text", text=part.text) for part in given]
+    return given[0].text if len(given) == 1 else [bodies.ContentPart(type="text", text=part.text) for part in given]
 
 
-def _tool(tool: ResponsesTool) -> Tool:
-    return Tool(
-        type="function",
-        function=Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict),
-    )
+def _tool(tool: ResponsesTool) -> bodies.Tool:
+    members = {name: getattr(tool, name) for name in bodies.Function.__struct_fields__}
+    return bodies.Tool(function=bodies.Function(**members))
 
 
-def _form(text: TextConfig | None) -> ResponseFormat | None:
+def _form(text: TextConfig | None) -> bodies.ResponseFormat | None:
     form = None if text is None else text.format
     if form is None:
         return None
     if form.schema is not None and form.type != "json_schema":
         raise invalid("text.format.schema", f"only where the type is json_schema, got it with {form.type}")
-    schema = ResponseSchema(name=form.name or "", schema=form.schema) if form.type == "json_schema" else None
-    return ResponseFormat(type=form.type, json_schema=schema)
+    schema = bodies.ResponseSchema(name=form.name or "", schema=form.schema) if form.type == "json_schema" else None
+    return bodies.ResponseFormat(type=form.type, json_schema=schema)

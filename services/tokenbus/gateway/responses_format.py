@@ -34,11 +34,9 @@ class ResponsesFormat(Format):
         self._calls = call_writer(request)
         self._numbered = 0
         self._items: list[dict[str, Any]] = []
-        """The items of the output that have ended."""
         self._item: dict[str, Any] | None = None
         """The one that has not."""
         self._texts: list[str] = []
-        """Its text, or its arguments, so far."""
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
         """Return how far the answer has come."""

@@ -166,7 +166,6 @@ class Routes:
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
-        """Return what some work returns; it is cancelled when the client leaves."""
         working = asyncio.create_task(work)
         watching: set[asyncio.Future[Any]] = {working}
         try:
@@ -317,8 +316,6 @@ class _Direct:
 
 
 class _Counted:
-    """Middleware that counts answers by route and status."""
-
     def __init__(self, app: ASGIApp, counts: Counts, paths: set[str]) -> None:
         self._app = app
         self._counts = counts

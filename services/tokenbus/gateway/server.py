@@ -13,7 +13,7 @@ from typing import cast
 import uvicorn
 
 from tokenbus.gateway.acceptor import Acceptor
-from tokenbus.gateway.connection import Connection, bounded
+from tokenbus.gateway.connection import Connection
 from tokenbus.gateway.gateway import Gateway, gateway_of
 from tokenbus.gateway.metrics import gateway_collector
 from tokenbus.gateway.routes import Routes
@@ -46,10 +46,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None  # noqa: S101
         await self.lifespan.startup()
-        config, gateway = self.config, self._gateway
-        protocol = cast("type[Connection]", config.http_protocol_class)
-        make = partial(protocol, config, self.server_state, self.lifespan.state)
-        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, gateway)
+        make = partial(Connection, self._gateway, self.config, self.server_state, self.lifespan.state)
+        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, self._gateway)
         self._acceptor.start()
         self.servers = []
         self.started = True
@@ -101,7 +99,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
         async with gateway_of(settings) as gateway, _observed(gateway):
             config = uvicorn.Config(
                 Routes(gateway).app(),
-                http=bounded(settings.gateway, gateway.counts),
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 loop="none",

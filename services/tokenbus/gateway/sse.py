@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from tokenbus.client.weight_spans import WeightSpan
-from tokenbus.gateway.answer import Answer, Choice, ChoicesAnswer, broken, reason_of
+from tokenbus.gateway.answer import REASONS, UNRECOVERABLE, Answer, Choice, ChoicesAnswer, unrecoverable
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.errors import ApiError
@@ -137,16 +137,17 @@ class InspectedAnswer(Answer):
         self.tokens += count
         if count:
             self.outbox.put(event("row", self._row(view, place, ids, position)), view.produced_at_ns)
-        error = broken(view, place, self.tokens)
-        reason = "stop" if self._stopping.is_stopped else reason_of(view, place)
-        if error is not None:
-            self.end(error)
-        elif reason is not None:
+        status = view.statuses[place]
+        if status == UNRECOVERABLE:
+            self.end(unrecoverable(self.tokens))
+            return False
+        reason = REASONS.get(status) if self._stopping.stop is None else "stop"
+        if reason is not None:
             spans = versions_of(view.weight_spans(place))
             versions = {"weight_versions": spans} if spans else {}
             self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens, **versions}))
             self.outbox.close()
-        return reason is None and error is None
+        return reason is None
 
     def _error_event(self, error: ApiError) -> bytes:
         members = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}

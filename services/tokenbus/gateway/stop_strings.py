@@ -16,9 +16,7 @@ class Stopping(NamedTuple):
     min_tokens: int = 0
     """A stop text counts where it ends behind so many tokens."""
     is_included: bool = False
-    """Whether the stop belongs to the text."""
     shows_special: bool = False
-    """Whether the text has special tokens' names, too."""
 
 
 class RunningText:
@@ -44,11 +42,6 @@ class RunningText:
         self.stop: str | None = None
         """The stop that has appeared; later text is ignored."""
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop has appeared."""
-        return self.stop is not None
-
     def add(self, data: bytes) -> str:
         """Add bytes, and return the text that is complete."""
         if not self.is_split:
@@ -73,13 +66,13 @@ class RunningText:
             self._tokens += 1
             texts.append(self.add(piece))
             taken += 1
-            if self.is_stopped:
+            if self.stop is not None:
                 break
         return "".join(texts), taken
 
     def end(self) -> str:
         """Return what was held back for a stop, at the end."""
-        if self.is_stopped:
+        if self.stop is not None:
             return ""
         text, self._held = self._held, ""
         return text
@@ -96,7 +89,7 @@ class RunningText:
         return certain
 
     def _certain(self, text: str) -> str:
-        if self.is_stopped:
+        if self.stop is not None:
             return ""
         before, text = len(self._held), self._held + text
         places = [] if self._least and self._tokens <= self._least else self._places(text, before)

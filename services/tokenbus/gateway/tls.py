@@ -16,7 +16,7 @@ class Certificate:
 
     def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         self._settings = settings
-        self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
+        self.files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
         self._repeated_log = repeated_log
         self.context = _context()
         try:
@@ -28,16 +28,11 @@ class Certificate:
     def refresh(self) -> None:
         """Load it again if it has changed; call it periodically."""
         try:
-            if self._files.refresh(self._load):
+            if self.files.refresh(self._load):
                 _log.info("certificate read", file=self._settings.tls_certificate)
         except OSError as error:
             reason = _reason(error)
             self._repeated_log.begin(reason, _log.error, "the certificate cannot be read", reason=reason)
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether a file has changed and cannot be used: the certificate before stays in use."""
-        return self._files.is_unread
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key

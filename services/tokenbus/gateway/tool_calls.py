@@ -44,16 +44,15 @@ class CallWriter:
 
     def message(self, text: str) -> dict[str, Any]:
         """Return a whole output's members of a message: no text, and `tool_calls`."""
-        calls = self.calls(text)
+        calls = self._calls_in(text)
         return {"content": "", "tool_calls": calls} if calls else {"content": ""}
 
-    def calls(self, text: str) -> list[dict[str, Any]]:
-        """Return a whole output's `tool_calls`; none where it ended before it was complete."""
+    def _calls_in(self, text: str) -> list[dict[str, Any]]:
+        """Return the calls of an output; none where it ended before it was complete."""
         if self._name is not None:
             return [_call(self._name, text)] if text.strip() else []
         try:
-            found = json.loads(text)
-            return [_call(each["name"], written(each["parameters"])) for each in found]
+            return [_call(each["name"], written(each["parameters"])) for each in json.loads(text)]
         except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deeply for Python
             return []
 

@@ -26,7 +26,6 @@ class Call(NamedTuple):
 
     name: str
     arguments: str
-    """A text in JSON."""
 
 
 class Found(NamedTuple):
@@ -44,9 +43,7 @@ class ToolParser(ABC):
 
     def __init__(self) -> None:
         self.held = 0
-        """How many characters are held back."""
         self._held: list[str] = []
-        """The pieces of what may be a call."""
         self._content: list[str] = []
         self._calls: list[Call] = []
 
@@ -156,11 +153,9 @@ class _OnlyCalls(ToolParser):
         """What came before the bracket, behind the last call."""
         self._depth = 0
         self._quote = ""
-        """What ends the string that has begun."""
         self._is_escaped = False
         self._has_calls = False
         self._is_text = False
-        """Whether the rest is a text."""
 
     @abstractmethod
     def _calls_in(self, text: str) -> list[Call] | None:
@@ -311,7 +306,6 @@ def _argument(node: ast.keyword) -> str:
 
 
 def _python_name(node: ast.expr) -> str:
-    """Return a name, which may have dots."""
     match node:
         case ast.Name(name):
             return name

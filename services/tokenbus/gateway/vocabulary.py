@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from tokenbus.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer,
 from tokenbus.settings import SettingsError
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 
+if TYPE_CHECKING:  # the extra models may be missing
+    from tokenbus.model_files import ChatTemplate, ModelTokenizer
+
 T = TypeVar("T")
 _CONTINUATION = 0x80
 """The two highest bits of a UTF-8 continuation byte."""
@@ -24,7 +27,6 @@ class Numbers:
     """The tokenizer of engines without text: a token's text is its id, and a text's tokens are its bytes."""
 
     vocabulary_size = 0
-    """None has a text of its own."""
 
     def encode(self, text: str) -> list[int]:
         """Return a text's bytes."""
@@ -33,40 +35,6 @@ class Numbers:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the id as text."""
         return _number(token_id)
-
-
-class Template(Protocol):
-    """Writes chats as a model knows them."""
-
-    def reserves(self, name: str) -> bool:
-        """Tell whether its author relies on a name, as on a special token's; no variable may have that."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Any],
-        variables: Mapping[str, Any],
-        *,
-        continues_last: bool,
-        most: int,
-    ) -> str:
-        """Return the text of a chat; raises ValueError, as for one of more than `most` characters."""
-
-
-@runtime_checkable
-class OfModel(Protocol):
-    """What the tokenizer of a model's folder has beyond others; `model_files.ModelTokenizer` is one."""
-
-    chat_template: Template | None
-
-    def encode_chat(self, text: str) -> list[int]:
-        """Return the token ids of a text to which nothing is added."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones too."""
-
-    def token_name(self, token_id: int) -> str | None:
-        """Return what the vocabulary calls a token; None for an id without a token."""
 
 
 class Tables(NamedTuple):
@@ -82,9 +50,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
+        self._of_model = cast("ModelTokenizer", tokenizer) if hasattr(tokenizer, "chat_template") else None
         self.probes = probed(encoder_of(tokenizer))
-        """What it makes of certain texts."""
         self.digest = digest_of(tokenizer, self.probes)
         """What a worker's tokenizer has to have in common with this one; 0: nothing."""
         self.size = size = tokenizer.vocabulary_size
@@ -149,7 +116,7 @@ class Vocabulary:
         return self._of_model is not None
 
     @property
-    def chat_template(self) -> Template:
+    def chat_template(self) -> "ChatTemplate":
         """The model's chat template; an ApiError says that there is none."""
         template = None if self._of_model is None else self._of_model.chat_template
         if template is None:

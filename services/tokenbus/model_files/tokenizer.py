@@ -49,7 +49,6 @@ class ModelTokenizer:
             raise ModelFilesError(f"{path}: {error}") from None
         templates = templates_in(folder, config)
         self.chat_template = ChatTemplate(templates, _special_tokens(config)) if templates else None
-        """The model's chat template, if it has one."""
 
     @property
     def vocabulary_size(self) -> int:

@@ -23,7 +23,6 @@ from tokenbus_contracts.native.library import LibraryError, open_library
 LIBRARY = Path(__file__).with_name("render.so")
 SOURCE = Path(__file__).with_name("render.c")
 NO_FRAGMENT, NO_ROOM = -1, -2
-"""Why nothing was written."""
 FIRST_BYTES, MOST_BYTES = 2**16, 2**26
 """What is written into grows from the first to the second."""
 _POINTERS = (
@@ -180,13 +179,6 @@ def place_of(array: npt.NDArray[Any]) -> int:
     """Return where an array lies in memory, which takes 3 us."""
     place: int = array.__array_interface__["data"][0]
     return place
-
-
-def number(value: float) -> bytes:
-    """Return a float32 as the compiled renderer writes it; empty: it is out of its range. For tests."""
-    out = ctypes.create_string_buffer(32)
-    size = _library.tokenbus_number(ctypes.c_float(value), out)
-    return out.raw[:size]
 
 
 def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
