@@ -56,6 +56,6 @@ async def test_time_moves_twice_in_one_turn() -> None:
     clock.set(7.0)
     await turns()
     assert [wait.done() for wait in waits] == [True, True, False]
-    assert (clock.now(), clock.waits) == (7.0, 3)
+    assert clock.now() == 7.0
     clock.set(8.0)
     assert await waits[2] is False

@@ -44,8 +44,7 @@ class SharedContext:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._authenticator: Authenticator | None = None
-        self._guard: Guard | None = None
+        self._listening: tuple[Authenticator, Guard] | None = None
         self._open = 0
 
     def socket(self, kind: int) -> "zmq.Socket[bytes]":
@@ -56,32 +55,24 @@ class SharedContext:
         self._open += 1
         return socket
 
-    def authenticator(self) -> Authenticator:
-        """Return the authenticator of all handshakes; a socket must be open."""
-        if self._context is None:
-            raise RuntimeError("an authenticator needs an open socket")
-        if self._authenticator is None:
-            self._authenticator = Authenticator(self._context)
-        return self._authenticator
-
-    def guard(self, settings: BusSettings) -> Guard:
-        """Return the guard of the connections to all listening sockets; a socket must be open."""
-        if self._guard is None:
-            self._guard = Guard(settings, self._now)
-        return self._guard
+    def listening(self, settings: BusSettings) -> tuple[Authenticator, Guard]:
+        """Return what all listening sockets share; a socket must be open."""
+        if self._listening is None and self._context is not None:
+            self._listening = Authenticator(self._context), Guard(settings, self._now)
+        if self._listening is None:
+            raise RuntimeError("no socket is open")
+        return self._listening
 
     async def leave(self) -> None:
         """End the context with its last socket; that waits until what was sent is out, at most for the linger."""
         self._open -= 1
         if self._open or self._context is None:
             return
-        context, authenticator, guard = self._context, self._authenticator, self._guard
-        self._context = self._authenticator = self._guard = None
+        context, listening = self._context, self._listening
+        self._context = self._listening = None
         try:
-            if authenticator is not None:
-                await authenticator.close()
-            if guard is not None:
-                await guard.close()
+            for each in listening or ():
+                await each.close()
         finally:
             await asyncio.to_thread(context.term)
 
@@ -105,7 +96,7 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.IPV6, int("[" in binding.address))
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
         socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
-        authenticator, guard = self._listening.authenticator(), self._listening.guard(self._settings)
+        authenticator, guard = self._listening.listening(self._settings)
         allowed, server_key = None, b""
         if keys is not None:
             own, allowed = keys

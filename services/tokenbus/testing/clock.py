@@ -23,8 +23,6 @@ class ManualClock:
         """Until when each wait lasts."""
         self._runs_since: float | None = None
         """Since when of the machine's clock it runs by itself."""
-        self.waits = 0
-        """How many waits have begun."""
 
     def now(self) -> float:
         """Return the time, in seconds."""
@@ -54,7 +52,6 @@ class ManualClock:
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait until an event is set, or until the test has let so many seconds pass; return whether it is set."""
-        self.waits += 1
         if not event.is_set() and seconds <= 0:
             await asyncio.sleep(0)
         elif not event.is_set():

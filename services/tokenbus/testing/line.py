@@ -104,7 +104,6 @@ class _LineConnection:
         self._again: deque[list[bytes]] = deque()
 
     async def receive(self) -> list[bytes]:
-        """Return the next message that arrives."""
         while not self._again:
             parts = await self.inner.receive()
             await self._line.flows()
@@ -138,12 +137,10 @@ class _LineConnection:
             self._held.popleft()
 
     def cut(self) -> None:
-        """Break, with what is on its way in either direction."""
         self._held.clear()
         self._again.clear()
         self.inner.cut()
 
     async def close(self) -> None:
-        """Close."""
         self._line.closed(self)
         await self.inner.close()

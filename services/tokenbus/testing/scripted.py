@@ -140,13 +140,11 @@ class _Row:
 
     @property
     def count(self) -> int:
-        """How many tokens the next step has."""
         until = [each for each in (self.answer.fails_after, self.answer.breaks_after) if each is not None]
         return 0 if self.is_aborted else min(self.answer.tokens_per_step, min([self._size, *until]) - self.position)
 
     @property
     def status(self) -> RowStatus:
-        """How the next step leaves it."""
         if self.is_aborted:
             return RowStatus.ABORTED
         if self.position + self.count < self._size:
@@ -155,7 +153,6 @@ class _Row:
 
     @property
     def draft(self) -> Sequence[Alternative]:
-        """What the draft model proposes in the next step."""
         return () if self.is_aborted else next(islice(self.answer.drafts, self._step, None), ())
 
     def has_come_to(self, place: int | None) -> bool:

@@ -112,26 +112,26 @@ class CommandRunner:
         if not name:
             self._refuse(control, "command: one that this worker knows, got another")
             return
-        try:
-            if name in _NEEDS_NO_WORK:
-                self._check_can(control)
-                self._pause_engine(getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP)
-                self._begun = control
-            else:
-                getattr(self, f"_{name}")(control)
-                self._done(control)
-        except EngineBrokenError:
-            raise
-        except Exception as error:  # noqa: BLE001 - it refuses the command, whatever the engine raised
+        if name not in _NEEDS_NO_WORK:
+            self._finish(control, _raised_by(getattr(self, f"_{name}"), control))
+        elif error := _raised_by(self._pause_for, control):
             self._refuse(control, error)
+        else:
+            self._begun = control
 
-    def _check_can(self, control: Control) -> None:
+    def _pause_for(self, control: Control) -> None:
+        """Have the engine come to a halt for a command that needs one, if it can do it then."""
         name = _name(control)
-        self._method("pause", name)
+        pause = self._method("pause", name)
         if name != "pause" and not (name == "sleep" and not control.sleep.level):
             self._method(name, name)
         if name == "sleep" and self._is_sleeping:
             raise ValueError("sleep: an engine that is awake, got one that sleeps")
+        mode = getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP
+        pause(running=mode == PauseMode.PAUSE_MODE_KEEP)
+        self._is_paused = True
+        if mode == PauseMode.PAUSE_MODE_ABORT:
+            self._end_all()
 
     def _method(self, name: str, asked: str) -> Callable[..., Any]:
         method = getattr(self._engine, name, None)
@@ -140,32 +140,12 @@ class CommandRunner:
         found: Callable[..., Any] = method
         return found
 
-    def _pause_engine(self, mode: int) -> None:
-        self._method("pause", "pause")(running=mode == PauseMode.PAUSE_MODE_KEEP)
-        self._is_paused = True
-        if mode == PauseMode.PAUSE_MODE_ABORT:
-            self._end_all()
-
     def _do_without_work(self, control: Control) -> None:
-        error: Exception | None = None
-        try:
-            # Those that run stay where they are, too, once those that were waited for have ended.
-            self._method("pause", "pause")(running=True)
-            getattr(self, f"_{_name(control)}")(control)
-        except EngineBrokenError:
-            raise
-        except Exception as raised:  # noqa: BLE001 - as above
-            error = raised
-        try:
-            self._go_on()
-        except EngineBrokenError:
-            raise
-        except Exception as raised:  # noqa: BLE001 - as above
-            error = error or raised
-        if error is None:
-            self._done(control)
-        else:
-            self._refuse(control, error)
+        # Those that run stay where they are, too, once those that were waited for have ended.
+        error = _raised_by(self._method("pause", "pause"), running=True)
+        error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
+        not_resumed = _raised_by(self._go_on)
+        self._finish(control, error or not_resumed)
 
     def _go_on(self) -> None:
         if self._is_paused and not (
@@ -299,8 +279,11 @@ class CommandRunner:
             **getattr(self._engine, "facts", {}),
         )
 
-    def _done(self, control: Control) -> None:
-        self._publish(ControlAnswer(control_key=control.control_key, state=self.state))
+    def _finish(self, control: Control, error: Exception | None) -> None:
+        if error is not None:
+            self._refuse(control, error)
+        else:
+            self._publish(ControlAnswer(control_key=control.control_key, state=self.state))
 
     def _refuse(self, control: Control, error: object) -> None:
         said = str(error) if isinstance(error, ValueError | str) else f"{type(error).__name__}: {error}"
@@ -312,6 +295,17 @@ class CommandRunner:
         if answer.control_key in self._known:
             self._known[answer.control_key] = answer
         self._answer(answer)
+
+
+def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
+    """Return what a call raised, which refuses the command; an EngineBrokenError is raised again."""
+    try:
+        call(*arguments, **named)
+    except EngineBrokenError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the engine raised
+        return error
+    return None
 
 
 def _name(control: Control) -> str:

@@ -173,14 +173,6 @@ class DataParallelRank(Protocol):
         """The rank, which the worker's handshake and its batches carry."""
 
 
-def _one_rank(rest: Sequence[str]) -> list[list[str]]:
-    return [list(rest)]
-
-
-def _no_name(_rest: Sequence[str]) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
@@ -208,9 +200,9 @@ class EngineKind:
     """Whether its workers publish in a process of their own, where they can."""
     takes_rest: bool = False
     """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
-    ranks: Callable[[Sequence[str]], list[list[str]]] = _one_rank
+    ranks: Callable[[Sequence[str]], list[list[str]]] = lambda rest: [list(rest)]
     """From what follows `--`, the same for each data-parallel rank; `tokenbus up` starts a worker for each."""
-    model_name: Callable[[Sequence[str]], str] = _no_name
+    model_name: Callable[[Sequence[str]], str] = lambda _: ""
     """From what follows `--`, the name that clients use where `worker.model` has none; empty: the folder's.
 
     A ValueError says what is wrong with it.

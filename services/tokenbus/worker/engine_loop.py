@@ -128,7 +128,7 @@ class EngineLoop:
     def _take_all(self, seconds: float) -> None:
         requests = self._client.take_requests(seconds)
         for handoff in self._client.take_handoffs():
-            self._accept(handoff)
+            self._admit(handoff.generate, handoff)
         for request in requests:
             if isinstance(request, Generate):
                 self._admit(request)
@@ -136,25 +136,20 @@ class EngineLoop:
                 self._abort(request.request_key)
         self._end_aborted_and_overdue()
 
-    def _admit(self, generate: Generate) -> None:
+    def _admit(self, generate: Generate, handoff: ReceivedHandoff | None = None) -> None:
         key = generate.request_key
         try:
-            prompt_tokens = self._admitted(generate)
+            prompt_tokens = self._admitted(generate, None if handoff is None else handoff.state)
         except _RefusedError as refused:
-            self._out.failed(key, refused.code, str(refused))
+            if handoff is None:
+                self._out.failed(key, refused.code, str(refused))
+            else:
+                self._client.forget(key)
+                handoff.answer(brief(str(refused), refused.code))
             return
         self._out.admitted(key, prompt_tokens)
-
-    def _accept(self, handoff: ReceivedHandoff) -> None:
-        key = handoff.generate.request_key
-        try:
-            prompt_tokens = self._admitted(handoff.generate, handoff.state)
-        except _RefusedError as refused:
-            self._client.forget(key)
-            handoff.answer(brief(str(refused), refused.code))
-            return
-        self._out.admitted(key, prompt_tokens)
-        handoff.answer("")
+        if handoff is not None:
+            handoff.answer("")
 
     def _admitted(self, generate: Generate, state: bytes | None = None) -> int:
         key, deadline = generate.request_key, generate.deadline_unix_ms

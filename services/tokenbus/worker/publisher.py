@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 
+T = TypeVar("T")
 _MOST_CONTROLS = 64
 """As many as a processor lets wait for one worker."""
 _ALTERNATIVES = ("alternative_token_ids", "alternative_logprobs")
@@ -399,9 +401,7 @@ class Publisher:
         with self._arrived:
             if seconds:
                 self._arrived.wait_for(self._has_news, seconds)
-            requests = list(self._requests)
-            self._requests.clear()
-        return requests
+            return _drained(self._requests)
 
     def _has_news(self) -> bool:
         return bool(self._requests or self._handoffs or self._controls or not self._running)
@@ -409,9 +409,7 @@ class Publisher:
     def take_controls(self) -> list[Control]:
         """Return operators' commands that came since the last call, in their order; one may come twice."""
         with self._arrived:
-            controls = list(self._controls)
-            self._controls.clear()
-        return controls
+            return _drained(self._controls)
 
     def take_no_more(self) -> None:
         """Tell the processor that this worker finishes its requests and takes no new one."""
@@ -430,9 +428,7 @@ class Publisher:
     def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return the hand-offs to this worker since the last call."""
         with self._arrived:
-            handoffs = list(self._handoffs)
-            self._handoffs.clear()
-        return handoffs
+            return _drained(self._handoffs)
 
     def forget(self, key: int) -> None:
         """Drop a hand-off that the engine refused, or a request that failed."""
@@ -463,6 +459,12 @@ class Publisher:
                 raise ContractError("control", limit, len(self._controls) + 1)
             self._controls.append(control)
             self._arrived.notify_all()
+
+
+def _drained(queue: deque[T]) -> list[T]:
+    found = list(queue)
+    queue.clear()
+    return found
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:

@@ -81,24 +81,22 @@ class Ragged:
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         """Return the elements of the kept tokens, flat or padded in the array, as one dimension."""
-        host = self._flattened(name, on_host(name, array), 1)
-        if host.shape[0] != self.tokens:
-            raise _length_error(name, self.tokens, host.shape[0])
-        return host if self.kept is None else host[self.kept]
+        return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
         """Return the elements, or lines, of the scored rows' kept tokens; the array has those rows alone, or all."""
         host = self._flattened(name, on_host(name, array), dimensions)
-        if self._scored is None:
-            if host.shape[0] != self.tokens:
-                raise _length_error(name, self.tokens, host.shape[0])
-            return host if self.kept is None else host[self.kept]
-        if host.shape[0] == self.tokens:
+        if self._scored is not None and host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]
-        of_scored = int(np.count_nonzero(self._scored))
-        if host.shape[0] != of_scored:
-            raise _length_error(name, self.tokens, host.shape[0])
-        return host if self.kept is None else host[self.kept[self._scored]]
+        if self._scored is not None and host.shape[0] == np.count_nonzero(self._scored):
+            return host if self.kept is None else host[self.kept[self._scored]]
+        return self._of_kept(name, host)
+
+    def _of_kept(self, name: str, host: Host) -> Host:
+        if host.shape[0] != self.tokens:
+            limit = f"{self.tokens} elements, one for each token"
+            raise ContractError(name, limit, host.shape[0], rule=Rule.LENGTH)
+        return host if self.kept is None else host[self.kept]
 
     def _flattened(self, name: str, host: Host, dimensions: int) -> Host:
         if host.ndim == dimensions:
@@ -113,10 +111,6 @@ class Ragged:
         if self.tokens == rows * width:
             return host.reshape(self.tokens, *host.shape[2:])
         return host[np.arange(width) < self.given[:, None]]
-
-
-def _length_error(name: str, tokens: int, found: int) -> ContractError:
-    return ContractError(name, f"{tokens} elements, one for each token", found, rule=Rule.LENGTH)
 
 
 def _check_kept(kept: Host, counts: Host) -> None:

@@ -100,7 +100,6 @@ class WorkerSession(ReconnectingSession):
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
-        self.acknowledged = 0
         self.replayed = 0
 
     @property
@@ -193,7 +192,6 @@ class WorkerSession(ReconnectingSession):
         if through >= self._retention.next_sequence:
             limit = f"at most {self._retention.next_sequence - 1}, the last item"
             raise ContractError("ack.through_sequence", limit, through)
-        self.acknowledged = max(self.acknowledged, through)
         if self._retention.acknowledge(through):
             self._on_room()
 

@@ -316,7 +316,7 @@ async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
         worker.line.hold()
         await worker.turn(20)
         assert len(worker.server.publisher.retention) < 8
-        assert worker.handover._steps.taken < worker.handover._steps.written
+        assert worker.handover._steps.taken < worker.handover._steps._written
         assert worker.server.publisher.blocked == 1
         worker.line.release()
         await worker.bus.advance(5)
@@ -335,7 +335,7 @@ async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
         await worker.turn(10)
         worker.handover.failed(2**40, ErrorCode.ERROR_CODE_ENGINE, "no")
         await worker.turn(10)
-        assert worker.handover._steps.taken < worker.handover._steps.written
+        assert worker.handover._steps.taken < worker.handover._steps._written
         worker.line.release()
         await worker.bus.advance(5)
         await worker.turn(TOKENS)

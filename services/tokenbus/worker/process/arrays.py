@@ -12,22 +12,8 @@ from tokenbus.worker.step import ARRAYS, StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
 
 _DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))
-_CODES = {
-    "B": 0,
-    "b": 1,
-    "?": 2,
-    "H": 3,
-    "h": 4,
-    "I": 5,
-    "i": 6,
-    "L": 7,
-    "Q": 7,
-    "l": 8,
-    "q": 8,
-    "e": 9,
-    "f": 10,
-    "d": 11,
-}
+_FORMATS = ("B", "b", "?", "H", "h", "I", "i", "LQ", "lq", "e", "f", "d")
+_CODES = {format_: code for code, formats in enumerate(_FORMATS) for format_ in formats}
 """By the format of a buffer, of which there are two for some types."""
 _WIDEST_BYTES = 8
 _MOST_DIMENSIONS = 3

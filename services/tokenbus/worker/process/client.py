@@ -106,7 +106,7 @@ class PublisherProcess(Handover):
         else:
             self.is_running = False
             self._given_up.set()
-            self._close(self.bell)  # as if the engine's process had died
+            _close(self.bell)  # as if the engine's process had died
         self._watching.join(seconds)
         self._given_up.set()
         self._kill()
@@ -122,14 +122,9 @@ class PublisherProcess(Handover):
         """Close what says to the publisher that the engine's process lives, as a child of a fork must."""
         _started.discard(self)
         self.is_running = False
-        self._close(self.bell)
-        self._close(self._next_bell)
+        _close(self.bell)
+        _close(self._next_bell)
         os.close(self._file)
-
-    @staticmethod
-    def _close(bell: socket.socket | None) -> None:
-        if bell is not None:
-            bell.close()
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -158,7 +153,7 @@ class PublisherProcess(Handover):
             mine.close()
             raise
         before, self.bell, self._process = self.bell, mine, process
-        self._close(before)
+        _close(before)
         self.has_publisher.set()
 
     def _wait_until_ready(self, bell: socket.socket) -> None:
@@ -189,7 +184,8 @@ class PublisherProcess(Handover):
             self.has_publisher.clear()
             if self._given_up.is_set() or (status == 0 and not self.is_running):
                 return
-            _log.error("the publisher's process died; a new one takes over", status=status, worker=self._worker)
+            worker = self.settings.worker.id
+            _log.error("the publisher's process died; a new one takes over", status=status, worker=worker)
             if self._steps.taken > taken:
                 pause = 0.0  # it published: the next is there within a heartbeat's timeout
             pause = self._start_if_none(pause)
@@ -203,12 +199,14 @@ class PublisherProcess(Handover):
                 if self._given_up.is_set():
                     self._kill()
             except (AddressError, RuntimeError, OSError) as error:
-                _log.error("the publisher's process cannot start", reason=str(error), worker=self._worker)
+                worker = self.settings.worker.id
+                _log.error("the publisher's process cannot start", reason=str(error), worker=worker)
         return pause
 
-    @property
-    def _worker(self) -> str:
-        return self.settings.worker.id
+
+def _close(bell: socket.socket | None) -> None:
+    if bell is not None:
+        bell.close()
 
 
 def _described(model: DescribesModel) -> dict[str, object]:

@@ -61,11 +61,6 @@ class Ring:
 
     # The writer's side.
 
-    @property
-    def written(self) -> int:
-        """The number of the record that was written last."""
-        return self._written
-
     def __len__(self) -> int:
         """Return how many of the records that were written are not taken."""
         return self._written - self.taken
