@@ -22,7 +22,8 @@ from tests.cli.helpers import (
 from tests.support.waiting import soon, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli import tap as tap_module
-from tokenbus.cli.tap import Values, item_values, left_out_values, lines_of, tap
+from tokenbus.cli.tap import item_values, left_out_values, lines_of, tap
+from tokenbus.cli.values import Values
 from tokenbus.cli.watching import watched
 from tokenbus.engines.synthetic import true_prompt_scores, true_tokens
 from tokenbus.processor import Processor

@@ -3,16 +3,15 @@
 import argparse
 import contextlib
 import json
-import math
 import os
 import stat
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from tokenbus.cli.tap import batch_values, row_values
 from tokenbus.cli.terminal import styled
+from tokenbus.cli.values import Values, batch_values, row_values, rows_text, tokens_text
 from tokenbus.printable import printable, reason_of
 from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
@@ -74,58 +73,44 @@ def run(options: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Values) -> None:
     """Print a file's lines, at once: the next file may be a pipe that has nothing to say for hours."""
+    name = report["file"]
     if not report["ok"]:
         place = f"byte {report['offset']}: " if "offset" in report else ""
         item = f" (item {report['item']})" if "item" in report else ""
-        _print_verdict("refused", f"{report['file']}: {place}{report['error']}{item}")
-    elif report["holds"]["kind"] == _RECORDING:
-        holds = report["holds"]
+        print(_verdict("refused", f"{name}: {place}{report['error']}{item}"))
+    elif (holds := report["holds"])["kind"] == _RECORDING:
         life = f"{holds.get('worker_id', '-')}/{holds.get('epoch', '-')}"
         counts = f"{holds['batches']} batches, {holds['rows']} rows, {holds['tokens']} tokens"
         missing = f"{holds['items']} items, {holds['missing_items']} missing"
-        _print_verdict("ok", f"{report['file']}: {life} recording, {missing}, {counts}")
+        print(_verdict("ok", f"{name}: {life} recording, {missing}, {counts}"))
     else:
-        holds = report["holds"]
-        statuses = ", ".join(f"{count} {name}" for name, count in holds["statuses"].items()) or "none"
-        _print_verdict(
-            "ok",
-            f"{report['file']}: {holds['worker_id']}/{holds['epoch']} "
-            f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}, "
-            f"{holds['rows']} rows ({statuses}), {holds['tokens']} tokens, {holds['alternatives']} alternatives",
-        )
+        step = f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}"
+        counts = f"{rows_text(holds['rows'], holds)}, {holds['alternatives']} alternatives"
+        print(_verdict("ok", f"{name}: {holds['worker_id']}/{holds['epoch']} {step}, {counts}"))
     for row in report.get("rows", ()):
         _show_row(row)
     sys.stdout.flush()
 
 
-def _show_row(row: dict[str, Any]) -> None:
+def _show_row(row: Values) -> None:
     where = f"row {row['row']} key {row['request_key']}"
     if not row["ok"]:
-        _print_verdict("refused", f"{where}: {row['error']}", indent="  ")
+        print(f"  {_verdict('refused', f'{where}: ' + row['error'])}")
         return
-    logprobs = row["logprobs"] or ["-"] * len(row["token_ids"])
-    tokens = " ".join(
-        f"{token_id}({logprob if isinstance(logprob, str) else format(logprob, '.3f')})"
-        for token_id, logprob in zip(row["token_ids"], logprobs, strict=True)
-    )
-    _print_verdict(
-        "ok",
-        f"{where} index {row['batch_index']} position {row['position']} "
-        f"{row['status']} top-k {row['top_k']}: {tokens or 'no token'}",
-        indent="  ",
-    )
+    place = f"index {row['batch_index']} position {row['position']} {row['status']} top-k {row['top_k']}"
+    print(f"  {_verdict('ok', f'{where} {place}')}: {tokens_text(row)}")
 
 
-def _print_verdict(verdict: str, text: str, indent: str = "") -> None:
+def _verdict(verdict: str, text: str) -> str:
     padding = " " * (len("refused  ") - len(verdict))
-    print(f"{indent}{styled(verdict, _STYLES[verdict])}{padding}{printable(text)}")
+    return f"{styled(verdict, _STYLES[verdict])}{padding}{printable(text)}"
 
 
-def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
+def report_of(name: str, limits: Limits, *, rows: bool) -> Values:
     """Return whether a file is valid, with a summary or its fault, and if asked the same for each row of a message."""
-    report: dict[str, Any] = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
+    report: Values = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
         with _opened(name) as file:
             head = file.read(_HEAD)
@@ -171,9 +156,9 @@ def _rest(file: BinaryIO, limits: Limits) -> bytes:
     return file.read(most + 1 - _HEAD)
 
 
-def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any]:
+def _message_report(data: bytes, limits: Limits, *, rows: bool) -> Values:
     batch = None
-    report: dict[str, Any] = {"ok": True}
+    report: Values = {"ok": True}
     try:
         batch = decode(data, limits)
         header = batch.header
@@ -189,7 +174,7 @@ def _message_report(data: bytes, limits: Limits, *, rows: bool) -> dict[str, Any
     return report
 
 
-def _recording_report(file: BinaryIO, limits: Limits) -> dict[str, Any]:
+def _recording_report(file: BinaryIO, limits: Limits) -> Values:
     holds = Counter[str](items=0, missing_items=0, batches=0, rows=0, tokens=0)
     life: dict[str, str] = {}
     try:
@@ -218,8 +203,8 @@ def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
     return {"batches": 1, "rows": batch.row_count, "tokens": batch.token_ids.size}
 
 
-def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]:
-    report: dict[str, Any] = {"row": row, "request_key": str(batch.request_keys[row]), "ok": False}
+def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> Values:
+    report: Values = {"row": row, "request_key": str(batch.request_keys[row]), "ok": False}
     try:
         alone = batch.select([row])
         check_batch(alone, limits)
@@ -229,14 +214,13 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
     return report | {
         "ok": True,
         **row_values(found),
-        "logprobs": [value if math.isfinite(value) else str(value) for value in found.logprobs.tolist()],
         "top_k": int(batch.top_ks[row]),
         "proposal_token_ids": found.proposal_token_ids.tolist(),
         "stop": found.stop,
     }
 
 
-def _refusal(error: ContractError, offset: int | None = None) -> dict[str, Any]:
+def _refusal(error: ContractError, offset: int | None = None) -> Values:
     place = {} if offset is None else {"offset": offset}
     return place | {
         "error": str(error),

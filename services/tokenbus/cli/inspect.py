@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tokenbus.cli.arguments import request_id, whole
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.export import lacking
-from tokenbus.cli.tap import token_text
 from tokenbus.cli.terminal import styled
+from tokenbus.cli.values import Values, token_text
 from tokenbus.plugins import PluginError, Tokenizer, load_tokenizer
 from tokenbus.printable import printable
 from tokenbus.recordings.items import RecordingError, read_recording
@@ -42,7 +42,6 @@ _PARQUET = b"PAR1"
 
 Array = npt.NDArray[Any]
 Texts = Callable[[int], str]
-Values = dict[str, Any]
 
 
 class _Tokens(NamedTuple):

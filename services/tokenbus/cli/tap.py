@@ -6,19 +6,19 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
 
 from tokenbus.cli.arguments import request_id
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
+from tokenbus.cli.values import Values, batch_values, row_values, rows_text, tokens_text
 from tokenbus.cli.watching import declare_watching, watched
 from tokenbus.printable import printable
 from tokenbus.recordings.durable_log import require_nats
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
-from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, PromptScores, Row, RowStatus, Scoring
+from tokenbus_contracts import BatchKind, ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
@@ -49,10 +49,6 @@ _WORDS = {
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
 """By what an item is: its word, the word's style, and the text behind it."""
-_LIKELY, _UNLIKELY = -0.7, -2.3
-"""Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
-
-Values = dict[str, Any]
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +128,7 @@ def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | 
                 **version,
             }
             if rows:
-                values["rows"] = [_row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
+                values["rows"] = [row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
             return values
         if item.event is not None:
             return values | _event_values(item.event)
@@ -166,37 +162,6 @@ def lines_of(values: Values) -> list[str]:
     word, style, text = _words(values)
     line = f"{name} #{values['sequence']} {styled(word, style)} {printable(text)}"
     return [line, *(_row_line(row) for row in values.get("rows", ()))]
-
-
-def batch_values(batch: LogprobBatch) -> Values:
-    """Return what `tap` and `check` show of a batch."""
-    header = batch.header
-    return {
-        "step": str(header.step),
-        "kind": header.kind.name,
-        "part": f"{header.part_index + 1}/{header.part_count}",
-        "tokens": batch.token_ids.size,
-        "alternatives": batch.alternative_token_ids.size,
-        "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
-    }
-
-
-def row_values(row: Row) -> Values:
-    """Return what `tap` and `check` show of a row."""
-    return {
-        "request_key": str(row.key),
-        "batch_index": row.batch_index,
-        "position": row.position,
-        "status": row.status.name,
-        "token_ids": row.token_ids.tolist(),
-        "logprobs": row.logprobs.tolist(),
-        "ranks": row.ranks.tolist(),
-        **({} if row.extras is None else row.extras.as_lists()),
-    }
-
-
-def _row_values(row: Row) -> Values:
-    return row_values(row) | ({"logprobs": None, "ranks": None} if row.scoring is Scoring.NONE else {})
 
 
 def _event_values(event: RequestEvent) -> Values:
@@ -233,13 +198,12 @@ def _event_values(event: RequestEvent) -> Values:
 def _words(values: Values) -> tuple[str, str, str]:
     match values["what"]:
         case "batch":
-            statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
             latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
             if "logged_at" in values:
                 latency = f", logged {values['logged_at']}"
             step = f"step {values['step']} part {values['part']}"
             version = f", weights {values['weight_version']}" if "weight_version" in values else ""
-            text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{version}{latency}"
+            text = f"{step}, {rows_text(values['row_count'], values)}{version}{latency}"
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
         case "control_answer":
             state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
@@ -254,19 +218,5 @@ def _words(values: Values) -> tuple[str, str, str]:
 
 
 def _row_line(row: Values) -> str:
-    logprobs = row["logprobs"] or [None] * len(row["token_ids"])
-    tokens = " ".join(
-        token_text(str(token_id), logprob) for token_id, logprob in zip(row["token_ids"], logprobs, strict=True)
-    )
     where = f"key {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
-    return f"  {where}: {tokens or 'no token'}"
-
-
-def token_text(token: str, logprob: float | None) -> str:
-    """Return a token with its logprob, coloured by it."""
-    if logprob is None:
-        return f"{token}(-)"
-    text = f"{token}({logprob:.3f})"
-    if logprob >= _LIKELY:
-        return styled(text, "green")
-    return styled(text, "red") if logprob < _UNLIKELY else text
+    return f"  {where}: {tokens_text(row)}"

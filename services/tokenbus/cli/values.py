@@ -1,0 +1,62 @@
+"""What `tap`, `check` and `inspect` show alike of batches, rows and tokens: as values for JSON, and as text."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tokenbus.cli.terminal import styled
+from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
+
+Values = dict[str, Any]
+"""What JSON holds of something."""
+_LIKELY, _UNLIKELY = -0.7, -2.3
+"""Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
+
+
+def batch_values(batch: LogprobBatch) -> Values:
+    """Return the values of a batch."""
+    header = batch.header
+    return {
+        "step": str(header.step),
+        "kind": header.kind.name,
+        "part": f"{header.part_index + 1}/{header.part_count}",
+        "tokens": batch.token_ids.size,
+        "alternatives": batch.alternative_token_ids.size,
+        "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
+    }
+
+
+def row_values(row: Row) -> Values:
+    """Return the values of a row; a row that was not scored has neither logprobs nor ranks."""
+    is_scored = row.scoring is not Scoring.NONE
+    return {
+        "request_key": str(row.key),
+        "batch_index": row.batch_index,
+        "position": row.position,
+        "status": row.status.name,
+        "token_ids": row.token_ids.tolist(),
+        "logprobs": row.logprobs.tolist() if is_scored else None,
+        "ranks": row.ranks.tolist() if is_scored else None,
+        **({} if row.extras is None else row.extras.as_lists()),
+    }
+
+
+def rows_text(rows: int, values: Values) -> str:
+    """Return how many rows of which status a batch has, and how many tokens."""
+    statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
+    return f"{rows} rows ({statuses}), {values['tokens']} tokens"
+
+
+def tokens_text(row: Values) -> str:
+    """Return the tokens of a row with their logprobs."""
+    logprobs: Iterable[float | None] = row["logprobs"] or [None] * len(row["token_ids"])
+    return " ".join(map(token_text, map(str, row["token_ids"]), logprobs)) or "no token"
+
+
+def token_text(token: str, logprob: float | None) -> str:
+    """Return a token with its logprob, coloured by it."""
+    if logprob is None:
+        return f"{token}(-)"
+    text = f"{token}({logprob:.3f})"
+    if logprob >= _LIKELY:
+        return styled(text, "green")
+    return styled(text, "red") if logprob < _UNLIKELY else text
