@@ -15,125 +15,74 @@ from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
 
+# It would write one statement for each name.
+# isort: skip_file
 if TYPE_CHECKING:
-    from tokenbus.bus import AddressError
+    from tokenbus.bus import AddressError as AddressError
     from tokenbus.client import (
-        Client,
-        ControlError,
-        Generation,
-        Operator,
-        RequestEnd,
-        RequestParameters,
-        StepRows,
-        Stream,
-        StructuredOutput,
-        Token,
-        connect,
+        Client as Client,
+        ControlError as ControlError,
+        Generation as Generation,
+        Operator as Operator,
+        RequestEnd as RequestEnd,
+        RequestParameters as RequestParameters,
+        StepRows as StepRows,
+        Stream as Stream,
+        StructuredOutput as StructuredOutput,
+        Token as Token,
+        connect as connect,
     )
-    from tokenbus.client.weight_spans import WeightSpan
-    from tokenbus.delivery import RequestFailedError, Step
-    from tokenbus.delivery.step import TokenExtras
-    from tokenbus.processor import Processor
-    from tokenbus.recordings.durable_log.reader import read_log
-    from tokenbus.recordings.durable_log.stream import LogError
-    from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
-    from tokenbus.settings import Settings, SettingsError
+    from tokenbus.client.weight_spans import WeightSpan as WeightSpan
+    from tokenbus.delivery import RequestFailedError as RequestFailedError, Step as Step
+    from tokenbus.delivery.step import TokenExtras as TokenExtras
+    from tokenbus.processor import Processor as Processor
+    from tokenbus.recordings.durable_log.reader import read_log as read_log
+    from tokenbus.recordings.durable_log.stream import LogError as LogError
+    from tokenbus.recordings.items import (
+        RecordingError as RecordingError,
+        StreamItem as StreamItem,
+        read_recording as read_recording,
+    )
+    from tokenbus.settings import Settings as Settings, SettingsError as SettingsError
     from tokenbus.worker import (
-        Engine,
-        EngineBrokenError,
-        EngineStepError,
-        NotRunningError,
-        Publisher,
-        PublishError,
-        RetentionFullError,
-        StepArrays,
-        StepAssembler,
-        WouldWaitError,
+        Engine as Engine,
+        EngineBrokenError as EngineBrokenError,
+        EngineStepError as EngineStepError,
+        NotRunningError as NotRunningError,
+        Publisher as Publisher,
+        PublishError as PublishError,
+        RetentionFullError as RetentionFullError,
+        StepArrays as StepArrays,
+        StepAssembler as StepAssembler,
+        WouldWaitError as WouldWaitError,
     )
-    from tokenbus.worker.run import run_engine
+    from tokenbus.worker.run import run_engine as run_engine
     from tokenbus_contracts import (
-        BatchHeader,
-        BatchKind,
-        ContractError,
-        Extra,
-        Extras,
-        Limits,
-        LogprobBatch,
-        PromptScores,
-        Row,
-        RowStatus,
-        Rule,
-        Scoring,
-        SpeculativeMethod,
-        StepPhase,
-        ValueKind,
-        decode,
-        encode,
+        BatchHeader as BatchHeader,
+        BatchKind as BatchKind,
+        ContractError as ContractError,
+        Extra as Extra,
+        Extras as Extras,
+        Limits as Limits,
+        LogprobBatch as LogprobBatch,
+        PromptScores as PromptScores,
+        Row as Row,
+        RowStatus as RowStatus,
+        Rule as Rule,
+        Scoring as Scoring,
+        SpeculativeMethod as SpeculativeMethod,
+        StepPhase as StepPhase,
+        ValueKind as ValueKind,
+        decode as decode,
+        encode as encode,
     )
-    from tokenbus_contracts.generated.request_pb2 import Generate
-    from tokenbus_gpu_ops import token_logprobs
+    from tokenbus_contracts.generated.request_pb2 import Generate as Generate
+    from tokenbus_gpu_ops import token_logprobs as token_logprobs
 
 if sys.version_info < (3, 11):
     from tokenbus.python_version import refuse_what_needs_3_11
 
     refuse_what_needs_3_11()
-
-__all__ = [
-    "AddressError",
-    "BatchHeader",
-    "BatchKind",
-    "Client",
-    "ContractError",
-    "ControlError",
-    "Engine",
-    "EngineBrokenError",
-    "EngineStepError",
-    "Extra",
-    "Extras",
-    "Generate",
-    "Generation",
-    "Limits",
-    "LogError",
-    "LogprobBatch",
-    "NotRunningError",
-    "Operator",
-    "Processor",
-    "PromptScores",
-    "PublishError",
-    "Publisher",
-    "RecordingError",
-    "RequestEnd",
-    "RequestFailedError",
-    "RequestParameters",
-    "RetentionFullError",
-    "Row",
-    "RowStatus",
-    "Rule",
-    "Scoring",
-    "Settings",
-    "SettingsError",
-    "SpeculativeMethod",
-    "Step",
-    "StepArrays",
-    "StepAssembler",
-    "StepPhase",
-    "StepRows",
-    "Stream",
-    "StreamItem",
-    "StructuredOutput",
-    "Token",
-    "TokenExtras",
-    "ValueKind",
-    "WeightSpan",
-    "WouldWaitError",
-    "connect",
-    "decode",
-    "encode",
-    "read_log",
-    "read_recording",
-    "run_engine",
-    "token_logprobs",
-]
 
 _HOMES = {
     "tokenbus_contracts": "BatchHeader BatchKind ContractError Extra Extras Limits LogprobBatch PromptScores Row "
@@ -155,6 +104,7 @@ _HOMES = {
     "RetentionFullError StepArrays StepAssembler WouldWaitError",
     "tokenbus.worker.run": "run_engine",
 }
+__all__ = [name for defined in _HOMES.values() for name in defined.split()]
 __getattr__ = loader(__name__, _HOMES, globals())
 
 
