@@ -14,10 +14,9 @@ from tests.support.waiting import until
 from tokenbus.bus import ANONYMOUS
 from tokenbus.delivery import RequestFailedError
 from tokenbus.metrics.families import Family
-from tokenbus.metrics.health import LoopWatch
-from tokenbus.metrics.processor import PROCESSOR, processor_collector
+from tokenbus.metrics.processor import PROCESSOR, StepTimes, processor_collector
 from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
-from tokenbus.metrics.view import StepTimes
+from tokenbus.metrics.server import LoopWatch
 from tokenbus.worker import RetentionFullError
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello

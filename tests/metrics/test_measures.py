@@ -10,8 +10,8 @@ import pytest
 from tests.metrics.test_speculation import rows
 from tokenbus.delivery import PendingAck, Step
 from tokenbus.metrics.families import Histogram
-from tokenbus.metrics.health import LoopWatch
-from tokenbus.metrics.view import StepTimes
+from tokenbus.metrics.processor import StepTimes
+from tokenbus.metrics.server import LoopWatch
 from tokenbus.testing import ManualClock
 
 

@@ -18,10 +18,9 @@ from tests.support.waiting import MOST, until
 from tokenbus.bus import AddressError
 from tokenbus.bus.link import SessionState
 from tokenbus.delivery import Step
-from tokenbus.metrics.health import Health, LoopWatch
 from tokenbus.metrics.processor import serve_processor
 from tokenbus.metrics.publisher import publisher_health, serve_publisher
-from tokenbus.metrics.server import _MOST_CONNECTIONS, MetricsServer
+from tokenbus.metrics.server import _MOST_CONNECTIONS, Health, LoopWatch, MetricsServer
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from tests.metrics.running import Bus, scrape
 from tests.support.waiting import until
-from tokenbus.metrics.health import LoopWatch
-from tokenbus.metrics.processor import processor_collector
-from tokenbus.metrics.view import StepTimes
+from tokenbus.metrics.processor import StepTimes, processor_collector
+from tokenbus.metrics.server import LoopWatch
 from tokenbus.processor.speculation import MOST_HEADS, Speculation
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 

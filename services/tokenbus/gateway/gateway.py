@@ -20,7 +20,7 @@ from tokenbus.gateway.tls import Certificate
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.logs import DeduplicatedLog
 from tokenbus.metrics.families import Histogram
-from tokenbus.metrics.health import Health, LoopWatch, stalled
+from tokenbus.metrics.server import Health, LoopWatch, stalled
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus

@@ -1,9 +1,8 @@
 """A metric: its name, its labels, its help text, and how it is read."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
@@ -16,7 +15,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
-Reader = TypeVar("Reader")
 Samples = Mapping[Any, float]
 """Values by the value of their label, or by a tuple of the values of their labels."""
 
@@ -112,13 +110,6 @@ _MAKERS: dict[str, Any] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-
-
-def families(
-    rows: Iterable[tuple[str, str, Reader]], value: Callable[[Reader, Subject], float | Samples]
-) -> Iterator[Family[Subject]]:
-    """Make families of rows: a title, a help text, and what `value` reads the metric with."""
-    return (Family(title, meaning, partial(value, reader)) for title, meaning, reader in rows)
 
 
 def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:

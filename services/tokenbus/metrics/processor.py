@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenbus.metrics.families import Family, FamilyCollector, Samples, event_loop_lag, families, fill_ratio
-from tokenbus.metrics.health import Health, LoopWatch, stalled
-from tokenbus.metrics.server import MetricsServer
-from tokenbus.metrics.view import ProcessorView, StepTimes
+from tokenbus.bus import Usage
+from tokenbus.delivery import Step
+from tokenbus.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
+from tokenbus.metrics.server import Health, LoopWatch, MetricsServer, stalled
 from tokenbus.processor import Processor
 from tokenbus.processor.requests import State
 from tokenbus.processor.session import Session
@@ -22,37 +23,109 @@ from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 if TYPE_CHECKING:
     from tokenbus.processor.item_log import ItemLog
 
-_Families = Iterator[Family[ProcessorView]]
+_NS = 1_000_000_000
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}
 
 
-# Each of the following makes families of rows: a title, a help text, and how a value is read of what the rows are of.
+class StepTimes:
+    """Measures steps as they are handed out; costs a microsecond or two a step."""
+
+    def __init__(self, now: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self._now = now
+        self._wall_ns = wall_ns
+        self.assembly = Histogram()
+        self.delivery = Histogram()
+
+    def observe(self, step: Step) -> None:
+        """Measure a step that was handed to its requests."""
+        self.assembly.observe(self._now() - step.first_arrival)
+        if produced := step.rows.header.produced_at_ns:
+            # A worker's clock may be ahead of this one: a step from the future took no time.
+            self.delivery.observe(max(0, self._wall_ns() - produced) / _NS)
 
 
-def _of_counts(*rows: tuple[str, str, Callable[[StreamCounts], float]]) -> _Families:
-    return families(rows, lambda read, view: {name: read(of) for name, of in view.counts.items()})
+class ProcessorView:
+    """A processor's counters, read on the thread that scrapes; made anew for each scrape.
+
+    What the processor may change meanwhile is copied in one operation of the interpreter, so the processor never waits
+    for a lock: two numbers of one scrape may be a moment apart.
+    """
+
+    def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch) -> None:
+        self.processor = processor
+        self.times = times
+        self.watch = watch
+        self.now = time.time()
+        self.workers: list[Worker] = list(processor.workers.by_id.values())
+        self.sessions: list[Session] = list(processor.clients.sessions.values())
+
+    def lags(self) -> dict[str, float]:
+        """Return how long ago each worker's last step was made, of workers that said so."""
+        made = {worker.stream.worker_id: worker.stream.produced_at_ns for worker in self.workers}
+        return {name: max(0.0, self.now - at / _NS) for name, at in made.items() if at}
+
+    @cached_property
+    def counts(self) -> dict[str, StreamCounts]:
+        """What was counted of every worker, and of those that left lately."""
+        here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
+        return {**self.processor.workers.departed.copy(), **here}
+
+    @cached_property
+    def usage(self) -> Usage:
+        """How much of the transport's bounds is in use."""
+        return self.processor.usage()
+
+    def bounded(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each bounded thing with how much is in it, and the bound."""
+        settings, clients = self.processor.settings.processor, self.processor.settings.clients
+        acks = [worker.stream.acks for worker in self.workers]
+        queues = [session.send_queue for session in self.sessions]
+        yield "requests", len(self.processor.registry.table), settings.max_requests
+        yield "workers", len(self.workers), settings.max_workers
+        yield "clients", len(self.sessions), clients.max_clients
+        yield "open_steps", _most(worker.assembler.open_steps for worker in self.workers), settings.max_open_steps
+        yield "pending_items", _most(map(len, acks)), settings.pending_items
+        yield "pending_bytes", _most(each.bytes for each in acks), settings.pending_bytes
+        yield "send_queue_frames", _most(map(len, queues)), clients.send_queue_frames
+        yield "send_queue_bytes", _most(queue.bytes for queue in queues), clients.send_queue_bytes
+        steps = self.processor.intake.step_queue
+        yield "step_queue", 0 if steps is None else steps.qsize(), settings.step_queue
+        yield "unread_bytes", self.usage.pending_bytes, self.processor.settings.bus.max_total_pending_bytes
+        if (log := self.processor.item_log) is not None:
+            yield "log_buffer", log.writer.buffered_bytes, self.processor.settings.durable_log.buffer_bytes
 
 
-def _of_outcomes(*rows: tuple[str, str, Callable[[StreamCounts], Samples]]) -> _Families:
-    """Make families of each worker's counts by a second label."""
-    return families(rows, _by_worker_and_label)
+def _most(values: Iterable[int]) -> int:
+    return max(values, default=0)
 
 
-def _by_worker_and_label(read: Callable[[StreamCounts], Samples], view: ProcessorView) -> Samples:
-    return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
+# Each of the following makes a family of a title, a help text, and how a value is read of what it is of.
 
 
-def _of_workers(*rows: tuple[str, str, Callable[[Worker], float]]) -> _Families:
-    return families(rows, lambda read, view: {of.stream.worker_id: read(of) for of in view.workers})
+def _of_counts(title: str, meaning: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
+    return Family(title, meaning, lambda view: {name: read(of) for name, of in view.counts.items()})
 
 
-def _of_processor(*rows: tuple[str, str, Callable[[Processor], float | Samples]]) -> _Families:
-    return families(rows, lambda read, view: read(view.processor))
+def _of_outcomes(title: str, meaning: str, read: Callable[[StreamCounts], Samples]) -> Family[ProcessorView]:
+    """Make a family of each worker's counts by a second label."""
+
+    def of_all(view: ProcessorView) -> Samples:
+        return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
+
+    return Family(title, meaning, of_all)
 
 
-def _of_log(*rows: tuple[str, str, Callable[["ItemLog"], float | Samples]]) -> _Families:
-    """Make families that have no values where there is no durable log."""
-    return families(rows, lambda read, view: {} if (log := view.processor.item_log) is None else read(log))
+def _of_workers(title: str, meaning: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
+    return Family(title, meaning, lambda view: {of.stream.worker_id: read(of) for of in view.workers})
+
+
+def _of_processor(title: str, meaning: str, read: Callable[[Processor], float | Samples]) -> Family[ProcessorView]:
+    return Family(title, meaning, lambda view: read(view.processor))
+
+
+def _of_log(title: str, meaning: str, read: "Callable[[ItemLog], float | Samples]") -> Family[ProcessorView]:
+    """Make a family that has no values where there is no durable log."""
+    return Family(title, meaning, lambda view: {} if (log := view.processor.item_log) is None else read(log))
 
 
 def _by_state(processor: Processor) -> Samples:
@@ -103,88 +176,74 @@ def _refused_peers(processor: Processor) -> Samples:
 PROCESSOR: tuple[Family[ProcessorView], ...] = (
     fill_ratio(lambda view: {name: min(1.0, used / most) for name, used, most in view.bounded()}),
     event_loop_lag(lambda view: view.watch.lag),
-    *_of_outcomes(
-        (
-            "tokenbus_stream_items_total{worker, outcome}",
-            "Items, and parts of steps that came twice, by what became of them.",
-            lambda of: {
-                "taken": of.taken,
-                "duplicate": of.duplicates,
-                "divergent": of.divergences,
-                "damaged": of.damaged,
-                "refused": of.refused,
-                "lost": of.lost,
-            },
-        ),
-        (
-            "tokenbus_stream_steps_total{worker, outcome}",
-            "Steps that were handed out.",
-            lambda of: {
-                "complete": of.steps - of.incomplete_steps - of.missing_drafts,
-                "incomplete": of.incomplete_steps,
-                "missing_draft": of.missing_drafts,
-            },
-        ),
+    _of_outcomes(
+        "tokenbus_stream_items_total{worker, outcome}",
+        "Items, and parts of steps that came twice, by what became of them.",
+        lambda of: {
+            "taken": of.taken,
+            "duplicate": of.duplicates,
+            "divergent": of.divergences,
+            "damaged": of.damaged,
+            "refused": of.refused,
+            "lost": of.lost,
+        },
     ),
-    *_of_counts(
-        ("tokenbus_stream_bytes_total{worker}", "Payload bytes that came, repeated ones too.", lambda of: of.bytes),
-        ("tokenbus_stream_tokens_total{worker}", "Tokens of a worker for requests.", lambda of: of.tokens),
-        ("tokenbus_stream_gaps_total{worker}", "Runs of lost items.", lambda of: of.gaps),
-        ("tokenbus_stream_replays_total{worker}", "Requests for missing items.", lambda of: of.replays),
+    _of_outcomes(
+        "tokenbus_stream_steps_total{worker, outcome}",
+        "Steps that were handed out.",
+        lambda of: {
+            "complete": of.steps - of.incomplete_steps - of.missing_drafts,
+            "incomplete": of.incomplete_steps,
+            "missing_draft": of.missing_drafts,
+        },
     ),
+    _of_counts(
+        "tokenbus_stream_bytes_total{worker}", "Payload bytes that came, repeated ones too.", lambda of: of.bytes
+    ),
+    _of_counts("tokenbus_stream_tokens_total{worker}", "Tokens of a worker for requests.", lambda of: of.tokens),
+    _of_counts("tokenbus_stream_gaps_total{worker}", "Runs of lost items.", lambda of: of.gaps),
+    _of_counts("tokenbus_stream_replays_total{worker}", "Requests for missing items.", lambda of: of.replays),
     Family(
-        "tokenbus_stream_lag_seconds{worker}",
-        "Age of the last step that was handed out.",
-        lambda view: view.lags(),
+        "tokenbus_stream_lag_seconds{worker}", "Age of the last step that was handed out.", lambda view: view.lags()
     ),
-    *_of_workers(
-        ("tokenbus_stream_lag_items{worker}", "Items sent and not in order here yet.", lambda of: of.stream.lag),
-        ("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left),
+    _of_workers("tokenbus_stream_lag_items{worker}", "Items sent and not in order here yet.", lambda of: of.stream.lag),
+    _of_workers("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left),
+    _of_counts("tokenbus_speculative_rows_total{worker}", "Rows that verified drafts.", lambda of: of.speculation.rows),
+    _of_outcomes(
+        "tokenbus_speculative_draft_tokens_total{worker, head}",
+        "Verified draft tokens by head: 1 is the token after the last known one.",
+        lambda of: {str(head): drafted for head, drafted, _ in of.speculation.heads()},
     ),
-    *_of_counts(
-        ("tokenbus_speculative_rows_total{worker}", "Rows that verified drafts.", lambda of: of.speculation.rows),
+    _of_outcomes(
+        "tokenbus_speculative_accepted_tokens_total{worker, head}",
+        "Accepted draft tokens by head.",
+        lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
-    *_of_outcomes(
-        (
-            "tokenbus_speculative_draft_tokens_total{worker, head}",
-            "Verified draft tokens by head: 1 is the token after the last known one.",
-            lambda of: {str(head): drafted for head, drafted, _ in of.speculation.heads()},
-        ),
-        (
-            "tokenbus_speculative_accepted_tokens_total{worker, head}",
-            "Accepted draft tokens by head.",
-            lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
-        ),
+    _of_processor("tokenbus_open_requests{state}", "Open requests.", _by_state),
+    _of_processor(
+        "tokenbus_undispatched_requests", "Requests that wait for a worker to come.", lambda of: of.dispatch.waiting
     ),
-    *_of_processor(
-        ("tokenbus_open_requests{state}", "Open requests.", _by_state),
-        ("tokenbus_undispatched_requests", "Requests that wait for a worker to come.", lambda of: of.dispatch.waiting),
-        (
-            "tokenbus_requests_total{outcome, code}",
-            "Requests that began, and how they ended.",
-            _requests,
-        ),
-        ("tokenbus_settled_rows_total{outcome}", "Rows by what became of them.", _settled),
-        (
-            "tokenbus_buffered_rows",
-            "Rows that wait for the client that will resume their request.",
-            lambda of: of.registry.unclaimed.count,
-        ),
-        (
-            "tokenbus_refused_messages_total{rule}",
-            "Messages that break the contract, by the rule they break.",
-            lambda of: of.refused_messages.by_rule,
-        ),
-        (
-            "tokenbus_refusals_total{side}",
-            "Refusals of a worker, its step or a client, or by the transport.",
-            lambda of: {
-                "worker": of.worker_connections.refused,
-                "step": of.intake.refused,
-                "client": of.clients.refused,
-                "transport": of.refused_connections,
-            },
-        ),
+    _of_processor("tokenbus_requests_total{outcome, code}", "Requests that began, and how they ended.", _requests),
+    _of_processor("tokenbus_settled_rows_total{outcome}", "Rows by what became of them.", _settled),
+    _of_processor(
+        "tokenbus_buffered_rows",
+        "Rows that wait for the client that will resume their request.",
+        lambda of: of.registry.unclaimed.count,
+    ),
+    _of_processor(
+        "tokenbus_refused_messages_total{rule}",
+        "Messages that break the contract, by the rule they break.",
+        lambda of: of.refused_messages.by_rule,
+    ),
+    _of_processor(
+        "tokenbus_refusals_total{side}",
+        "Refusals of a worker, its step or a client, or by the transport.",
+        lambda of: {
+            "worker": of.worker_connections.refused,
+            "step": of.intake.refused,
+            "client": of.clients.refused,
+            "transport": of.refused_connections,
+        },
     ),
     Family(
         "tokenbus_step_assembly_seconds",
@@ -204,40 +263,34 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
     Family("tokenbus_worker_assigned_requests{worker, role, model, epoch, state}", "Its open requests.", _assigned),
-    *_of_processor(
-        ("tokenbus_gone_workers_total", "Workers that left or were given up.", lambda of: of.workers.lost),
-        (
-            "tokenbus_refused_peers_total{side, reason}",
-            "Refused workers and clients.",
-            _refused_peers,
-        ),
-        (
-            "tokenbus_refused_resumes_total",
-            "Resumed requests that are another client's.",
-            lambda of: of.registry.counts.refused_resumes,
-        ),
-        (
-            "tokenbus_evicted_clients_total",
-            "Clients that lost their requests: too much waited for them.",
-            lambda of: of.clients.evicted,
-        ),
-        (
-            "tokenbus_watch_skipped_items_total",
-            "Items not shown to a client that watches and reads too slowly.",
-            lambda of: of.clients.watchers.skipped_items,
-        ),
-        (
-            "tokenbus_commands_total{command, outcome}",
-            "Operators' commands: done, refused, or lost with their worker.",
-            lambda of: of.clients.commands.answers,
-        ),
-        ("tokenbus_open_commands", "Commands without an answer yet.", lambda of: len(of.clients.commands)),
-        ("tokenbus_failed_ticks_total", "Failed checks of one peer or request, a defect.", lambda of: of.failed_ticks),
-        (
-            "tokenbus_unreachable_addresses",
-            "Addresses where nothing new can connect.",
-            lambda of: len(of.unreachable),
-        ),
+    _of_processor("tokenbus_gone_workers_total", "Workers that left or were given up.", lambda of: of.workers.lost),
+    _of_processor("tokenbus_refused_peers_total{side, reason}", "Refused workers and clients.", _refused_peers),
+    _of_processor(
+        "tokenbus_refused_resumes_total",
+        "Resumed requests that are another client's.",
+        lambda of: of.registry.counts.refused_resumes,
+    ),
+    _of_processor(
+        "tokenbus_evicted_clients_total",
+        "Clients that lost their requests: too much waited for them.",
+        lambda of: of.clients.evicted,
+    ),
+    _of_processor(
+        "tokenbus_watch_skipped_items_total",
+        "Items not shown to a client that watches and reads too slowly.",
+        lambda of: of.clients.watchers.skipped_items,
+    ),
+    _of_processor(
+        "tokenbus_commands_total{command, outcome}",
+        "Operators' commands: done, refused, or lost with their worker.",
+        lambda of: of.clients.commands.answers,
+    ),
+    _of_processor("tokenbus_open_commands", "Commands without an answer yet.", lambda of: len(of.clients.commands)),
+    _of_processor(
+        "tokenbus_failed_ticks_total", "Failed checks of one peer or request, a defect.", lambda of: of.failed_ticks
+    ),
+    _of_processor(
+        "tokenbus_unreachable_addresses", "Addresses where nothing new can connect.", lambda of: len(of.unreachable)
     ),
     Family(
         "tokenbus_bus_connections{state}",
@@ -249,36 +302,34 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Connections that were cut off, by the bound that they exceeded.",
         lambda view: view.usage.cut_off,
     ),
-    *_of_log(
-        (
-            "tokenbus_log_items_total{outcome}",
-            "Items, by what became of them; missing: those that the log names so.",
-            lambda of: {
-                "written": of.writer.counts.items,
-                "already_there": of.writer.counts.already_there,
-                "refused": of.writer.counts.refused_items,
-                "left_out": of.left_out,
-                "missing": of.writer.counts.missing_items,
-            },
-        ),
-        (
-            "tokenbus_log_failed_messages_total",
-            "Messages that were not acknowledged, and are written again.",
-            lambda of: of.writer.counts.failed_writes,
-        ),
-        ("tokenbus_log_waiting_items", "Items that are not in the log yet.", lambda of: of.writer.unwritten_items),
-        ("tokenbus_log_lag_seconds", "How long the oldest of them has waited.", lambda of: of.writer.lag_seconds),
-        (
-            "tokenbus_log_writable_servers",
-            "1 while a server writes what comes to the log, else 0.",
-            lambda of: not of.writer.problem,
-        ),
-        ("tokenbus_log_missing_replicas", "Replicas that are away.", lambda of: of.writer.missing_replicas),
-        (
-            "tokenbus_log_storage_ratio{server}",
-            "Used share of JetStream's storage at each server of durable_log.monitors.",
-            lambda of: of.monitors.storage_ratios,
-        ),
+    _of_log(
+        "tokenbus_log_items_total{outcome}",
+        "Items, by what became of them; missing: those that the log names so.",
+        lambda of: {
+            "written": of.writer.counts.items,
+            "already_there": of.writer.counts.already_there,
+            "refused": of.writer.counts.refused_items,
+            "left_out": of.left_out,
+            "missing": of.writer.counts.missing_items,
+        },
+    ),
+    _of_log(
+        "tokenbus_log_failed_messages_total",
+        "Messages that were not acknowledged, and are written again.",
+        lambda of: of.writer.counts.failed_writes,
+    ),
+    _of_log("tokenbus_log_waiting_items", "Items that are not in the log yet.", lambda of: of.writer.unwritten_items),
+    _of_log("tokenbus_log_lag_seconds", "How long the oldest of them has waited.", lambda of: of.writer.lag_seconds),
+    _of_log(
+        "tokenbus_log_writable_servers",
+        "1 while a server writes what comes to the log, else 0.",
+        lambda of: not of.writer.problem,
+    ),
+    _of_log("tokenbus_log_missing_replicas", "Replicas that are away.", lambda of: of.writer.missing_replicas),
+    _of_log(
+        "tokenbus_log_storage_ratio{server}",
+        "Used share of JetStream's storage at each server of durable_log.monitors.",
+        lambda of: of.monitors.storage_ratios,
     ),
 )
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenbus.bus.link import SessionState
-from tokenbus.metrics.families import Family, FamilyCollector, event_loop_lag, families, fill_ratio
-from tokenbus.metrics.health import Health, LoopWatch, stalled
-from tokenbus.metrics.server import MetricsServer
+from tokenbus.metrics.families import Family, FamilyCollector, event_loop_lag, fill_ratio
+from tokenbus.metrics.server import Health, LoopWatch, MetricsServer, stalled
 from tokenbus.worker import Publisher
 
 
@@ -19,8 +18,8 @@ class PublisherView(NamedTuple):
     watch: LoopWatch
 
 
-def _of_publisher(*rows: tuple[str, str, Callable[[Publisher], float]]) -> Iterator[Family[PublisherView]]:
-    return families(rows, lambda read, view: {view.publisher.worker_id: read(view.publisher)})
+def _of_publisher(title: str, meaning: str, read: Callable[[Publisher], float]) -> Family[PublisherView]:
+    return Family(title, meaning, lambda view: {view.publisher.worker_id: read(view.publisher)})
 
 
 def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ...], float]:
@@ -36,17 +35,15 @@ def _fill(view: PublisherView) -> dict[str, float]:
 PUBLISHER: tuple[Family[PublisherView], ...] = (
     fill_ratio(_fill),
     event_loop_lag(lambda view: view.watch.lag),
-    *_of_publisher(
-        (
-            "tokenbus_worker_connected_processors{worker}",
-            "1 while a processor answers, else 0.",
-            lambda of: of.session.state is SessionState.OPEN,
-        ),
-        (
-            "tokenbus_worker_handshakes_total{worker}",
-            "Hellos that a processor answered.",
-            lambda of: of.session.handshakes,
-        ),
+    _of_publisher(
+        "tokenbus_worker_connected_processors{worker}",
+        "1 while a processor answers, else 0.",
+        lambda of: of.session.state is SessionState.OPEN,
+    ),
+    _of_publisher(
+        "tokenbus_worker_handshakes_total{worker}",
+        "Hellos that a processor answered.",
+        lambda of: of.session.handshakes,
     ),
     Family(
         "tokenbus_worker_items_total{worker, outcome}",
@@ -61,32 +58,30 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         "Batches: gated, not this rank's; shed, without alternatives; blocked, had to wait.",
         lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
     ),
-    *_of_publisher(
-        (
-            "tokenbus_worker_blocked_seconds_total{worker}",
-            "How long the engine waited for room in retention.",
-            lambda of: of.blocked_seconds,
-        ),
-        (
-            "tokenbus_worker_unpublished_rows_total{worker}",
-            "Rows that found no room: their requests end with an error.",
-            lambda of: of.failed,
-        ),
-        (
-            "tokenbus_worker_waiting_requests{worker}",
-            "Requests and aborts that the engine has not looked at yet.",
-            lambda of: of.waiting_requests,
-        ),
-        (
-            "tokenbus_worker_handed_over_items{worker}",
-            "Steps and events of an engine's process that are not published yet.",
-            lambda of: of.handed_over,
-        ),
-        (
-            "tokenbus_worker_publisher_processes_total{worker}",
-            "Publishers that this worker has had, one after the other.",
-            lambda of: of.starts,
-        ),
+    _of_publisher(
+        "tokenbus_worker_blocked_seconds_total{worker}",
+        "How long the engine waited for room in retention.",
+        lambda of: of.blocked_seconds,
+    ),
+    _of_publisher(
+        "tokenbus_worker_unpublished_rows_total{worker}",
+        "Rows that found no room: their requests end with an error.",
+        lambda of: of.failed,
+    ),
+    _of_publisher(
+        "tokenbus_worker_waiting_requests{worker}",
+        "Requests and aborts that the engine has not looked at yet.",
+        lambda of: of.waiting_requests,
+    ),
+    _of_publisher(
+        "tokenbus_worker_handed_over_items{worker}",
+        "Steps and events of an engine's process that are not published yet.",
+        lambda of: of.handed_over,
+    ),
+    _of_publisher(
+        "tokenbus_worker_publisher_processes_total{worker}",
+        "Publishers that this worker has had, one after the other.",
+        lambda of: of.starts,
     ),
     Family(
         "tokenbus_worker_engine_failures_total{worker, of}",
@@ -103,22 +98,20 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
             view.publisher.worker_id, view.publisher.counts, "handed_off", "untaken", "taken_over", "refused"
         ),
     ),
-    *_of_publisher(
-        (
-            "tokenbus_worker_unanswered_requests{worker}",
-            "Requests sent to a decode worker that has not answered yet.",
-            lambda of: of.counts.handing_off,
-        ),
-        (
-            "tokenbus_worker_refused_connections_total{worker}",
-            "Connections for hand-offs that were refused or cut off.",
-            lambda of: of.counts.refused_connections,
-        ),
-        (
-            "tokenbus_worker_refused_frames_total{worker}",
-            "Frames of the processor that break the contract.",
-            lambda of: of.link.refused_frames,
-        ),
+    _of_publisher(
+        "tokenbus_worker_unanswered_requests{worker}",
+        "Requests sent to a decode worker that has not answered yet.",
+        lambda of: of.counts.handing_off,
+    ),
+    _of_publisher(
+        "tokenbus_worker_refused_connections_total{worker}",
+        "Connections for hand-offs that were refused or cut off.",
+        lambda of: of.counts.refused_connections,
+    ),
+    _of_publisher(
+        "tokenbus_worker_refused_frames_total{worker}",
+        "Frames of the processor that break the contract.",
+        lambda of: of.link.refused_frames,
     ),
 )
 

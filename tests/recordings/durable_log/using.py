@@ -10,9 +10,8 @@ from tests.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
 from tests.metrics.running import Bus, Scrape, scrape, settings
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, until
-from tokenbus.metrics.health import Health, LoopWatch
-from tokenbus.metrics.processor import processor_collector, processor_health
-from tokenbus.metrics.view import StepTimes
+from tokenbus.metrics.processor import StepTimes, processor_collector, processor_health
+from tokenbus.metrics.server import Health, LoopWatch
 from tokenbus.processor import Processor
 from tokenbus.recordings.durable_log.reader import read_log
 from tokenbus.recordings.durable_log.stream import LogError, LogStream
