@@ -1,6 +1,5 @@
 """tokenbus demo: what it shows is what happened, and what is wrong is never called right."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -44,8 +43,7 @@ def test_whole_demo(folder: Path) -> None:
     assert (status, complaints) == (0, "")
     assert "\x1b" not in output
     assert re.search(r"is killed \(kill -9\) with [1-9]\d* requests open, and started again", output)
-    assert "200/200, " in output
-    assert re.search(r"acceptance +[\d,]+ of [\d,]+ draft tokens, \d+%; by head: \d+%, \d+%, \d+%", output)
+    assert "of 200 of 200 requests" in output
     assert "no token lost, none repeated, all in order" in output
     assert "200 of 200 answers: ids, logprobs, ranks and alternatives are, bit by bit," in output
     assert "every token was right" in output
@@ -78,13 +76,9 @@ def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
 
 
 def test_right_answers_are_called_right(answers: list[Answer], truth: Truth) -> None:
-    values = json.loads(json.dumps(judged(answers, truth)))
-    assert values["ok"] is True
-    assert values["check"] == {"lost": 0, "repeated": 0, "differing_requests": 0, "errors": []}
-    assert values["tokens"] == sum(answer.position for answer in answers)
-    share, heads = values["acceptance"]["share"], values["acceptance"]["by_head"]
-    assert 0 < share < 1
-    assert heads == sorted(heads, reverse=True)
+    tokens = sum(answer.position for answer in answers)
+    wrong = {"lost": 0, "repeated": 0, "differing_requests": 0, "errors": []}
+    assert judged(answers, truth) == {"ok": True, "requests": 6, "tokens": tokens, **wrong}
 
 
 @pytest.mark.parametrize("column", ["token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs"])
@@ -107,7 +101,7 @@ def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Trut
     assert twice.repeated >= rows[0].token_ids.size
     for wrong in (without, twice):
         values = judged([wrong, *answers[1:]], truth)
-        assert (values["ok"], values["check"]["differing_requests"]) == (False, 1)
+        assert (values["ok"], values["differing_requests"]) == (False, 1)
         assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", said([wrong, *answers[1:]], truth))
 
 
@@ -117,15 +111,7 @@ def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Trut
     assert "1 requests FAILED" in said(answers, truth)
     key = answers[3].generate.request_key
     answers[3] = answered(key, truth[key][:-1])
-    assert judged(answers, truth)["check"]["differing_requests"] == 1
-
-
-def test_without_drafts_there_is_no_rate(answers: list[Answer], truth: Truth) -> None:
-    """Where nothing was drafted the summary says so, and nothing is divided by zero (case 25)."""
-    for answer in answers:
-        answer.rows = [row._replace(draft_token_count=0) for row in answer.rows]
-    assert judged(answers, truth)["acceptance"] == {"verified": 0, "accepted": 0, "share": None, "by_head": []}
-    assert "no draft was made" in said(answers, truth)
+    assert judged(answers, truth)["differing_requests"] == 1
 
 
 def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
