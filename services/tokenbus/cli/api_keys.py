@@ -20,15 +20,11 @@ requests with `Authorization: Bearer KEY`, and reads the file again when it chan
   revoke ID    forget keys; what they have open ends
 
 examples:
-  tokenbus api-keys add alice --file keys.json
   tokenbus api-keys add batch --file keys.json --requests-per-minute 600 --concurrent 64
-  tokenbus api-keys add trainer --file keys.json --operator
   tokenbus api-keys add page --file keys.json --origin https://app.example
-  tokenbus api-keys list --file keys.json --json
   tokenbus api-keys revoke alice --file keys.json
 
-settings that matter: gateway.keys_file (where they are kept, unless --file says so), gateway.key_requests_per_minute
-(what a key without limits of its own may) and gateway.max_requests (of which such a key may have half open).
+A key without limits of its own may gateway.key_requests_per_minute, and have half of gateway.max_requests open.
 """
 
 

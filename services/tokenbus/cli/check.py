@@ -26,10 +26,8 @@ the field, the limit and the value that it is refused for. The exit status is 0 
 
 examples:
   tokenbus check step-41.binpb                 against what a deployment takes by default
-  tokenbus check --limits schema *.binpb       against the schema's own bounds
   tokenbus check --rows refused/*.binpb        a verdict for each row of a message
-  tokenbus check recorded/*                    each item of recordings
-  tokenbus check --json step-41.binpb | jq .   for machines
+  tokenbus check --limits schema recorded/*    each item of recordings, against the schema's own bounds
 """
 
 _HEAD = 4

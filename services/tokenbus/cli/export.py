@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from tokenbus.recordings.parquet import TokenFile
 
 _DESCRIPTION = """\
-Write a recording as a Parquet file, which pyarrow, DuckDB, pandas and Hugging Face's datasets read: a row for each
-token, in the stream's order, or a row for each request, in the order in which they end, with lists of its tokens. The
-file's metadata has the schema's version, this one's, and what the recording says of itself. docs/recording.md has the
-columns. It needs the extra parquet. Files that exist are not written over.
+Write a recording as a Parquet file: a row for each token, in the stream's order, or a row for each request, in the
+order in which they end, with lists of its tokens. docs/recording.md has the columns. It needs the extra parquet. Files
+that exist are not written over.
 
 Of a broken recording, as one whose recorder was killed, it writes the items before the fault, says in a line how many
 and where the fault is, and ends with status 1. A folder of `record --format parquet` whose recorder was killed is
@@ -28,7 +27,6 @@ examples:
   tokenbus export steps.tokenbus --to steps.parquet
   tokenbus export steps.tokenbus --to requests.parquet --rows requests
   tokenbus export rollouts/worker-0-7                     a folder that a killed recorder left
-  duckdb -c "select kind, count(*), avg(logprob) from 'steps.parquet' group by kind"
 """
 
 

@@ -18,14 +18,10 @@ leaves with status 0; a second signal ends it at once.
 examples:
   tokenbus gateway                                                       at http://127.0.0.1:8000
   tokenbus gateway --address 127.0.0.1:8080 --clients-address ipc:///run/tokenbus/clients.sock
-  tokenbus gateway --models small,large --tokenizer bytes --set gateway.max_requests=4096
   tokenbus gateway --set gateway.reuse_port=true --metrics-address 127.0.0.1:9101      one of several at one port
-  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
-    -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
 
-settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is, or with commas
-between all of them: docs/scaling.md), bus.key_file and bus.server_key (docs/security.md), limits.max_top_k (the most
-alternatives), gateway.metrics_address (empty: its metrics are at /metrics alone). It needs the extra gateway.
+settings that matter: gateway.*, bus.clients_address (of several processors, with commas between: docs/scaling.md),
+bus.key_file and bus.server_key (docs/security.md), limits.max_top_k. It needs the extra gateway.
 """
 
 

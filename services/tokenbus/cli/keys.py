@@ -38,12 +38,10 @@ To rotate, add a second key under the same name, restart its process with it, an
 revoked key stays in the file, so that it cannot be added again.
 
 examples:
-  tokenbus keys make processor
   tokenbus keys make worker-0
   tokenbus keys add worker-0 keys/worker-0.key --role worker
   tokenbus keys add gateway keys/gateway.key --role client --role observer
   tokenbus keys revoke worker-0
-  tokenbus keys list --json | jq '.keys[] | select(.revoked == null).name'
 """
 _VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
 _DEFAULT = "keys/allowed.toml"

@@ -22,10 +22,8 @@ examples:
   tokenbus processor --workers-address ipc:///run/tokenbus/workers.sock --clients-address tcp://127.0.0.1:5571
   tokenbus processor --workers-address 'tcp://*:5570' --set bus.key_file=keys/processor.key_secret \\
     --set bus.allowed_keys=keys/allowed.toml                             where other machines reach it: docs/security.md
-  tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
 
-settings that matter: bus.* (addresses, keys, heartbeats), limits.* (the most of a batch), processor.* (workers,
-timeout), clients.* (what waits for slow clients), processor.metrics_address (empty: no metrics are served).
+settings that matter: bus.* (addresses, keys), limits.* (the most of a batch), processor.*, clients.* (slow clients).
 """
 
 

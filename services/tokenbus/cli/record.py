@@ -41,14 +41,10 @@ however often one is killed and started again. docs/log.md says how to read it, 
 examples:
   tokenbus record steps.tokenbus --worker worker-1            one worker
   tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, a file for each of their lives
-  tokenbus record steps.tokenbus --count 1000 --json          a summary for machines
-  tokenbus record 'rollouts/{worker}-{epoch}' --format parquet       and then, say,
-  duckdb -c "select avg(logprob) from 'rollouts/*/*.parquet'"
+  tokenbus record 'rollouts/{worker}-{epoch}' --format parquet
   tokenbus record --to nats://127.0.0.1:4222/rollouts         every worker, into the log `rollouts`
-  tokenbus record --to nats://a:4222,b:4222,c:4222 --set durable_log.replicas=3
 
-settings that matter: bus.clients_address, bus.key_file and bus.server_key; with --to durable_log.* (how much is kept,
-how long, on how many servers, credentials).
+settings that matter: bus.clients_address, bus.key_file and bus.server_key; with --to durable_log.*
 """
 _PART_BYTES = 1 << 27
 """How many bytes of items a Parquet file has."""

@@ -37,7 +37,6 @@ files, or `installed`, the schema of this version, which is NEW's default.
 
 examples:
   tokenbus schema proto --output proto                      and have protoc or buf make code of it
-  tokenbus schema asyncapi > asyncapi.json
   tokenbus schema descriptor > tokenbus-0.1.desc            at one version, and at a later one:
   tokenbus schema diff tokenbus-0.1.desc
 """

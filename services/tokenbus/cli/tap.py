@@ -34,11 +34,9 @@ it, and a line says how many items are missing in the log.
 examples:
   tokenbus tap                                  every worker's items
   tokenbus tap --worker worker-1 --rows         with the tokens of each row and their logprobs
-  tokenbus tap --json --count 100 | jq .        a JSON object on each line, for machines
   tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    what a request got, as the durable log has it
 
-settings that matter: bus.clients_address (of one processor or of all, with commas between), bus.key_file and
-bus.server_key, client.name (what the processor's logs call it). Items are left out while 64 frames are on their way.
+settings that matter: bus.clients_address (of several processors, with commas between), bus.key_file, bus.server_key.
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000

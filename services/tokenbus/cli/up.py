@@ -30,28 +30,21 @@ Start a processor, workers and gateways on this machine, as processes of their o
 folder, and print where to look. A service that dies is reported with its exit status, and is not started again; the
 others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
 leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
-Ctrl-Z stops the clock for all of it, and `fg` lets it go on; requests that were open may end meanwhile.
+Ctrl-Z suspends all of it. The status is 1 if a service died or did not start.
 
 A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
 a decode worker: there are some of both, or none of either.
 
-The status is 0 after a signal if everything stopped by itself, 1 if a service died or did not start, 2 if it
-was asked for what it cannot do.
-
 examples:
   tokenbus up                                       one worker of each role, with the engine ngram
   tokenbus up --engine paddle --workers 2 --prefill 0 --decode 0
-  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096
-                                                    a model in a folder, with options of vLLM's own
+  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096       with options of vLLM's own
   tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
   tokenbus up --gateways 4                          four at one port, each a process of its own
-  tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, output, up,
-                                                    ended, useless, stopping, down
+  tokenbus up --json | jq .event                    started, ready, log, output, up, ended, useless, stopping, down
 
-settings that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long stopping may take),
-processor.metrics_address and gateway.address (another port is used where that of the default is taken),
-bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
-them.
+Every service gets all settings. Those that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long
+stopping may take), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*.
 """
 _MOST_WORKERS = 1_000_000
 _MOST_GATEWAYS = 64

@@ -19,18 +19,14 @@ is acknowledged, and exits with status 0; each of the two waits is bounded by wo
 ends it at once.
 
 examples:
-  tokenbus worker --id worker-1
   tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200
   tokenbus worker --role prefill --id prefill-0 --speculate 4
-  tokenbus worker --engine paddle --max-running 64
   tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 64 --enforce-eager
-  tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
 settings that matter: bus.workers_address (of several processors, with commas between: docs/scaling.md), bus.key_file
-and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_address (a
-prefill worker hands requests off to a decode worker, at its address), worker.max_requests, worker.retention_bytes and
-worker.policy (what happens when retention is full), limits.*, worker.metrics_address (empty: no metrics are served).
+and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_address,
+worker.max_requests, worker.retention_bytes and worker.policy (what happens when retention is full), limits.*.
 """
 
 
