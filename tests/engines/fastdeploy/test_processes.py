@@ -1,6 +1,5 @@
 """Save and get in processes of their own, which know of each other what the engine's environment says."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import pytest
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, is_empty
 from tests.engines.fastdeploy.engine import Steps
-from tests.engines.fastdeploy.saving_program import MOST_SECONDS, ROOT, kill, start, wait_until_done
+from tests.engines.fastdeploy.saving_program import MOST_SECONDS, kill, start, wait_until_done
 from tokenbus.bus import AddressError
 from tokenbus.engines.fastdeploy.queue import QueueReceiver
 
@@ -103,16 +102,3 @@ def test_importing_costs_no_framework_and_no_thread() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[] 1"
-
-
-def test_switch_goes_back_to_the_ops_that_were_there(folder: Path) -> None:
-    module = folder / "fastdeploy" / "model_executor" / "ops" / "gpu.py"
-    module.parent.mkdir(parents=True)
-    module.write_text("def save_output(*arguments):\n    print('theirs', *arguments)\n")
-    program = "from tokenbus.engines.fastdeploy import save_output, OPS; save_output(1, 2); print(len(OPS))"
-    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "TOKENBUS_FASTDEPLOY": "off"}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout == "theirs 1 2\n11\n"
-    missing = "from tokenbus.engines.fastdeploy import get_output_ep"
-    run = subprocess.run([sys.executable, "-c", missing], env=environment, capture_output=True, text=True, check=False)
-    assert "ImportError: cannot import name 'get_output_ep'" in run.stderr
