@@ -3,9 +3,9 @@
 import ctypes
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from tests.gpu_ops.logits import Floats, bits_of_bfloat16
 from tokenbus_gpu_ops.tensor import _DLTensor
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -46,8 +46,9 @@ class Produced:
         return self.values
 
 
-def bfloat16(bits: npt.NDArray[np.uint16]) -> Produced:
-    return Produced(bits, code=4)
+def given_as(dtype: str, logits: Floats) -> object:
+    """Return logits, which the type can hold, as an array of that type."""
+    return Produced(bits_of_bfloat16(logits), code=4) if dtype == "bfloat16" else logits.astype(dtype)
 
 
 def as_if_on_gpu(values: npt.NDArray[Any]) -> Produced:

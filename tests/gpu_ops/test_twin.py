@@ -6,20 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, bits_of_bfloat16, random, rounded
-from tests.gpu_ops.producer import bfloat16
+from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, random, rounded
+from tests.gpu_ops.producer import given_as
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import ValueKind
 from tokenbus_gpu_ops import FaultReason, TokenColumns, token_logprobs
 
-VOCABULARIES = (1, 2, 63, 64, 65, 99, 111, 4097, 50_257, 128_256, 151_936, 262_144)
-
-
-def given_as(dtype: str, logits: Floats) -> object:
-    """Return logits, which the type can hold, as an array of that type."""
-    if dtype == "bfloat16":
-        return bfloat16(bits_of_bfloat16(logits))
-    return logits.astype(dtype)
+LARGE = pytest.mark.nightly
+VOCABULARIES = [
+    *(1, 2, 63, 64, 65, 111, 4097, 50_257),
+    *(pytest.param(size, marks=LARGE) for size in (128_256, 151_936, 262_144)),
+]
 
 
 def computed(
@@ -41,7 +38,7 @@ def test_every_vocabulary(dtype: str, vocabulary: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vocabulary", [500, 50_257])
+@pytest.mark.parametrize("vocabulary", [500, pytest.param(50_257, marks=LARGE)])
 def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
     """Equal, masked, tiny, sorted and crowded logits come out right, with ties to the lower id (case 33)."""
     rng = np.random.default_rng(5)
@@ -60,7 +57,7 @@ def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
     assert_right(computed(dtype, logits, ids, 9), logits, ids, 9)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 31, 256, 4096])
+@pytest.mark.parametrize("rows", [1, 31, 4096])
 def test_every_number_of_rows(rows: int) -> None:
     rng = np.random.default_rng(rows)
     logits = random(rng, rows, 300)
