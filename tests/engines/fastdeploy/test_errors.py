@@ -17,115 +17,71 @@ DO_NOT_WAIT, WAIT = False, True
 WRITABLE = "a tensor of paddle or an array of numpy to write to"
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    (TOPK, {"token_num_per_batch": np.array([2, 7], np.int32)}, "token_num_per_batch[1]: at most 6, got 7"),
-    (TOPK, {"token_num_per_batch": np.zeros(513, np.int32)}, "token_num_per_batch: at most 512 slots, got 513"),
-    (
-        TOPK,
-        {"logprob_token_ids": np.zeros(12, np.int64)},
-        "logprob_token_ids: 2 dimensions, got shape (12,)",
-    ),
-    (
-        TOPK,
-        {"cu_batch_token_offset": np.array([0, 3], np.int32)},
-        "cu_batch_token_offset[1]: a place that leaves 2 of 4 tokens, got 3",
-    ),
-    (
-        TOPK,
-        {"cu_batch_token_offset": np.array([-1, 2], np.int32)},
-        "cu_batch_token_offset[0]: a place that leaves 2 of 4 tokens, got -1",
-    ),
-    (
-        TOPK,
-        {"cu_batch_token_offset": np.array([0], np.int32)},
-        "cu_batch_token_offset: 2 elements, one for each slot, got 1",
-    ),
-    (TOPK, {"seq_lens_decoder": np.array([9], np.int32)}, "seq_lens_decoder: 2 elements, one for each slot, got 1"),
-    (TOPK, {"prompt_lens": np.array([4])}, "prompt_lens: 2 elements, one for each slot, got 1"),
-    (TOPK, {"preempted_idx": np.zeros(1, np.int32)}, "preempted_idx: 2 elements, one for each slot, got 1"),
-    (TOPK, {"logprob_ranks": np.array([1, 2, 3])}, "logprob_ranks: 4 lines of 1, one for each token, got 3"),
-    (
-        TOPK,
-        {"logprob_token_ids": np.zeros((3, 3), np.int64)},
-        "logprob_token_ids: 4 lines of 3, one for each token, got 3",
-    ),
-    (
-        TOPK,
-        {"logprob_scores": np.zeros((4, 2), np.float32)},
-        "logprob_scores: 4 lines of 3, one for each token, got 2",
-    ),
-    (TOPK, {"logprob_scores": np.zeros((4, 3), np.int64)}, "logprob_scores: float32, got int64"),
-    (TOPK, {"logprob_token_ids": np.zeros((4, 3), np.float32)}, "logprob_token_ids: int64, got float32"),
-    (TOPK, {"not_need_stop": np.zeros(0, np.bool_)}, "not_need_stop: one flag, got none"),
-    (TOPK, {"token_num_per_batch": np.array(2, np.int32)}, "token_num_per_batch: 1 dimension, got shape ()"),
-    (TOPK, {"token_num_per_batch": np.array(2, ">i4")}, "token_num_per_batch: 1 dimension, got shape ()"),
-    (
-        TOPK,
-        {"sampled_token_ids": np.zeros((2, 0), np.int64)},
-        "sampled_token_ids[0]: a line of at least 2 tokens, got 0",
-    ),
-    (TOPK, {"message_flag": None}, "message_flag: a whole number, got NoneType"),
-    (TOPK, {"message_flag": 2**70}, f"message_flag: a whole number of 64 bits, got {2**70}"),
-    (TOPK, {"rank_id": "0"}, "rank_id: a whole number, got str"),
-    (TOPK, {"preempted_idx": [0, 0]}, "preempted_idx: a tensor of paddle or an array of numpy to write to, got list"),
-    (FIRST, {"token_num_per_batch": np.array([2, 6], np.int32)}, "token_num_per_batch[1]: at most 5, got 6"),
-    (
-        FIRST,
-        {"sampled_token_ids": np.array([[5, 6, 7]])},
-        "sampled_token_ids: 2 lines, one for each slot, got 1",
-    ),
-    (
-        FIRST,
-        {"cu_batch_token_offset": np.array([0, 4], np.int32)},
-        "cu_batch_token_offset[1]: a place that leaves 1 of 4 tokens, got 4",
-    ),
-    (PLAIN, {"accept_num": np.array([2, 7], np.int32)}, "accept_num[1]: at most 6, got 7"),
-    (PLAIN, {"accept_num": np.array([2, 2**40])}, f"accept_num: a number of int32, got {2**40}"),
-    (
-        TOPK,
-        {"sampled_token_ids": np.zeros((2, 1, 1), np.int64)},
-        "sampled_token_ids: 1 or 2 dimensions, got shape (2, 1, 1)",
-    ),
-    (TOPK, {"logprob_token_ids": np.zeros((4, 0), np.int64)}, "logprob_token_ids: at least 1 column, got 0"),
-    (PLAIN, {"accept_tokens": np.zeros((257, 6), np.int64)}, "accept_tokens: at most 256 slots, got 257"),
-    (PLAIN, {"accept_tokens": np.array([5, 6])}, "accept_tokens: 2 dimensions, got shape (2,)"),
-    (PLAIN, {"accept_tokens": np.array([[5], [6]])}, "accept_tokens[0]: a line of at least 2 tokens, got 1"),
-    (PLAIN, {"accept_tokens": np.zeros((2, 0), np.int64)}, "accept_tokens[0]: a line of at least 2 tokens, got 0"),
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int32)
+
+
+def zeros(shape: int | tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.zeros(shape, np.int64)
+
+
+WRONG: list[tuple[str, str, Any, str]] = [
+    (TOPK, "token_num_per_batch", ints(2, 7), "[1]: at most 6, got 7"),
+    (TOPK, "token_num_per_batch", np.zeros(513, np.int32), ": at most 512 slots, got 513"),
+    (TOPK, "logprob_token_ids", zeros(12), ": 2 dimensions, got shape (12,)"),
+    (TOPK, "cu_batch_token_offset", ints(0, 3), "[1]: a place that leaves 2 of 4 tokens, got 3"),
+    (TOPK, "cu_batch_token_offset", ints(-1, 2), "[0]: a place that leaves 2 of 4 tokens, got -1"),
+    (TOPK, "cu_batch_token_offset", ints(0), ": 2 elements, one for each slot, got 1"),
+    (TOPK, "seq_lens_decoder", ints(9), ": 2 elements, one for each slot, got 1"),
+    (TOPK, "prompt_lens", np.array([4]), ": 2 elements, one for each slot, got 1"),
+    (TOPK, "preempted_idx", np.zeros(1, np.int32), ": 2 elements, one for each slot, got 1"),
+    (TOPK, "logprob_ranks", np.array([1, 2, 3]), ": 4 lines of 1, one for each token, got 3"),
+    (TOPK, "logprob_token_ids", zeros((3, 3)), ": 4 lines of 3, one for each token, got 3"),
+    (TOPK, "logprob_scores", np.zeros((4, 2), np.float32), ": 4 lines of 3, one for each token, got 2"),
+    (TOPK, "logprob_scores", zeros((4, 3)), ": float32, got int64"),
+    (TOPK, "logprob_token_ids", np.zeros((4, 3), np.float32), ": int64, got float32"),
+    (TOPK, "not_need_stop", np.zeros(0, np.bool_), ": one flag, got none"),
+    (TOPK, "token_num_per_batch", np.array(2, np.int32), ": 1 dimension, got shape ()"),
+    (TOPK, "token_num_per_batch", np.array(2, ">i4"), ": 1 dimension, got shape ()"),
+    (TOPK, "sampled_token_ids", zeros((2, 0)), "[0]: a line of at least 2 tokens, got 0"),
+    (TOPK, "message_flag", None, ": a whole number, got NoneType"),
+    (TOPK, "message_flag", 2**70, f": a whole number of 64 bits, got {2**70}"),
+    (TOPK, "rank_id", "0", ": a whole number, got str"),
+    (TOPK, "preempted_idx", [0, 0], ": a tensor of paddle or an array of numpy to write to, got list"),
+    (FIRST, "token_num_per_batch", ints(2, 6), "[1]: at most 5, got 6"),
+    (FIRST, "sampled_token_ids", np.array([[5, 6, 7]]), ": 2 lines, one for each slot, got 1"),
+    (FIRST, "cu_batch_token_offset", ints(0, 4), "[1]: a place that leaves 1 of 4 tokens, got 4"),
+    (PLAIN, "accept_num", ints(2, 7), "[1]: at most 6, got 7"),
+    (PLAIN, "accept_num", np.array([2, 2**40]), f": a number of int32, got {2**40}"),
+    (TOPK, "sampled_token_ids", zeros((2, 1, 1)), ": 1 or 2 dimensions, got shape (2, 1, 1)"),
+    (TOPK, "logprob_token_ids", zeros((4, 0)), ": at least 1 column, got 0"),
+    (PLAIN, "accept_tokens", zeros((257, 6)), ": at most 256 slots, got 257"),
+    (PLAIN, "accept_tokens", np.array([5, 6]), ": 2 dimensions, got shape (2,)"),
+    (PLAIN, "accept_tokens", np.array([[5], [6]]), "[0]: a line of at least 2 tokens, got 1"),
+    (PLAIN, "accept_tokens", zeros((2, 0)), "[0]: a line of at least 2 tokens, got 0"),
     (
         "mtp_save_first_token",
-        {"base_model_draft_tokens": np.array([[5], [6]])},
-        "base_model_draft_tokens[0]: a line of at least 2 tokens, got 1",
+        "base_model_draft_tokens",
+        np.array([[5], [6]]),
+        "[0]: a line of at least 2 tokens, got 1",
     ),
-    (
-        "mtp_save_first_token",
-        {"base_model_draft_tokens": np.zeros((2, 0), np.int64)},
-        "base_model_draft_tokens[0]: a line of at least 2 tokens, got 0",
-    ),
-    (
-        "save_output",
-        {"sampled_token_ids": np.zeros((513, 1), np.int64)},
-        "sampled_token_ids: at most 512 slots, got 513",
-    ),
-    (
-        "save_output_topk",
-        {"logprobs": np.zeros((1, 3), np.float32)},
-        "logprobs: 2 lines of 3, one for each token, got 1",
-    ),
+    ("mtp_save_first_token", "base_model_draft_tokens", zeros((2, 0)), "[0]: a line of at least 2 tokens, got 0"),
+    ("save_output", "sampled_token_ids", zeros((513, 1)), ": at most 512 slots, got 513"),
+    ("save_output_topk", "logprobs", np.zeros((1, 3), np.float32), ": 2 lines of 3, one for each token, got 1"),
 ]
+"""The op, an argument and what is wrong with it: the error behind the argument's name."""
 
 
-@pytest.mark.parametrize(("op", "changes", "message"), WRONG, ids=[f"{op}-{text[:40]}" for op, _, text in WRONG])
-def test_step_that_does_not_fit_is_refused_whole(
-    op: str, changes: dict[str, Any], message: str, beside: Beside
-) -> None:
+@pytest.mark.parametrize(("op", "name", "value", "message"), WRONG, ids=range(len(WRONG)))
+def test_step_that_does_not_fit_is_refused_whole(op: str, name: str, value: Any, message: str, beside: Beside) -> None:  # noqa: ANN401
     """One line names the field, the limit and the value, and the next step is got as if that one had never been.
 
     More than its arrays hold is found before anything is written (case 5, 26, 28, 30).
     """
     right = whole(op, 2, 2)
     with pytest.raises(ContractError) as refused:
-        save(op, right | changes)
-    assert str(refused.value) == f"{op}.{message}"
+        save(op, right | {name: value})
+    assert str(refused.value) == f"{op}.{name}{message}"
     beside.save(op, right)
     beside.get_all()
 
@@ -162,24 +118,18 @@ def test_tensors_to_get_into_are_checked_first() -> None:
     frozen = tokens.copy()
     frozen.flags.writeable = False
     wrong: list[tuple[list[Any], str]] = [
-        ([tokens[:100], scores, ranks], "speculate_get_output_topk.output_tokens: at least 65027 elements, got 100"),
-        ([tokens, scores.astype(np.float64), ranks], "speculate_get_output_topk.output_scores: float32, got float64"),
-        (
-            [tokens, scores, ranks[::-1]],
-            "speculate_get_output_topk.output_ranks: an array that is contiguous, got one that is not",
-        ),
-        (
-            [frozen, scores, ranks],
-            f"speculate_get_output_topk.output_tokens: {WRITABLE}, got one that is read-only",
-        ),
-        ([tokens, scores.tolist(), ranks], f"speculate_get_output_topk.output_scores: {WRITABLE}, got list"),
-        ([tokens.astype(">i8"), scores, ranks], "speculate_get_output_topk.output_tokens: int64, got >i8"),
+        ([tokens[:100], scores, ranks], "tokens: at least 65027 elements, got 100"),
+        ([tokens, scores.astype(np.float64), ranks], "scores: float32, got float64"),
+        ([tokens, scores, ranks[::-1]], "ranks: an array that is contiguous, got one that is not"),
+        ([frozen, scores, ranks], f"tokens: {WRITABLE}, got one that is read-only"),
+        ([tokens, scores.tolist(), ranks], f"scores: {WRITABLE}, got list"),
+        ([tokens.astype(">i8"), scores, ranks], "tokens: int64, got >i8"),
     ]
     save(TOPK, whole(TOPK, 2, 2))
     for given, message in wrong:
         with pytest.raises(ContractError) as refused:
             get(*given, 20, 0, DO_NOT_WAIT)
-        assert str(refused.value) == message
+        assert str(refused.value) == f"speculate_get_output_topk.output_{message}"
     for k, got in ((21, "0 to 20, got 21"), (None, "a whole number, got NoneType")):
         with pytest.raises(ContractError) as refused:
             get(tokens, scores, ranks, k, 0, DO_NOT_WAIT)

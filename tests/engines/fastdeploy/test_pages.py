@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tests.engines.fastdeploy.test_errors import WRONG
 from tokenbus.engines import fastdeploy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +31,7 @@ def test_page_names_every_op_and_no_other() -> None:
 def test_page_quotes_errors_as_they_are() -> None:
     text = (ROOT / "docs" / "fastdeploy.md").read_text()
     folder = Path(__file__).parent
-    expected = "".join((folder / name).read_text() for name in ("test_errors.py", "test_environment.py"))
+    expected = (folder / "test_environment.py").read_text() + "\n".join(f"{name}{text}" for _, name, _, text in WRONG)
     table = text[text.index("| before | now |") : text.index("A save op clears `preempted_idx`")]
     quoted = re.findall(r"\| `(?:(\w+)\.)?([^`]+), got ([^`]+)`", table)
     assert len(quoted) > 3
