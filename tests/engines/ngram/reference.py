@@ -1,6 +1,5 @@
-"""The model once more, as plainly as can be: dictionaries, and the whole distribution for every token."""
+"""The model once more, as plainly as can be: the whole distribution for every token."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -8,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tests.engines.ngram.training.learning import CONTINUATIONS, DISCOUNT, documents
-from tokenbus.engines.ngram.model import DRAFT_LENGTH, WIDTH
+from tests.engines.ngram.training.learning import CONTINUATIONS, Context, Plain, documents
+from tokenbus.engines.ngram.model import DRAFT_LENGTH
 from tokenbus.engines.ngram.tokenizer import default_tokenizer
 
 Floats = npt.NDArray[np.float64]
@@ -26,53 +25,23 @@ class Choice(NamedTuple):
 
 
 @cache
-def followers() -> dict[tuple[int, ...], Counter[int]]:
-    """Return for each context how often each token came after it; the empty one has all tokens."""
-    end = default_tokenizer().end_token
-    tokens = [end]
-    for text in documents():
-        tokens += [*default_tokenizer().encode(text), end]
-    found: dict[tuple[int, ...], Counter[int]] = {}
-    for place in range(1, len(tokens)):
-        for length in range(min(LONGEST, place) + 1):
-            context = tuple(tokens[place - length : place])
-            if end not in context[1:]:
-                found.setdefault(context, Counter())[tokens[place]] += 1
-    return found
+def plain() -> Plain:
+    return Plain(default_tokenizer(), documents())
 
 
-def context_of(tokens: Sequence[int], longest: int = LONGEST) -> tuple[int, ...]:
+def context_of(tokens: Sequence[int], longest: int = LONGEST) -> Context:
     """Return the longest context that a text ends in; one token always is one."""
     for length in range(min(longest, len(tokens)), 1, -1):
         context = tuple(tokens[len(tokens) - length :])
-        if context in followers():
+        if context in plain().followers:
             return context
     return (tokens[-1],)
 
 
-@cache
-def line(context: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-    """Return the likeliest tokens of a context with their shares."""
-    counts = followers().get(context, Counter())
-    if not context:
-        masses = {token: float(count) for token, count in counts.items()}
-    else:
-        total = counts.total()
-        left = DISCOUNT * len(counts) / total if total else 1.0
-        masses = {token: share * left for token, share in line(context[1:])}
-        most = CONTINUATIONS[len(context) - 1]
-        for token, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-            masses[token] = masses.get(token, 0.0) + (count - DISCOUNT) / total
-    kept = sorted(masses.items(), key=lambda item: (-item[1], item[0]))[:WIDTH]
-    whole = float(np.array([mass for _, mass in kept]).sum())
-    return tuple((token, mass / whole) for token, mass in kept)
-
-
 def logprobs_after(tokens: Sequence[int], longest: int = LONGEST) -> Logprobs:
     """Return the logprob of every token of the vocabulary after a text."""
-    size = default_tokenizer().vocabulary_size
-    probabilities = np.zeros(size)
-    for token, share in line(context_of(tokens, longest)):
+    probabilities = np.zeros(default_tokenizer().vocabulary_size)
+    for token, share in plain().line(context_of(tokens, longest)):
         probabilities[token] = share
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(probabilities).astype(np.float32))

@@ -32,7 +32,7 @@ def requests(draw: st.DrawFn) -> Generate:
     return asked(1, draw(st.sampled_from(PROMPTS)), top_logprobs, include_draft_logprobs=wants_drafts, **sampling)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     mine=requests(),
     others=st.lists(requests(), min_size=1, max_size=12),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.engines.ngram import reference
-from tests.engines.ngram.training.learning import documents, learned, learned_tables
+from tests.engines.ngram.training.learning import Plain, documents, learned
 from tokenbus.engines.ngram.model import WIDTH, default_model
 from tokenbus.engines.ngram.tokenizer import default_tokenizer
 
@@ -19,12 +19,12 @@ def histories() -> list[list[int]]:
     chance = random.Random(4)  # noqa: S311 - a test's
     texts = [[default_tokenizer().end_token, *default_tokenizer().encode(text)] for text in documents()]
     found = []
-    for _ in range(150):
+    for _ in range(60):
         text = chance.choice(texts)
         place = chance.randrange(1, len(text))
         found.append(text[max(0, place - chance.randrange(1, 6)) : place])
-    found += [[chance.randrange(default_tokenizer().vocabulary_size) for _ in range(4)] for _ in range(30)]
-    found += [[chance.randrange(300) for _ in range(4)] for _ in range(70)]
+    found += [[chance.randrange(default_tokenizer().vocabulary_size) for _ in range(4)] for _ in range(10)]
+    found += [[chance.randrange(300) for _ in range(4)] for _ in range(30)]
     return found
 
 
@@ -47,7 +47,7 @@ def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # no
         assert np.isneginf(np.delete(truth, model.ids[context])).all()
         assert abs(model.chances[context].sum() - 1) < TOLERANCE
         ties += len(set(model.ranks[context].tolist())) < WIDTH
-    assert ties > 20, "or ties were not tested"
+    assert ties > 5, "or ties were not tested"
 
 
 def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
@@ -55,7 +55,7 @@ def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
     chance = np.random.default_rng(7)
     text = default_tokenizer().encode("In the evening the")
     context = model.context_of(text)
-    for _ in range(600):
+    for _ in range(200):
         place = int(chance.integers(WIDTH))
         is_known = chance.random() < 0.8
         token = int(model.ids[context, place]) if is_known else int(chance.integers(400))
@@ -83,14 +83,12 @@ def test_drafts_and_targets_columns_lead_to_the_same_tokens() -> None:
         assert model.draft_next[context].tolist() == after.tolist()
 
 
+@pytest.mark.nightly
 def test_the_committed_file_is_what_is_learned() -> None:
-    tokenizer, model = learned(documents()), default_model()
-    assert tokenizer.vocabulary_size == default_tokenizer().vocabulary_size
-    pieces = [
-        each.token_bytes(token) for each in (tokenizer, default_tokenizer()) for token in range(model.vocabulary_size)
-    ]
-    assert pieces[: len(pieces) // 2] == pieces[len(pieces) // 2 :]
-    tables = learned_tables(tokenizer, documents())
-    assert (tables.ids == model.ids).all()
-    assert (tables.parents == model.parents).all()
-    np.testing.assert_allclose(tables.logprobs, model.logits[:, :WIDTH], rtol=0, atol=TOLERANCE)
+    tokenizer, committed = learned(documents()), default_tokenizer()
+    every = range(committed.vocabulary_size)
+    assert [*map(tokenizer.token_bytes, every)] == [*map(committed.token_bytes, every)]
+    tables, known = Plain(tokenizer, documents()).tables(), default_model()._tables
+    for name in ("ids", "parents", "keys", "numbers", "ends"):
+        np.testing.assert_array_equal(getattr(tables, name), getattr(known, name), name)
+    np.testing.assert_allclose(tables.logprobs, known.logprobs, rtol=0, atol=TOLERANCE)

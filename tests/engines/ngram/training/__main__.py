@@ -2,10 +2,10 @@
 
 import sys
 
-from tests.engines.ngram.training.learning import documents, learned, learned_tables, save
+from tests.engines.ngram.training.learning import Plain, documents, learned, save
 from tokenbus.engines.ngram.tokenizer import COMMITTED
 
 if __name__ == "__main__":
     tokenizer = learned(documents())
-    save(COMMITTED, tokenizer, learned_tables(tokenizer, documents()))
+    save(COMMITTED, tokenizer, Plain(tokenizer, documents()).tables())
     sys.stdout.write(f"{COMMITTED}: {COMMITTED.stat().st_size} bytes\n")
