@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.ngram import reference as ngram_reference
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tests.engines.paddle.reference import Reference, tokens_of
+from tests.engines.paddle.reference import reference, tokens_of
 from tests.engines.runs import Run, asked, ngram, paddle
 from tokenbus.engines.ngram import default_tokenizer
 from tokenbus.engines.prompt_scoring import LEAST
@@ -27,8 +27,7 @@ def ngram_truth(tokens: Sequence[int]) -> npt.NDArray[Any]:
 
 
 def paddle_truth(tokens: Sequence[int]) -> npt.NDArray[Any]:
-    plain = Reference()
-    return plain.logprobs(plain.states(tokens))
+    return reference().logprobs(reference().states(tokens))
 
 
 ENGINES = [
@@ -74,17 +73,11 @@ def check(found: PromptScores, prompt: Sequence[int], asked_for: PromptScoring, 
         assert (np.diff(found.alternative_logprobs, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"prefill_chunk": 7, "max_running": 2, "slice_steps": 1}], ids=["whole", "cut"]
-)
 @pytest.mark.parametrize(("engine", "truth", "tolerance", "encode"), ENGINES)
 def test_scores_are_those_of_a_plain_computation(
-    engine: Callable[..., Run],
-    truth: Truth,
-    tolerance: float,
-    encode: Callable[[str], list[int]],
-    options: dict[str, int],
+    engine: Callable[..., Run], truth: Truth, tolerance: float, encode: Callable[[str], list[int]]
 ) -> None:
+    """Also where prompts are computed in chunks, and preempted."""
     requests = [
         scoring(1, STORY, top_logprobs=20),
         scoring(2, "One ", 0),
@@ -94,7 +87,7 @@ def test_scores_are_those_of_a_plain_computation(
         scoring(6, STORY, 0, top_logprobs=2, first_position=4_000),
     ]
     plain = asked(7, STORY, seed=1, max_tokens=5)
-    run = engine([*requests, plain], **options).to_the_end()
+    run = engine([*requests, plain], prefill_chunk=17, max_running=2, slice_steps=1).to_the_end()
     found = scores_of(run)
     assert found.keys() == {1, 2, 3, 4, 5, 6}
     for generate in requests:

@@ -93,6 +93,16 @@ def test_engines_may_draft_differently(speculate: int) -> None:
     assert got.statuses[-1] is RowStatus.FINISHED_LENGTH
 
 
+def test_a_seed_that_was_drawn_goes_along() -> None:
+    """A request that asks for no seed goes on with the one that the prefill engine drew, another with its own."""
+    state = handed_off([asked(1, max_tokens=20)])[1][1]
+    for sampling, seed in (({}, json.loads(state)["seed"]), ({"seed": 5}, 5)):
+        run = ngram(role="decode")
+        run.admit(asked(1, max_tokens=20, **sampling), state)
+        requests = run.engine._requests
+        assert requests.seeds[requests.slot(1)] == seed
+
+
 def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
     first = ngram([asked(2, seed=2)]).to_the_end().got[2].tokens[0]
     run, states = handed_off([asked(1, max_tokens=1), asked(2, seed=2, stop_token_ids=[first])])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,11 @@ from tokenbus.engines.paddle.weights import COMMITTED, load
 
 Array = npt.NDArray[np.float64]
 
-_erf = np.vectorize(math.erf)
+
+@cache
+def reference() -> "Reference":
+    """Return the plain network; it is made once, and keeps the states of each text."""
+    return Reference()
 
 
 class Reference:
@@ -21,9 +26,16 @@ class Reference:
         weights = load(COMMITTED)
         self._shape = weights.shape
         self._arrays = {name: array.astype(np.float64) for name, array in weights.arrays.items()}
+        self._states: dict[tuple[int, ...], Array] = {}
 
     def states(self, tokens: Sequence[int]) -> Array:
         """Return what describes each position of a text."""
+        text = tuple(tokens)
+        if text not in self._states:
+            self._states[text] = self._computed(text)
+        return self._states[text]
+
+    def _computed(self, tokens: Sequence[int]) -> Array:
         count, heads = len(tokens), self._shape.attention_heads
         size = self._shape.width // heads
         distance = np.arange(count)[:, None] - np.arange(count)
@@ -76,6 +88,13 @@ class Reference:
         scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
         found: Array = centred / scale * self._arrays[name + ".weight"] + self._arrays[name + ".bias"]
         return found
+
+
+def _erf(x: Array) -> Array:
+    import paddle  # numpy has none, and Python's takes a number at a time
+
+    found: Array = paddle.to_tensor(x).erf().numpy()
+    return found
 
 
 def tokens_of(prompt: Any) -> list[int]:  # noqa: ANN401 - a request's

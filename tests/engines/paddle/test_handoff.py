@@ -1,7 +1,6 @@
 """Hand-off: a request goes on at another engine as if it had never left, or is refused by name."""
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -59,9 +58,9 @@ def test_first_token_and_proposals_come_with_the_hand_off(prefilled: Run) -> Non
         assert last.logprobs.size == generate.HasField("top_logprobs")
 
 
-@pytest.mark.parametrize("options", [{}, {"max_running": 1, "slice_steps": 4}], ids=["slots for all", "one slot"])
-def test_tokens_are_those_of_one_engine(prefilled: Run, options: dict[str, int]) -> None:
-    run = paddle(role="decode", **options)
+def test_tokens_are_those_of_one_engine(prefilled: Run) -> None:
+    """Also where all share one slot."""
+    run = paddle(role="decode", max_running=1, slice_steps=4)
     for generate in REQUESTS:
         key = generate.request_key
         assert run.admit(generate, prefilled.states[key], prefilled.got[key]) > 0
@@ -71,17 +70,6 @@ def test_tokens_are_those_of_one_engine(prefilled: Run, options: dict[str, int])
         assert got.tokens == tokens_alone(paddle().engine, generate)
         assert got.statuses[-1] in {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
     assert run.got[1].drafts[0].token_ids.tolist() == run.got[1].rows[0].proposal_token_ids.tolist()
-
-
-def test_seed_that_was_drawn_goes_along() -> None:
-    """A request that asks for no seed goes on with the one that the prefill engine drew, another with its own."""
-    state = paddle([asked(1, STORY, max_tokens=20)], role="prefill").to_the_end().states[1]
-    cases: list[tuple[dict[str, Any], int]] = [({}, fields_of(state)["seed"]), ({"seed": 5}, 5)]
-    for sampling, seed in cases:
-        run = paddle(role="decode")
-        run.admit(asked(1, STORY, max_tokens=20, **sampling), state)
-        requests = run.engine._requests
-        assert requests.seeds[requests.slot(1)] == seed
 
 
 def test_what_was_handed_over_is_kept_for_as_many_as_there_are_slots(prefilled: Run) -> None:
@@ -151,9 +139,6 @@ def test_drafts_that_do_not_fit_any_more_are_left_out() -> None:
 
 def test_state_that_is_wrong_is_named() -> None:
     size = len(sound()["carried"])
-    assert re.fullmatch(r"state.model: \w{32}, got '0{32}'", changed(model="0" * 32))
-    assert changed(tokens=[258]) == "state.tokens[0]: below 258, got 258"
-    assert changed(proposals=[0, 1, 300]) == "state.proposals[2]: below 258, got 300"
     assert changed(proposals=[0, 1, 2, 3]) == "state.proposals: at most 3, got 4"
     two = f"state.carried: {size - 4 * 258} bytes, as its tokens say, got {size}"
     assert changed(proposals=[0, 1]) == two
@@ -162,12 +147,10 @@ def test_state_that_is_wrong_is_named() -> None:
     short = f"state.carried: {size} bytes, as its tokens say, got {size - 4}"
     assert changed(carried=sound()["carried"][:-4]) == short
 
-
-def test_state_is_never_larger_than_a_slot() -> None:
-    assert refusal(bytes(10**6)).startswith("state: at most ")
+    assert refusal(bytes(10**6)).startswith("state: at most ")  # larger than a slot
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4),
     st.integers(min_value=0),

@@ -10,7 +10,7 @@ from tests.engines.paddle.training.__main__ import main
 from tests.engines.runs import asked, tokens_alone
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
 
-pytestmark = NEEDS_PADDLE
+pytestmark = [*NEEDS_PADDLE, pytest.mark.nightly]
 
 
 def test_training_learns_and_writes_weights_that_an_engine_runs(
