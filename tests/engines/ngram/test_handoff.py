@@ -96,7 +96,8 @@ def test_engines_may_draft_differently(speculate: int) -> None:
 def test_a_seed_that_was_drawn_goes_along() -> None:
     """A request that asks for no seed goes on with the one that the prefill engine drew, another with its own."""
     state = handed_off([asked(1, max_tokens=20)])[1][1]
-    for sampling, seed in (({}, json.loads(state)["seed"]), ({"seed": 5}, 5)):
+    cases: list[tuple[dict[str, Any], int]] = [({}, json.loads(state)["seed"]), ({"seed": 5}, 5)]
+    for sampling, seed in cases:
         run = ngram(role="decode")
         run.admit(asked(1, max_tokens=20, **sampling), state)
         requests = run.engine._requests
