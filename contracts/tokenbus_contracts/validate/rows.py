@@ -15,7 +15,7 @@ from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES, Column
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
 _POSITION_MAX = COLUMN["positions"].max
 _STOP_MAX = COLUMN["stops"].max
-_IN_ORDER = np.arange(COLUMN["batch_indices"].max_items, dtype="<u4").tobytes()
+
 
 # Sets of byte values, in the form that bytes.translate deletes: a column has only members of the set when
 # nothing is left of it. For a few hundred bytes that is several times faster than any array operation.
@@ -38,12 +38,8 @@ class Shape(NamedTuple):
     scored_tokens: int
     alternatives: int
     proposals: int
-    all_scored: bool
-    """Whether every token has a logprob, so that tokens and scored tokens are the same."""
-    uniform_top_k: int
-    """How many alternatives each token has, where all have the same; else 0."""
-    top_k_by_scored_token: npt.NDArray[np.intp] | None
-    """How many alternatives each scored token has, where that differs; else None."""
+    top_ks: npt.NDArray[np.intp]
+    """How many alternatives each scored token has."""
 
 
 def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
@@ -58,15 +54,22 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
     _check_step_rows(batch, rows)
     _check_values(batch, limits)
     if rows:
-        _check_keys(batch.request_keys)
-        _check_indices(batch)
+        _check_once("request_keys", batch.request_keys, 1, COLUMN["request_keys"].max)
+        _check_once("batch_indices", batch.batch_indices, 0, batch.header.step_rows - 1)
         highest = np.maximum.reduce(batch.positions)
         if highest > _POSITION_MAX:
             refuse_above("positions", batch.positions, _POSITION_MAX)
     _check_statuses(batch, rows)
     if batch.stops.size:
         _check_stops(batch)
-    return _shape(batch, rows, all_scored=_check_scorings(batch, rows))
+    _check_scorings(batch, rows)
+    counts = batch.token_counts
+    scored_counts = counts * (batch.scorings != Scoring.NONE)
+    top_ks = np.repeat(batch.top_ks, scored_counts).astype(np.intp)
+    tokens, scored_tokens, alternatives, proposals = (
+        int(np.add.reduce(each, dtype=np.intp)) for each in (counts, scored_counts, top_ks, batch.proposal_counts)
+    )
+    return Shape(tokens, scored_tokens, alternatives, proposals, top_ks)
 
 
 def _check_step_rows(batch: LogprobBatch, rows: int) -> None:
@@ -98,24 +101,15 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
         refuse_above("top_ks", batch.top_ks, most)
 
 
-def _check_keys(keys: npt.NDArray[np.uint64]) -> None:
-    in_order = np.sort(keys)
-    if not in_order[0]:
-        raise ContractError(f"request_keys[{int(keys.argmin())}]", 1, 0, rule=Rule.MIN)
+def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, most: int) -> None:
+    """Check the range of values of which each row has another."""
+    in_order = np.sort(values)
+    if in_order[0] < least:
+        raise ContractError(f"{name}[{int(values.argmin())}]", least, int(in_order[0]), rule=Rule.MIN)
+    if in_order[-1] > most:
+        refuse_above(name, values, most)
     if np.count_nonzero(in_order[1:] == in_order[:-1]):
-        _refuse_repeated("request_keys", keys)
-
-
-def _check_indices(batch: LogprobBatch) -> None:
-    indices = batch.batch_indices
-    # Rows that are in order already, as most batches have them, fit into the step: it has no fewer of them.
-    if indices.tobytes() == _IN_ORDER[: indices.nbytes]:
-        return
-    in_order = np.sort(indices)
-    if in_order[-1] >= batch.header.step_rows:
-        refuse_above("batch_indices", indices, batch.header.step_rows - 1)
-    if np.count_nonzero(in_order[1:] == in_order[:-1]):
-        _refuse_repeated("batch_indices", indices)
+        _refuse_repeated(name, values)
 
 
 def _check_statuses(batch: LogprobBatch, rows: int) -> None:
@@ -147,15 +141,14 @@ def _check_stops(batch: LogprobBatch) -> None:
     if batch.stops.size != stopped:
         limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
         raise ContractError("stops", limit, batch.stops.size, rule=Rule.LENGTH)
-    if batch.stops.tobytes().translate(None, _UP_TO[_STOP_MAX]):
+    if np.maximum.reduce(batch.stops) > _STOP_MAX:
         refuse_above("stops", batch.stops, _STOP_MAX)
 
 
-def _check_scorings(batch: LogprobBatch, rows: int) -> bool:
-    """Check that each row's scoring allows its top_k; return whether every row is scored."""
+def _check_scorings(batch: LogprobBatch, rows: int) -> None:
+    """Check that each row's scoring allows its top_k."""
     scorings = batch.scorings.tobytes()
-    without = scorings.count(Scoring.NONE)
-    if without != rows and batch.header.value_kind == ValueKind.UNSPECIFIED:
+    if scorings.count(Scoring.NONE) != rows and batch.header.value_kind == ValueKind.UNSPECIFIED:
         limit = "a kind, because rows are scored"
         raise ContractError("header.value_kind", limit, int(batch.header.value_kind), rule=Rule.SCORING)
     if scorings.count(Scoring.FULL) != rows:
@@ -164,22 +157,6 @@ def _check_scorings(batch: LogprobBatch, rows: int) -> bool:
             row = int(surplus.argmax())
             limit = f"0 where the row's scoring is {Scoring(batch.scorings[row]).name}"
             raise ContractError(f"top_ks[{row}]", limit, int(batch.top_ks[row]), rule=Rule.SCORING)
-    return without == 0
-
-
-def _shape(batch: LogprobBatch, rows: int, *, all_scored: bool) -> Shape:
-    counts = batch.token_counts
-    tokens = int(np.add.reduce(counts, dtype=np.intp))
-    proposals = int(np.add.reduce(batch.proposal_counts, dtype=np.intp))
-    scored_counts = counts if all_scored else counts * (batch.scorings != Scoring.NONE)
-    scored_tokens = tokens if all_scored else int(np.add.reduce(scored_counts, dtype=np.intp))
-    top_ks = batch.top_ks.tobytes()
-    if not rows or top_ks.count(top_ks[0]) == rows:
-        uniform = top_ks[0] if rows else 0
-        return Shape(tokens, scored_tokens, tokens * uniform, proposals, all_scored, uniform, None)
-    by_token = np.repeat(batch.top_ks, scored_counts).astype(np.intp)
-    alternatives = int(np.add.reduce(by_token))
-    return Shape(tokens, scored_tokens, alternatives, proposals, all_scored, 0, by_token)
 
 
 def refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:

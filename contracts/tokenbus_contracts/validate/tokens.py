@@ -8,7 +8,6 @@ import numpy.typing as npt
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import Scoring, ValueKind
-from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
 from tokenbus_contracts.validate.rows import Shape
@@ -97,45 +96,26 @@ def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> Non
 class _Sampled:
     """The sampled tokens that have alternatives, and where those begin and end."""
 
-    __slots__ = ("firsts", "ids", "lasts", "logprobs", "places", "ranks", "starts", "top_ks")
-
     def __init__(self, batch: LogprobBatch, shape: Shape) -> None:
-        self.ids = batch.token_ids
-        self.logprobs = batch.logprobs
-        self.ranks = batch.ranks
-        self.places: Index | None = None
-        top_k = shape.uniform_top_k
-        if top_k:
-            self.top_ks: int | Index = top_k
-            self.starts = np.arange(0, shape.alternatives, top_k)
-            self.firsts: slice | Index = slice(0, None, top_k)
-            self.lasts: slice | Index = slice(top_k - 1, None, top_k)
-            return
-        by_token = shape.top_k_by_scored_token
-        assert by_token is not None  # noqa: S101
-        if not shape.all_scored:
-            self.ids = self.ids[np.repeat(batch.scorings != Scoring.NONE, batch.token_counts)]
-        if not by_token.all():
-            self.places = np.flatnonzero(by_token)
-            by_token = by_token[self.places]
-            self.ids = self.ids[self.places]
-            self.logprobs = self.logprobs[self.places]
-            self.ranks = self.ranks[self.places]
-        ends = np.add.accumulate(by_token)
-        self.top_ks = by_token
-        self.starts = self.firsts = ends - by_token
+        self.places = np.flatnonzero(shape.top_ks)
+        """Where each stands in the columns of scored tokens."""
+        of_scored = batch.token_ids
+        if of_scored.size != shape.scored_tokens:
+            of_scored = of_scored[np.repeat(batch.scorings != Scoring.NONE, batch.token_counts)]
+        self.ids = of_scored[self.places]
+        self.logprobs = batch.logprobs[self.places]
+        self.ranks = batch.ranks[self.places]
+        self.top_ks = shape.top_ks[self.places]
+        ends = np.add.accumulate(self.top_ks)
+        self.starts = ends - self.top_ks
         self.lasts = ends - 1
-
-    def place(self, token: int) -> int:
-        """Return where a token stands in the columns of scored tokens."""
-        return token if self.places is None else int(self.places[token])
 
 
 def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
     # In order, a token's first value is its largest and its last the smallest, so those two bound them all.
     # A NaN is not less than its neighbour, nor is its neighbour less than it; where it has none it is the first.
-    highest = np.maximum.reduce(values[sampled.firsts])
+    highest = np.maximum.reduce(values[sampled.starts])
     lowest = np.minimum.reduce(values[sampled.lasts])
     if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
         refuse_value("alternative_logprobs", values, ceiling(batch))
@@ -193,12 +173,12 @@ def _refuse_rank(sampled: _Sampled, token: int, value_there: Values, at_rank: Ra
         f"a rank that fits logprob {float(sampled.logprobs[token])} "
         f"beside {float(value_there[token])} at place {int(at_rank[token])} of the alternatives"
     )
-    field = f"ranks[{sampled.place(token)}]"
+    field = f"ranks[{int(sampled.places[token])}]"
     raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
 
 
 def _refuse_value_of(batch: LogprobBatch, sampled: _Sampled, token: int, element: int) -> None:
     own = float(sampled.logprobs[token])
-    limit = f"{own}, the value of the same token in logprobs[{sampled.place(token)}]"
+    limit = f"{own}, the value of the same token in logprobs[{int(sampled.places[token])}]"
     value = float(batch.alternative_logprobs[element])
     raise ContractError(f"alternative_logprobs[{element}]", limit, value, rule=Rule.AGREEMENT)
