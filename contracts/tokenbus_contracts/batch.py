@@ -158,16 +158,7 @@ class LogprobBatch:
         """Return the same columns under another header."""
         if self._message is not None:
             return self.of_message(header, self._message)
-        batch = type(self).__new__(type(self))
-        _set(batch, "header", header)
-        _set(batch, "_message", None)
-        _set(batch, "has_extras", self.has_extras)
-        # The columns alone: reading the layout or the rows would make them, for a batch that may never need them.
-        for (set_column, _, _), values in zip(_SLOTS, _VALUES(self), strict=True):
-            set_column(batch, values)
-        for column in EXTRA_COLUMNS if self.has_extras else ():
-            _set(batch, column.name, getattr(self, column.name))
-        return batch
+        return self.of_views(header, self.columns)  # without what is made of them when it is first read
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: what has been checked once must not become something else."""

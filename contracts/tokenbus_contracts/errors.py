@@ -46,6 +46,14 @@ class Rule(str, Enum):
     """A sampled token's logprob or rank disagrees with its alternatives."""
 
 
+_PHRASES = {
+    Rule.MIN: "at least {}",
+    Rule.MAX: "at most {}",
+    Rule.ITEMS: "at most {} elements",
+    Rule.BYTES: "at most {} bytes",
+}
+
+
 class ContractError(ValueError):
     """Something breaks the contract: which field, the limit, and the actual value.
 
@@ -63,24 +71,12 @@ class ContractError(ValueError):
 
     def __str__(self) -> str:
         """Return one line with the field, the limit and the value."""
-        return f"{self.field}: {self._limit_phrase()}, got {_one_line(self.actual)}"
+        limit = _PHRASES.get(self.rule, "{}").format(self.limit)
+        return f"{self.field}: {limit}, got {_one_line(self.actual)}"
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the rule, which is no positional argument: test runners send errors across processes."""
         return (_rebuild, (self.field, self.limit, self.actual, self.rule))
-
-    def _limit_phrase(self) -> str:
-        match self.rule:
-            case Rule.MIN:
-                return f"at least {self.limit}"
-            case Rule.MAX:
-                return f"at most {self.limit}"
-            case Rule.ITEMS:
-                return f"at most {self.limit} elements"
-            case Rule.BYTES:
-                return f"at most {self.limit} bytes"
-            case _:
-                return str(self.limit)
 
 
 def _one_line(value: object) -> str:

@@ -184,14 +184,17 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
 @lru_cache(_PREFIXES_KEPT)
 def prefix_of(key: int, length: int) -> bytes:
     """Return what stands before a field's contents: its key and its length, as varints."""
-    prefix = bytearray()
-    for value in (key, length):
-        rest = value
-        while rest >= ONE_BYTE_VARINT_END:
-            prefix.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        prefix.append(rest)
-    return bytes(prefix)
+    return varint(key) + varint(length)
+
+
+def varint(value: int) -> bytes:
+    """Return a number in the shortest encoding that it has on the wire."""
+    digits = bytearray()
+    while value >= ONE_BYTE_VARINT_END:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -42,6 +42,12 @@ class _Sides(NamedTuple):
     writers: str
     readers: str
 
+    def refusal(self, *, by_new: bool, without_limit: bool = False) -> str:
+        """Say that readers with one version of the schema refuse what writers with the other send."""
+        refusing, writing = ("new", "old") if by_new else ("old", "new")
+        readers = f"{self.readers} with the {refusing} schema" + " that set no limit of their own" * without_limit
+        return f"{readers} refuse what {self.writers} with the {writing} one may send"
+
 
 def changes(old: Schema, new: Schema) -> list[Change]:
     """Return the differences between two versions, by the names of what differs."""
@@ -107,12 +113,9 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
                     f"the number {number} was reserved: {sides.readers} misread what older {sides.writers} say under it"
                 )
                 yield Change(subject, breaks=True, sentence=text)
-            for field, how, refusing, writing in ((one, "gone", "old", "new"), (other, "new", "new", "old")):
+            for field, how, by_new in ((one, "gone", False), (other, "new", True)):
                 if field is not None and (field.must_be_set or field.bounds.length in _ALWAYS_THERE):
-                    text = (
-                        f"the field is {how} and must be set: {sides.readers} with the {refusing} schema refuse what "
-                        f"{sides.writers} with the {writing} one send"
-                    )
+                    text = f"the field is {how} and must be set: {sides.refusal(by_new=by_new)}"
                     yield Change(subject, breaks=True, sentence=text)
         else:
             yield from _field(subject, one, other, sides)
@@ -193,21 +196,16 @@ def _value(bounds: FieldBounds | MessageBounds, name: str) -> int | None:
 def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
     """Say for whom a bound is narrower or wider than it was; none is as wide as can be."""
     is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
-    refusing, writing, at = ("new", "old", after) if is_narrower else ("old", "new", before)
     text = (
-        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema refuse what "
-        f"{sides.writers} with the {writing} one may send {'above' if is_upper else 'below'} {_shown(at)}"
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=is_narrower)} "
+        f"{'above' if is_upper else 'below'} {_shown(after if is_narrower else before)}"
     )
     return Change(subject, breaks=True, sentence=text)
 
 
 def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_other: bool) -> Change:
-    refusing, writing = ("new", "old") if is_new else ("old", "new")
     how = "another one is demanded" if is_other else "demanded now" if is_new else "demanded no longer"
-    text = (
-        f"{demand}: {how}: {sides.readers} with the {refusing} schema refuse what {sides.writers} with the {writing} "
-        "one may send"
-    )
+    text = f"{demand}: {how}: {sides.refusal(by_new=is_new)}"
     return Change(subject, breaks=True, sentence=text)
 
 
@@ -219,10 +217,8 @@ def _default(
     if before == after:
         return None
     less = after is not None and (before is None or after < before)
-    refusing, writing = ("new", "old") if less else ("old", "new")
     text = (
-        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.readers} with the {refusing} schema that set no "
-        f"limit of their own refuse what {sides.writers} with the {writing} one may send above "
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=less, without_limit=True)} above "
         f"{_shown(after if less else before)}"
     )
     return Change(subject, breaks=True, sentence=text)

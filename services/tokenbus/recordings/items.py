@@ -22,6 +22,7 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, Hello, Item, PayloadKind, WorkerFrame
 from tokenbus_contracts.schema import max_bytes_of
+from tokenbus_contracts.wire import varint
 
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
@@ -174,11 +175,7 @@ def gap_entry(epoch: int, first: int, last: int) -> bytes:
 
 def _delimited(message: bytes) -> bytes:
     """Return a message behind its size as a varint."""
-    size, head = len(message), bytearray()
-    while size >= _MORE:
-        head.append(size % _MORE | _MORE)
-        size >>= _BITS
-    return bytes([*head, size]) + message
+    return varint(len(message)) + message
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class LogWriter:
         self.start()
         try:
             async with asyncio.timeout(seconds):
-                while not self.is_connected:
+                while not self._connected.is_set():
                     await self._news.wait()
                     self._news.clear()
                     if isinstance(self._error, fatal):
@@ -161,11 +161,6 @@ class LogWriter:
     def unwritten_items(self) -> int:
         """How many items wait to be written."""
         return sum(len(lane.items) for lane in tuple(self._lanes.values()))
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection to a server that has the stream."""
-        return self._connected.is_set()
 
     @property
     def problem(self) -> str:
@@ -281,7 +276,7 @@ class LogWriter:
 
     def _recovered(self) -> None:
         """Clear the fault, if the writer is connected."""
-        if self._error is not None and self.is_connected:
+        if self._error is not None and self._connected.is_set():
             self._error = None
             self._news.set()
             self._repeated_log.close()
