@@ -200,10 +200,8 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=200
 		tests/in_process/test_state_machine.py tests/in_process/test_failover.py
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
-	@echo "==> soak: the processor killed $(KILLS) times"
-	@$(BIN)/python -m tests.system.campaign --kills $(KILLS)
-	@echo "==> soak: a worker's publisher and its engine killed $(KILLS) times"
-	@for each in publisher engine; do $(BIN)/python -m tests.system.campaign --kills $(KILLS) --kill $$each || exit 1; done
+	@echo "==> soak: $(KILLS) kills of processors, publishers, engines, workers and clients, SEED=$(SEED)"
+	@$(BIN)/python -m tests.system.campaign --kills $(KILLS) --seed $(SEED)
 	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, SEED=$(SEED)"
 	@$(BIN)/python -m tests.system.overlapping --faults $(FAULTS) --seed $(SEED)
 

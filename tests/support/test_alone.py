@@ -40,6 +40,6 @@ def test_place_exists(place: str) -> None:
 
 def test_place_decides_the_marks() -> None:
     """A module has the marks of its folder and its own; a name that only begins alike has none."""
-    assert marks_of(TESTS / "system" / "test_killed.py") == ["process"]
+    assert marks_of(TESTS / "system" / "test_keys.py") == ["process"]
     assert marks_of(TESTS / "in_process" / "test_state_machine.py") == ["long"]
     assert marks_of(TESTS / "system_like.py") == []

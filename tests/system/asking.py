@@ -7,7 +7,6 @@ from tests.support.waiting import soon, until
 from tests.system.audit import Audit
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError
-from tokenbus.processor import Processor
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 
@@ -49,13 +48,6 @@ class Asked:
 
 def ask(client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
     return [Asked(client.generate(wanted(tokens, model, top_logprobs=top_logprobs))) for _ in range(count)]
-
-
-async def resumed(client: Client, processor: Processor, keys: Iterable[int]) -> list[Asked]:
-    """Take up requests that a worker brings unasked, once their first rows have come."""
-    keys = list(keys)
-    await until(lambda: all(map(processor.registry.table.knows, keys)))
-    return [Asked(client.resume(key, 0)) for key in keys]
 
 
 async def begun(asked: Iterable[Asked]) -> None:

@@ -1,8 +1,8 @@
-"""Kill one process again and again while requests run, and compare all that was delivered with the truth.
+"""Kill one process after another while requests run, and compare all that was delivered with the truth.
 
-`python -m tests.system.campaign --kills 50` kills the processor, prints the figures, and fails unless nothing was
-lost, repeated or out of order. With `--kill publisher` or `--kill engine` one of the two processes of a worker dies in
-the processor's place: under a publisher that dies no request ends, under an engine that dies each open one does.
+`python -m tests.system.campaign --kills 50` draws what dies next: the processor, a worker's publisher, its engine, both
+of them, or a client whose requests another one resumes. It prints the figures, and fails unless nothing was lost,
+repeated or out of order. No request ends with an error but those of an engine that died.
 """
 
 import argparse
@@ -15,39 +15,46 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from tests.support import orphans
+from tests.support.waiting import until
+from tests.system.asking import wanted
 from tests.system.audit import Audit
-from tests.system.deployment import Deployment, Overrides
-from tests.system.programs import Program, tell
+from tests.system.client_program import taken
+from tests.system.deployment import Deployment
+from tests.system.programs import tell
 from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.logs import configure
 from tokenbus.settings import LogSettings
+from tokenbus_contracts import Row
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 
-_CLIENTS = 2
-_LIFE_TOKENS = 3000
+VICTIMS = ("processor", "publisher", "engine", "worker", "client")
+_LIFE_TOKENS = 1000
 _LIFE_SECONDS = 15.0
 _MOST_SECONDS = 60.0
 _LOOK_SECONDS = 0.002
-_PATIENCE: Overrides = {
-    "bus.heartbeat_timeout_ms": 3000,
+_EARLY = 0.1  # so many of the kills come before what is killed has met the others
+_RESUMED, _RESUMED_TOKENS = 4, 1500
+_PATIENCE = {
+    # On a busy machine the next publisher takes seconds to start, and it may be killed meanwhile.
+    "bus.heartbeat_timeout_ms": 10_000,
+    # A request that died with the processor, before a worker had it, is asked for again only when these are over.
     "processor.unclaimed_timeout_ms": 5000,
     "processor.handoff_timeout_ms": 8000,
 }
-"""A request that died with the processor, before a worker had it, is asked for again only when these are over."""
 _DUE = {
     ErrorCode.ERROR_CODE_ENGINE,
     ErrorCode.ERROR_CODE_WORKER_LOST,
     ErrorCode.ERROR_CODE_OVERLOADED,
     ErrorCode.ERROR_CODE_NO_WORKER,
+    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST,
 }
 """How requests end whose engine died, and those that come before there is another."""
-_EARLY = 0.1  # so many of the kills come before the new processor listens
 
 
 @dataclass(slots=True)
@@ -65,15 +72,13 @@ class Figures:
     wrong_rows: int = 0
     errors: int = 0
     unfinished: int = 0
+    resumed: int = 0
+    """Requests of clients that died."""
     ended: int = 0
-    """Requests that ended because the engine's process had died, each with its error and some tokens."""
-    items_sent: int = 0
-    items_sent_again: int = 0
+    """Requests that ended because the engine had died, each with its error and some tokens."""
     rows_dropped_as_repeated: int = 0
     client_handshakes: int = 0
     longest_pause_ms: int = 0
-    slowest_ends_ms: int = 0
-    """After the engine's process died, until the last request had ended."""
     delivered_sha256: str = ""
     true_sha256: str = ""
     reasons: list[str] = field(default_factory=list)
@@ -87,84 +92,134 @@ class Figures:
 
 
 class Campaign:
-    """A worker, clients whose requests follow each other without end, and a processor that is killed."""
+    """A processor, a worker whose publisher has a process of its own, and a client whose requests follow each other."""
 
-    worker_module = "counting_worker"
-    patience: ClassVar[Overrides] = _PATIENCE
-
-    def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
+    def __init__(self, deployment: Deployment, seed: int, requests: int) -> None:
         self._deployment = deployment
-        deployment.overrides.update(self.patience)
-        self._kills = kills
+        deployment.overrides.update(_PATIENCE)
         self._requests = requests
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
         self._over = asyncio.Event()
         self._audits: list[Audit] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._tokens = 0
         self._last_row = 0.0
-        self._last_end = 0.0
-        """When a request that had begun ended with an error last."""
         self._longest_pause = 0.0
+        self._changes = 0
+        """How often an engine died, or the next one came: odd while there is none."""
+        self._publishers = self._unmet = 0
+        """How many publishers the worker has had, and how many of them were killed before they met the processor."""
+        self._kill: dict[str, Callable[[], Awaitable[None]]] = {
+            "processor": self._kill_processor,
+            "publisher": self._kill_publisher,
+            "engine": self._kill_engine,
+            "worker": self._kill_worker,
+            "client": self._kill_client,
+        }
         self.figures = Figures(seed)
 
-    async def run(self) -> Figures:
+    async def run(self, victims: Sequence[str]) -> Figures:
         begin = time.monotonic()
-        processor = await asyncio.to_thread(self._deployment.start_processor)
-        worker = await self._start_worker()
-        settings = self._deployment.settings()
-        clients = [Client(settings) for _ in range(_CLIENTS)]
-        async with clients[0], clients[1]:
+        self._processor = await asyncio.to_thread(self._deployment.start_processor)
+        await self._start_worker()
+        async with Client(self._deployment.settings()) as self._client:
             self._last_row = time.monotonic()
-            asking = [asyncio.create_task(self._ask(clients[place % _CLIENTS])) for place in range(self._requests)]
-            processor, worker = await self._kill_often(processor, worker)
+            self._tasks += [asyncio.create_task(self._ask_on()) for _ in range(self._requests)]
+            for victim in victims:
+                await self._kill[victim]()
+                self.figures.kills += 1
+            await asyncio.to_thread(self._processor.wait_for, '"listening"')
             self._over.set()
-            _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
+            _, pending = await asyncio.wait(self._tasks, timeout=_MOST_SECONDS)
             for task in pending:
                 task.cancel()
-        self.figures.unfinished = len(pending)
         figures = self.figures
-        figures.client_handshakes = sum(each.handshakes for client in clients for each in client.sessions)
-        figures.rows_dropped_as_repeated = sum(client.requests.repeated for client in clients)
-        status = await asyncio.to_thread(worker.terminate)
-        if status:
-            raise RuntimeError(f"the worker ended with status {status}:\n{worker.output}")
-        for counts in map(json.loads, worker.lines('{"sent"')):
-            figures.items_sent, figures.items_sent_again = counts["sent"], counts["sent_again"]
-        await asyncio.to_thread(processor.terminate)
+        figures.unfinished = len(pending)
+        figures.client_handshakes = sum(each.handshakes for each in self._client.sessions)
+        figures.rows_dropped_as_repeated = self._client.requests.repeated
+        for program in (self._worker, self._processor):
+            if status := await asyncio.to_thread(program.terminate):
+                raise RuntimeError(f"the {program.name} ended with status {status}:\n{program.output}")
         figures.seconds = round(time.monotonic() - begin, 1)
         self._sum_up()
         return figures
 
-    async def _start_worker(self) -> Program:
-        worker = self._deployment.start_module(self.worker_module)
-        await asyncio.to_thread(worker.wait_for, '"connected"')
-        return worker
+    async def _start_worker(self) -> None:
+        # An id of its own: the publisher of an engine that died has the last one's until it has delivered all.
+        self._worker = self._deployment.start_module("handing_worker", worker__id=f"worker-{self._changes}")
+        self._publishers = self._unmet = 0
+        await asyncio.to_thread(self._worker.wait_for, '"connected"')
 
-    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
-        """Kill one of the two, and start another in its place; return those that run at the end."""
-        for _ in range(self._kills):
-            if self._random.random() < _EARLY:
-                self.figures.kills_while_starting += 1
-                await asyncio.sleep(self._random.random())
-            else:
-                await asyncio.to_thread(processor.wait_for, '"listening"')
-                await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
-            await asyncio.to_thread(processor.kill)
-            self.figures.kills += 1
-            processor = self._deployment.start_processor(is_awaited=False)
-        await asyncio.to_thread(processor.wait_for, '"listening"')
-        return processor, worker
+    async def _kill_processor(self) -> None:
+        if self._is_early():
+            await asyncio.sleep(self._random.random())
+        else:
+            await asyncio.to_thread(self._processor.wait_for, '"listening"')
+            await self._see_tokens()
+        await asyncio.to_thread(self._processor.kill)
+        self._processor = self._deployment.start_processor(is_awaited=False)
 
-    async def _see_tokens(self, count: int) -> None:
-        """Wait until so many more tokens came, and not for ever: a request may wait to be found unknown."""
-        most, enough = time.monotonic() + _LIFE_SECONDS, self._tokens + count
-        while self._tokens < enough and time.monotonic() < most:  # noqa: ASYNC110 - several clients, one count
+    async def _kill_publisher(self) -> None:
+        pid = await self._publisher()
+        if self._is_early():
+            self._unmet += 1
+        else:
+            # It logs each connection; processors come and go meanwhile.
+            await asyncio.to_thread(self._worker.wait_for, '"connected"', self._publishers - self._unmet)
+            await self._see_tokens()
+        os.kill(pid, signal.SIGKILL)
+
+    async def _kill_engine(self, *, with_publisher: bool = False) -> None:
+        pid = await self._publisher()
+        tokens = self._client.generate(wanted(None))
+        audit = self._audit(tokens.request_id)
+        endless = asyncio.create_task(self._take(audit, tokens.rows()))
+        self._tasks.append(endless)
+        await until(lambda: audit.position or endless.done())
+        await self._see_tokens()
+        self._changes += 1
+        self._worker.signal(signal.SIGKILL)
+        if with_publisher:
+            os.kill(pid, signal.SIGKILL)
+        await self._start_worker()
+        self._changes += 1
+
+    async def _kill_worker(self) -> None:
+        await self._kill_engine(with_publisher=True)
+
+    async def _kill_client(self) -> None:
+        """Kill a client in a process of its own, and resume its requests from what it had taken."""
+        await asyncio.to_thread(self._processor.wait_for, '"listening"')
+        program = self._deployment.start_module("client_program", str(_RESUMED_TOKENS), str(_RESUMED))
+        await asyncio.to_thread(program.wait_for, "token", 10 * _RESUMED)
+        await asyncio.to_thread(program.kill)
+        for request_id, place in taken(program.lines("token ")).items():
+            self.figures.resumed += 1
+            audit = self._audit(request_id, place.position)
+            rows = self._client.resume(place.resume_id, place.position).rows()
+            self._tasks.append(asyncio.create_task(self._take(audit, rows)))
+
+    async def _publisher(self) -> int:
+        """Return the process id of the worker's next publisher, once there is one."""
+        self._publishers += 1
+        line = await asyncio.to_thread(self._worker.wait_for, '{"publisher"', self._publishers)
+        return int(json.loads(line)["publisher"])
+
+    def _is_early(self) -> bool:
+        is_early = self._random.random() < _EARLY
+        self.figures.kills_while_starting += is_early
+        return is_early
+
+    async def _see_tokens(self) -> None:
+        """Wait until some more tokens came, and not for ever: a request may wait to be found unknown."""
+        most, enough = time.monotonic() + _LIFE_SECONDS, self._tokens + self._random.randrange(_LIFE_TOKENS)
+        while self._tokens < enough and time.monotonic() < most:  # noqa: ASYNC110 - several requests, one count
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _ask(self, client: Client) -> None:
+    async def _ask_on(self) -> None:
         """Have one request after the other, until the last kill."""
         while not self._over.is_set():
-            tokens = client.generate(
+            tokens = self._client.generate(
                 Generate(
                     tokens=TokenPrompt(token_ids=[1]),
                     sampling=SamplingParameters(max_tokens=self._random.randrange(1, 1500)),
@@ -172,24 +227,29 @@ class Campaign:
                     include_draft_logprobs=self._random.random() < 0.5,
                 )
             )
-            audit = Audit(tokens.request_id)
-            self._audits.append(audit)
-            try:
-                async for row in tokens.rows():
-                    now = time.monotonic()
-                    self._longest_pause = max(self._longest_pause, now - self._last_row)
-                    self._last_row = now
-                    audit.take(row)
-                    self._tokens += row.token_ids.size
-            except RequestFailedError as error:
-                audit.error = error
-                if audit.position:
-                    self._last_end = time.monotonic()
-                await asyncio.sleep(_LOOK_SECONDS)
+            await self._take(self._audit(tokens.request_id), tokens.rows())
 
-    def _is_due(self, error: RequestFailedError) -> bool:  # noqa: ARG002 - it depends on what is killed
-        """Tell whether a request had to end with this error."""
-        return False
+    def _audit(self, request_id: int, position: int = 0) -> Audit:
+        audit = Audit(request_id, position)
+        self._audits.append(audit)
+        return audit
+
+    async def _take(self, audit: Audit, rows: AsyncIterator[Row]) -> None:
+        changes, begin = self._changes, audit.position
+        try:
+            async for row in rows:
+                now = time.monotonic()
+                self._longest_pause = max(self._longest_pause, now - self._last_row)
+                self._last_row = now
+                audit.take(row)
+                self._tokens += row.token_ids.size
+        except RequestFailedError as error:
+            if error.code in _DUE and (changes % 2 or changes != self._changes):
+                self.figures.ended += audit.position > begin
+            else:
+                self.figures.errors += 1
+                self.figures.reasons.append(str(error))
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _sum_up(self) -> None:
         figures = self.figures
@@ -200,66 +260,14 @@ class Campaign:
             figures.lost += audit.lost
             figures.repeated += audit.repeated
             figures.wrong_rows += audit.wrong
-            if audit.error is not None and self._is_due(audit.error):
-                figures.ended += audit.position > 0
-            elif audit.error is not None:
-                figures.errors += 1
-                figures.reasons.append(str(audit.error))
             delivered.update(f"{audit.key:016x} {audit.delivered}\n".encode())
             true.update(f"{audit.key:016x} {audit.true}\n".encode())
         figures.delivered_sha256, figures.true_sha256 = delivered.hexdigest(), true.hexdigest()
         figures.longest_pause_ms = round(self._longest_pause * 1000)
 
 
-class PublisherCampaign(Campaign):
-    """The publisher of a worker is killed, whose engine goes on in a process of its own."""
-
-    worker_module = "handing_worker"
-    patience: ClassVar[Overrides] = {**_PATIENCE, "bus.heartbeat_timeout_ms": 30_000}
-    """On a busy machine the next publisher takes seconds to start, and it may be killed meanwhile."""
-
-    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
-        for number in range(1, self._kills + 1):
-            publisher = await asyncio.to_thread(worker.wait_for, '{"publisher"', number)
-            if self._random.random() < _EARLY:
-                self.figures.kills_while_starting += 1  # it has not met the processor
-            else:
-                await asyncio.to_thread(worker.wait_for, '"connected"', number - self.figures.kills_while_starting)
-                await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
-            os.kill(json.loads(publisher)["publisher"], signal.SIGKILL)
-            self.figures.kills += 1
-        await asyncio.to_thread(worker.wait_for, '{"publisher"', self._kills + 1)
-        return processor, worker
-
-
-class EngineCampaign(Campaign):
-    """The engine's process of a worker is killed, whose publisher has one of its own, and another is started."""
-
-    worker_module = "handing_worker"
-
-    async def _kill_often(self, processor: Program, worker: Program) -> tuple[Program, Program]:
-        for _ in range(self._kills):
-            await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
-            killed = time.monotonic()
-            await asyncio.to_thread(worker.kill)
-            self.figures.kills += 1
-            worker = await self._start_worker()
-            slowest = round(1000 * (self._last_end - killed))
-            self.figures.slowest_ends_ms = max(self.figures.slowest_ends_ms, slowest)
-        return processor, worker
-
-    def _is_due(self, error: RequestFailedError) -> bool:
-        return error.code in _DUE
-
-
-CAMPAIGNS = {"processor": Campaign, "publisher": PublisherCampaign, "engine": EngineCampaign}
-"""By what is killed."""
-
-
-async def campaign(
-    deployment: Deployment, kills: int, seed: int, requests: int = 48, *, kill: str = "processor"
-) -> Figures:
-    return await CAMPAIGNS[kill](deployment, kills, seed, requests).run()
+async def campaign(deployment: Deployment, victims: Sequence[str], seed: int, requests: int = 48) -> Figures:
+    return await Campaign(deployment, seed, requests).run(victims)
 
 
 def _main() -> int:
@@ -267,23 +275,18 @@ def _main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
-    parser.add_argument("--kill", choices=tuple(CAMPAIGNS), default="processor")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--kill", choices=VICTIMS, help="kill nothing else")
     options = parser.parse_args()
     configure(LogSettings(level="error"))
+    chance = random.Random(options.seed)  # noqa: S311 - a campaign can be run again
+    victims = chance.choices([options.kill] if options.kill else VICTIMS, k=options.kills)
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder))
         try:
-            figures = asyncio.run(
-                campaign(deployment, options.kills, options.seed, options.requests, kill=options.kill)
-            )
+            figures = asyncio.run(campaign(deployment, victims, options.seed, options.requests))
         finally:
             deployment.close()
-    values = asdict(figures)
-    if options.json:
-        tell(json.dumps(values, indent=2))
-    else:
-        tell("\n".join(f"{name:26} {value}" for name, value in values.items()))
+    tell(json.dumps(asdict(figures), indent=2))
     return 0 if figures.is_clean else 1
 
 

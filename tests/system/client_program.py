@@ -1,13 +1,13 @@
-"""A client as a process: it prints what it took before it acks that, as `token KEY POSITION`, and how requests end.
+"""A client as a process: it prints what it took before it acks that, and how requests end.
 
-`KEY` is what another life of it resumes the request by; `asked ID` has the id of each.
-
-Its arguments are how many tokens each request has, then the number of requests, or `KEY:POSITION` for each to resume.
+`token ID RESUME_ID POSITION` says how far a request came, and what another client resumes it by.
+Its arguments are how many tokens each request has, and the number of requests.
 What waits for it is large, as each token has twenty alternatives.
 """
 
 import asyncio
 import sys
+from typing import NamedTuple
 
 from tests.system.asking import wanted
 from tests.system.programs import tell
@@ -16,6 +16,23 @@ from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import code_name
 from tokenbus.logs import configure
 from tokenbus.settings import Settings
+
+
+class Place(NamedTuple):
+    """What another client resumes a request by, and from where on."""
+
+    resume_id: int
+    position: int
+
+
+def taken(lines: list[str]) -> dict[int, Place]:
+    """Return how far each request came, from the lines of this program; fail if one went back or stood still."""
+    places: dict[int, Place] = {}
+    for line in lines:
+        request_id, resume_id, position = map(int, line.split()[1:])
+        assert request_id not in places or position > places[request_id].position, line
+        places[request_id] = Place(resume_id, position)
+    return places
 
 
 async def _take(tokens: Generation) -> None:
@@ -28,19 +45,13 @@ async def _take(tokens: Generation) -> None:
         tell(f"ended {tokens.request_id} {tokens.position}")
 
 
-async def _main(count: int, wish: list[str]) -> None:
+async def _main(count: int, requests: int) -> None:
     settings = Settings.load()
     configure(settings.log)
     async with Client(settings) as client:
-        if ":" in wish[0]:
-            places = [each.split(":") for each in wish]
-            requests = [client.resume(int(key), int(position)) for key, position in places]
-        else:
-            requests = [client.generate(wanted(count, top_logprobs=20)) for _ in range(int(wish[0]))]
-        by_id = {each.request_id: each for each in requests}
-        for request_id in by_id:
-            tell(f"asked {request_id}")
-        takers = [asyncio.create_task(_take(tokens)) for tokens in requests]
+        generations = [client.generate(wanted(count, top_logprobs=20)) for _ in range(requests)]
+        by_id = {each.request_id: each for each in generations}
+        takers = [asyncio.create_task(_take(tokens)) for tokens in generations]
         # While one waits to be taken, nothing is acked: what is acked was printed before.
         async for output in client.steps(most=0):
             if not isinstance(output, StepRows):
@@ -48,9 +59,9 @@ async def _main(count: int, wish: list[str]) -> None:
             target = output.target
             ends = target.positions.astype(int) + target.token_counts
             for key, end in zip(target.request_keys.tolist(), ends.tolist(), strict=True):
-                tell(f"token {by_id[key].resume_id} {end}")
+                tell(f"token {key} {by_id[key].resume_id} {end}")
         await asyncio.gather(*takers)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), sys.argv[2:]))
+    asyncio.run(_main(*map(int, sys.argv[1:])))

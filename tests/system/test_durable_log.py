@@ -1,14 +1,18 @@
 """The durable log over a whole system: real processes and servers, which are killed while tokens come."""
 
+import http.client
+import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http import HTTPStatus
 
 import pytest
 
 from tests.recordings.durable_log.using import read
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
+from tests.support.ports import free_ports
 from tests.support.waiting import until
 from tests.system.asking import all_exact, ask, begun
 from tests.system.deployment import COMMAND, Deployment
@@ -46,6 +50,7 @@ def tokens_of(items: list[StreamItem]) -> Counter[int]:
     return tokens
 
 
+@pytest.mark.nightly
 async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deployment, nodes: list[NatsServer]) -> None:
     await until_ready(deployment.settings())
     processor = deployment.start_processor()
@@ -71,6 +76,7 @@ async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deploym
     assert sum(item.missing_items for item in items) == 0
 
 
+@pytest.mark.nightly
 async def test_two_commands_write_one_log(deployment: Deployment) -> None:
     server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
     with ExitStack() as stack:
@@ -97,3 +103,24 @@ async def test_two_commands_write_one_log(deployment: Deployment) -> None:
     check_order(items)
     assert items
     assert '"unwritten_items": 0' in logs[1].output
+
+
+def test_durable_processor_waits_for_its_log_and_leaves_when_it_is_asked(deployment: Deployment) -> None:
+    """With `durable` a processor does not listen, is not ready and not failing, and a signal ends its wait."""
+    deployment.overrides |= {
+        "durable_log.address": f"nats://127.0.0.1:{free_ports(1)[0]}",
+        "durable_log.durable": True,
+        "durable_log.replicas": 3,
+        "processor.metrics_address": "127.0.0.1:0",
+    }
+    processor = deployment.start_processor(is_awaited=False)
+    processor.wait_for('"not written to the log yet"')
+    found = re.search(r"http://(127\.0\.0\.1:\d+)", processor.wait_for('"serving metrics"'))
+    assert found is not None
+    for path, status in (("/readyz", HTTPStatus.SERVICE_UNAVAILABLE), ("/healthz", HTTPStatus.OK)):
+        with closing(http.client.HTTPConnection(found[1])) as connection:
+            connection.request("GET", path)
+            assert connection.getresponse().status == status
+    assert not processor.lines('"listening"')
+    assert processor.terminate() == 0
+    assert "Traceback" not in processor.output

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.bus.keyed import Keyring
 from tests.support.ports import free_ports
 from tests.support.waiting import soon
@@ -37,6 +35,7 @@ def client_hello() -> bytes:
     return ClientFrame(hello=hello).SerializeToString()
 
 
+ATTACKS = (("workers", "parts"), ("clients", "parts"), ("clients", "one part"))
 HELLOS: dict[str, Callable[[], bytes]] = {"workers": worker_hello, "clients": client_hello}
 
 
@@ -69,18 +68,16 @@ def _attack(address: str, at: str, keyring: Keyring, kind: str) -> int:
     raise AssertionError(f"not cut off after {_SENT_MIB} MiB")
 
 
-@pytest.mark.parametrize(("at", "kind"), [("workers", "parts"), ("clients", "parts"), ("clients", "one part")])
-async def test_message_without_end_of_an_admitted_peer(
-    deployment: Deployment, tmp_path: Path, at: str, kind: str
-) -> None:
+async def test_messages_without_end_of_admitted_peers(deployment: Deployment, tmp_path: Path) -> None:
     """Parts without end, or one that is never finished, from a peer with a key that was welcomed: it is cut off.
 
     The processor's memory stays in bounds, and a worker and a client beside it lose no token.
     """
     keyring = Keyring(tmp_path)
-    for name in ("worker-0", "client", "attacker"):
+    names = ("worker-0", "client", "attacker")
+    for name in names:
         keyring.make(name)
-    keyring.allow(*(keyring.entry(name) for name in ("worker-0", "client", "attacker")))
+    keyring.allow(*map(keyring.entry, names))
     addresses: dict[str, Any] = {
         f"bus__{name}_address": f"tcp://127.0.0.1:{port}" for name, port in zip(HELLOS, free_ports(2), strict=True)
     }
@@ -90,7 +87,8 @@ async def test_message_without_end_of_an_admitted_peer(
     async with Client(chosen) as client:
         witness = Witness(client)
         before = peak_mib(processor.pid)
-        await soon(asyncio.to_thread(_attack, addresses[f"bus__{at}_address"], at, keyring, kind))
+        for at, kind in ATTACKS:
+            await soon(asyncio.to_thread(_attack, addresses[f"bus__{at}_address"], at, keyring, kind))
         await asyncio.to_thread(processor.wait_for, "cut off: ")
         await witness.noticed_nothing()
     assert peak_mib(processor.pid) - before < _MORE_MIB

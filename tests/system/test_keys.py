@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.bus.keyed import Keyring
 from tests.support.waiting import until
-from tests.system.asking import all_exact, all_failed, ask, begun
+from tests.system.asking import Asked, all_exact, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
 from tests.system.inprocess import processing
 from tokenbus.bus import Role
@@ -74,39 +74,16 @@ async def test_everything_works_with_keys_and_no_secret_is_seen(deployment: Depl
     assert rows == {"prefill-0": 16, "decode-0": 16 * 60}
 
 
-async def test_revoked_worker_is_lost_and_another_goes_on(deployment: Deployment, tmp_path: Path) -> None:
-    """Requests of a worker whose key is revoked end with `worker_lost`; those of another worker notice nothing."""
-    keyring = Keyring(tmp_path)
-    for name in ("first", "second", "client"):
-        keyring.make(name)
-    entries = [keyring.entry(name) for name in ("second", "client")]
-    keyring.allow(*entries, keyring.entry("first"))
-    async with processing(deployment, **listening(keyring), **TIMEOUT) as (processor, found):
-        addresses: dict[str, Any] = dict(found)
-        first = {**addresses, **keys_of(keyring, "first"), **TIMEOUT}
-        await asyncio.to_thread(deployment.start_worker, "first", **first)
-        chosen = deployment.settings(**addresses, **keys_of(keyring, "client"), **TIMEOUT, client__drain_timeout_ms=0)
-        async with Client(chosen) as client:
-            doomed = ask(client, 4, None)
-            await begun(doomed)
-            second = {**addresses, **keys_of(keyring, "second"), **TIMEOUT}
-            await asyncio.to_thread(deployment.start_worker, "second", **second)
-            staying = ask(client, 4, 600)  # they go to the one with fewer
-            await begun(staying)
-            keyring.allow(*entries)
-            await all_failed(doomed, ErrorCode.ERROR_CODE_WORKER_LOST)
-            await all_exact(staying, 600)
-        await until(lambda: "first" not in processor.workers.by_id)
-        assert processor.refused_connections
+async def test_requests_stay_their_owners_and_revoked_keys_are_out(deployment: Deployment, tmp_path: Path) -> None:
+    """A client neither reads nor ends what is another's, and a process without a key, or with one no more, is cut off.
 
-
-async def test_revoked_client_is_cut_off_and_another_goes_on(deployment: Deployment, tmp_path: Path) -> None:
-    """Requests of a client whose key is revoked end with an error there and at their worker; others notice nothing."""
+    The requests of a revoked worker end as lost, those of a revoked client at their worker too. Others notice nothing.
+    """
     keyring = Keyring(tmp_path)
-    for name in ("worker-0", "leaver", "stayer"):
+    for name in ("first", "second", "leaver", "stayer", "stranger"):
         keyring.make(name)
-    entries = [keyring.entry(name) for name in ("worker-0", "stayer")]
-    keyring.allow(*entries, keyring.entry("leaver"))
+    entries = {name: keyring.entry(name) for name in ("first", "second", "leaver", "stayer")}
+    keyring.allow(*entries.values())
     waits = {**TIMEOUT, "client__resume_timeout_ms": 1000, "clients__detached_timeout_ms": 1000}
     async with processing(deployment, **listening(keyring), **waits) as (processor, found):
         addresses: dict[str, Any] = dict(found)
@@ -115,13 +92,37 @@ async def test_revoked_client_is_cut_off_and_another_goes_on(deployment: Deploym
             chosen = {**addresses, **keys_of(keyring, name), **waits, "client__name": name}
             return Client(deployment.settings(**chosen, client__drain_timeout_ms=0))
 
-        worker = {**addresses, **keys_of(keyring, "worker-0"), **TIMEOUT}
-        await asyncio.to_thread(deployment.start_worker, **worker)
+        async def worker(name: str) -> None:
+            own = {**addresses, **keys_of(keyring, name), **TIMEOUT, "worker__model": name}
+            await asyncio.to_thread(deployment.start_worker, name, "--steps-per-second", "50", **own)
+
+        async def revoke(name: str) -> None:
+            del entries[name]
+            keyring.allow(*entries.values())
+
+        await worker("first")
+        await worker("second")
         async with client("leaver") as leaver, client("stayer") as stayer:
-            doomed, staying = ask(leaver, 4, None), ask(stayer, 4, 600)
-            await begun([*doomed, *staying])
-            keyring.allow(*entries)
+            lost, doomed, staying = (
+                ask(one, 4, None, model) for one, model in ((stayer, "first"), (leaver, "second"), (stayer, "second"))
+            )
+            await begun([*lost, *doomed, *staying])
+            for each in staying:
+                leaver.abort(each.tokens.request_id)
+                audit = await Asked(leaver.resume(each.tokens.request_id, 0)).ended()
+                assert (audit.error is not None, audit.position) == (True, 0), audit
+            async with client("stranger") as stranger:
+                await all_failed(ask(stranger, 1, 1), ErrorCode.ERROR_CODE_DEADLINE)
+            await revoke("first")
+            await all_failed(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
+            await until(lambda: list(processor.workers.by_id) == ["second"])
+            await revoke("leaver")
             await all_failed(doomed, ErrorCode.ERROR_CODE_DEADLINE)
-            await all_exact(staying, 600)
+            for each in staying:
+                so_far = each.audit.position
+                await until(lambda: each.audit.position > so_far)  # noqa: B023 - it is awaited here
+                stayer.abort(each.tokens.request_id)
+                audit = await each.ended()
+                assert (audit.error, audit.is_exact) == (None, True), audit
         await until(lambda: not processor.registry.table.open_requests())
         assert processor.refused_connections

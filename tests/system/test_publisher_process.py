@@ -4,10 +4,12 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST, until, wait_until
 from tests.system.deployment import Deployment
 from tokenbus.bus import AddressError
 from tokenbus.worker import StepArrays
@@ -26,21 +28,54 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_it_ends_with_its_owner(deployment: Deployment) -> None:
+@contextmanager
+def many_open_files() -> Iterator[None]:
+    """Have more files open than `select` can wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
+    """A child that its owner forks leaves it alone, and another takes its place when it dies, whatever file is free.
+
+    vLLM's processes are forked so, and run what was registered for the end of a process, too.
+    """
     deployment.start_processor()
     with PublisherProcess(deployment.settings()) as publisher:
-        pid = publisher.pid
+        first = publisher.pid
+        child = os.fork()
+        if not child:
+            publisher.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
         publisher.emit(step(7))
         publisher.flush(MOST)
-    assert not is_there(pid)
+        assert publisher.pid == first
+        assert is_there(first)
+        with many_open_files():
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: publisher.pid != first)
+            assert publisher.take_requests(0.001) == []
+        second = publisher.pid
+        publisher.emit(step(8))
+        publisher.flush(MOST)
+    assert not is_there(second)
 
 
 def test_it_ends_at_once_when_its_owner_fails(deployment: Deployment) -> None:
     """Nothing is acknowledged where there is no processor, and nothing is waited for."""
     found = []
+    settings = deployment.settings(worker__drain_timeout_ms=3_600_000, worker__metrics_address="127.0.0.1:0")
 
     def fail() -> None:
-        with PublisherProcess(deployment.settings(worker__drain_timeout_ms=3_600_000)) as publisher:
+        with PublisherProcess(settings) as publisher:
             found.append(publisher.pid)
             publisher.emit(step(7))
             raise ZeroDivisionError
@@ -50,44 +85,13 @@ def test_it_ends_at_once_when_its_owner_fails(deployment: Deployment) -> None:
     assert not is_there(*found)
 
 
-def test_child_of_a_fork_leaves_it_alone(deployment: Deployment) -> None:
-    """As vLLM's processes are forked, which run what was registered for the end of a process, too."""
-    deployment.start_processor()
-    with PublisherProcess(deployment.settings()) as publisher:
-        pid = publisher.pid
-        child = os.fork()
-        if not child:
-            publisher.__exit__(None, None, None)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        publisher.emit(step(7))
-        publisher.flush(MOST)
-        assert publisher.pid == pid
-        assert is_there(pid)
-
-
-async def test_it_is_heard_though_many_files_are_open(deployment: Deployment) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        with PublisherProcess(deployment.settings(worker__drain_timeout_ms=0)) as publisher:
-            before = publisher.pid
-            assert publisher.take_requests(0.001) == []
-            os.kill(before, signal.SIGKILL)
-            await until(lambda: publisher.pid != before)
-            assert publisher.take_requests(0.001) == []
-    finally:
-        for each in files:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 async def test_in_the_background_it_is_not_waited_for(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    """Steps wait for a publisher that cannot start, and that starts when it can."""
+    """Steps wait for a publisher whose address is taken, and that starts when it is free. Another owner is told."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = deployment.settings(worker__metrics_address=address, worker__drain_timeout_ms=0)
+        with pytest.raises(AddressError, match=r"worker\.metrics_address|metrics"):
+            PublisherProcess(settings).__enter__()
         with PublisherProcess(settings, in_background=True) as publisher:
             publisher.emit(step(7))
             await until(lambda: "cannot start" in caplog.text)
@@ -96,10 +100,3 @@ async def test_in_the_background_it_is_not_waited_for(deployment: Deployment, ca
             publisher.flush(MOST)
             assert is_there(publisher.pid)
             assert publisher.take_aborts() == []
-
-
-def test_address_that_is_taken_is_said(deployment: Deployment) -> None:
-    with PublisherProcess(deployment.settings(worker__drain_timeout_ms=0, worker__metrics_address="127.0.0.1:0")):
-        pass
-    with pytest.raises(AddressError, match=r"worker\.metrics_address|metrics"):
-        PublisherProcess(deployment.settings(worker__metrics_address="192.0.2.1:1")).__enter__()

@@ -4,6 +4,7 @@ import asyncio
 from signal import SIGTERM
 
 import httpx
+import pytest
 import uvloop
 
 from tests.cli.local import FEW, Command, environment
@@ -54,6 +55,7 @@ def test_application_may_run_under_uvloop(deployment: Deployment) -> None:
         runner.run(run())
 
 
+@pytest.mark.nightly
 def test_whole_system_runs_under_uvloop(deployment: Deployment) -> None:
     """`tokenbus up` and all that it starts run where uvloop is the loop, answer requests, and stop with status 0."""
     folder = deployment.folder
