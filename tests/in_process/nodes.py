@@ -109,12 +109,12 @@ class DrivenPublisher(Publisher):
         self.turn_over.set()
         return super().take_requests()
 
-    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+    def publish(self, batch: LogprobBatch) -> int:
         """Publish, and remember how far each request came; what was held back follows."""
         if self.holds_back and self.held is None and batch.header.kind is BatchKind.DRAFT:
             self.holds_back, self.held = False, batch
             return 0
-        sequence = super().publish(batch, every_rank=every_rank)
+        sequence = super().publish(batch)
         for key, end in zip(batch.request_keys.tolist(), (batch.positions + batch.token_counts).tolist(), strict=True):
             self.emitted[key] = max(end, self.emitted.get(key, 0))
         self.release()

@@ -94,7 +94,6 @@ def test_other_ranks_publish_nothing() -> None:
     assert other.admitted(1, 1) == other.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke") == 0
     assert (first.gated, other.gated) == (0, 3)
     assert len(other.retention) == 0
-    assert other.publish(batch(row_shapes([1])), every_rank=True) == 1
 
 
 def test_batch_that_breaks_the_contract_uses_no_sequence() -> None:

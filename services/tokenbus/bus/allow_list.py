@@ -66,7 +66,6 @@ class AllowList:
         """Read the file; raises SettingsError for `bus.allowed_keys`."""
         self.path = Path(path)
         self.version = 0
-        """How often it was reloaded."""
         self._files = WatchedFiles([self.path])
         self._repeated_log = DeduplicatedLog()
         self._lock = threading.Lock()

@@ -12,14 +12,17 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tokenbus.bus.accepted import AcceptedConnection
 from tokenbus.bus.transport import Usage
 from tokenbus.logs import logger
 from tokenbus.settings import BusSettings
+
+if TYPE_CHECKING:
+    from tokenbus.bus.monitor import Monitor
 
 _log = logger("bus")
 BOUNDS = ("bytes", "connections", "silent", "id", "key", "accept")
@@ -36,21 +39,6 @@ _OTHER_FILES = 64
 _FREED = 8
 
 
-class Listening(Protocol):
-    """A listening socket whose connections are bounded."""
-
-    @property
-    def descriptor(self) -> int:
-        """Readable when there are events of connections."""
-
-    @property
-    def connections(self) -> Mapping[int, AcceptedConnection]:
-        """Its connections, by libzmq's descriptors."""
-
-    def catch_up(self) -> None:
-        """Read all events of connections that are there."""
-
-
 class Guard:
     """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
@@ -61,12 +49,11 @@ class Guard:
         """
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
-        """Connections that were cut off, by the bound that they exceeded."""
         self.held_bytes = 0
         self._settings = settings
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._watched: list[Listening] = []
+        self._watched: list[Monitor] = []
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -91,14 +78,14 @@ class Guard:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def watch(self, watched: Listening) -> None:
+    def watch(self, watched: "Monitor") -> None:
         """Bound a listening socket's connections."""
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
-    def release(self, watched: Listening) -> None:
+    def release(self, watched: "Monitor") -> None:
         """Stop bounding a listening socket's connections."""
         with self.lock:
             self._watched.remove(watched)

@@ -45,11 +45,9 @@ class SessionState(Enum):
     GREETING = auto()
     """It says hello repeatedly, until the processor answers."""
     OPEN = auto()
-    """The handshake is done."""
     REFUSED = auto()
     """The processor refused it; it says hello again after a while."""
     LEFT = auto()
-    """It said goodbye."""
 
 
 class ReconnectingSession(ABC):
@@ -70,7 +68,6 @@ class ReconnectingSession(ABC):
         self._tries = 0
         """How many processors it has left since the last one welcomed it."""
         self.moves = 0
-        """How often it went from one processor to the next."""
         self._next_greeting = 0.0
         self._hellos = 0
         """How many hellos it has said since the last answer to one."""
@@ -292,7 +289,6 @@ class Link:
         self._connection: Connection
         self._processors: ProcessorList
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop it runs on, once it does."""
         self._sends_on: Connection | None = None
         """The connection that what the session says goes out on, while it does."""
         self._unsent: list[bytes] | None = None

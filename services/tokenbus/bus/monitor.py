@@ -57,11 +57,13 @@ class Monitor:
         self._allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, AcceptedConnection] = {}
+        """By libzmq's descriptors."""
         self._is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        """Readable when there are events of connections."""
         self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
         self._listens_at = place(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE

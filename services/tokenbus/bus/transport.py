@@ -77,9 +77,8 @@ class Usage:
     """How much of a transport's bounds is in use."""
 
     admitted: int = 0
-    """Connections that were admitted: their peers have introduced themselves."""
+    """Connections whose peers have introduced themselves."""
     unadmitted: int = 0
-    """Connections that were not."""
     pending_bytes: int = 0
     """Bytes that have arrived over tcp and were not read as whole messages, at the last check."""
     cut_off: Mapping[str, int] = field(default_factory=dict)

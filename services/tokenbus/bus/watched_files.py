@@ -22,18 +22,14 @@ class WatchedFiles:
         self.is_unread = False
         """Whether a file has changed and could not be read: what was read before stays in force."""
 
-    def changed(self) -> bool:
-        """Return whether a file has changed since the last call."""
-        before, self._known = self._known, self._states()
-        return self._known != before
-
     def refresh(self, read: Callable[[], object]) -> bool:
         """Read the files again if they have changed, and return whether they were; raises what reading raises.
 
         What could not be read is read again a second later: too many open files, say, are no change of the file.
         """
         is_due = self.is_unread and self._now() >= self._retry_at
-        if not self.changed() and not is_due:
+        before, self._known = self._known, self._states()
+        if self._known == before and not is_due:
             return False
         self.is_unread = True
         self._retry_at = self._now() + _RETRY_SECONDS

@@ -30,7 +30,6 @@ class Authenticator:
         self.before_answer: list[Callable[[], None]] = []
         """Called before each answer, so that every monitor knows of the connection."""
         self.handshakes = 0
-        """How many handshakes were answered."""
         self.allowed: AllowList | None = None
         """The keys that KEYS_DOMAIN lets in; None: no key."""
         socket = context.socket(zmq.REP)

@@ -38,7 +38,6 @@ class Answer:
     breaks_after: int | None = None
     """After so many tokens the engine breaks, which ends all its requests, and its worker."""
     error: str = "as the script says"
-    """The message of the failure."""
 
 
 class ScriptedEngine:
@@ -55,7 +54,6 @@ class ScriptedEngine:
     ) -> None:
         self.vocabulary_size = vocabulary_size
         self.admitted: list[Generate] = []
-        """The requests that were admitted, in order."""
         self.aborted: list[int] = []
         """The ids of the requests that were to be aborted, by a client or because they had failed."""
         self._answers = iter(answers)

@@ -85,7 +85,6 @@ class Bus:
     """The parts of a bus in a test, and what a test may do to them; `bus` makes one."""
 
     client: Client
-    """A client that is connected."""
 
     def __init__(self, settings: Settings, processors: int, step_seconds: float) -> None:
         name = f"memory://bus-{next(_numbers)}"

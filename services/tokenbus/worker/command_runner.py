@@ -51,12 +51,10 @@ class CommandRunner:
         self._is_paused = False
         """Whether the engine computes nothing, or will not once it has no work."""
         self._operator_paused = False
-        """Whether that is so because an operator asked for it."""
         self._is_sleeping = self._has_freed = False
         """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
         self._is_updating = self._is_damaged = self._has_updated = False
         self._highest = self.weight_version
-        """The highest version that its weights have had."""
 
     @property
     def weight_version(self) -> int:

@@ -154,7 +154,6 @@ class Publisher:
         self.link = Link(self.session, self._room, self.clock, "worker")
         self._vocabulary_size = vocabulary_size
         self.last_step = 0
-        """The number of the last step that was published."""
         self._last_keys = b""
         self._running = False
         self._thread: threading.Thread | None = None
@@ -171,7 +170,6 @@ class Publisher:
         self.blocked = 0
         """Batches that had to wait for room in retention."""
         self.blocked_seconds = 0.0
-        """How long they waited in all."""
 
     # Start and end.
 
@@ -242,7 +240,7 @@ class Publisher:
 
     # Outgoing: batches and events.
 
-    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+    def publish(self, batch: LogprobBatch) -> int:
         """Publish one batch; return its sequence, or 0 where it is not this rank's to publish.
 
         Worker, epoch and sequence of the header are filled in here. This never waits for the network; under the
@@ -250,7 +248,7 @@ class Publisher:
         contract, RetentionFullError for one that finds no room (its requests end with an error, which names them), and
         NotRunningError outside of `with`.
         """
-        if self.settings.worker.tp_rank and not every_rank:
+        if self.settings.worker.tp_rank:
             self.gated += 1
             return 0
         with self._publishing:
@@ -274,13 +272,13 @@ class Publisher:
             keys = b""
         self._last_keys = keys
 
-    async def published(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+    async def published(self, batch: LogprobBatch) -> int:
         """Publish one batch as `publish` does, without blocking the event loop while retention is full."""
         with self._room:
             has_room = self.retention.has_room(self._limits.max_message_bytes)
         if has_room and not self._publishing.locked():
-            return self.publish(batch, every_rank=every_rank)
-        return await asyncio.to_thread(self.publish, batch, every_rank=every_rank)
+            return self.publish(batch)
+        return await asyncio.to_thread(self.publish, batch)
 
     def admitted(self, key: int, prompt_tokens: int) -> int:
         """Publish that the engine admitted a request; return the event's sequence, or 0: not this rank's to publish."""

@@ -69,7 +69,6 @@ class PublisherProcess(Handover):
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
-        """The socket to a publisher that starts."""
         self._given_up = threading.Event()
         """Set when no other is started any more where this one dies."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)

@@ -44,7 +44,6 @@ class Handover:
     def __init__(self, settings: Settings, memory: SharedMemory, epoch: int) -> None:
         self.settings, self.epoch = settings, epoch
         self.active = ActiveRequests(keep_requests=False)
-        """The requests that the engine has."""
         self.counts = SharedCounts(memory.words)
         self.bell: socket.socket | None = None
         """The socket to the publisher that there is now."""
@@ -64,7 +63,6 @@ class Handover:
         self._arrived: list[Generate | Abort] = []
         """The requests and aborts that were read from the memory, and not taken."""
         self._controls: list[Control] = []
-        """The commands, likewise."""
         self._aborts: deque[int] = deque()
         self._lost: set[int] = set()
         """The requests of what found no room, which the bus has not heard of yet."""

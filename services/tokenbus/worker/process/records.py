@@ -58,7 +58,6 @@ class Brought(IntEnum):
     ENDED = 3
     """Requests that ended because their rows could not be published."""
     CONTROL = 4
-    """A command of an operator's."""
 
 
 class _Shared:
