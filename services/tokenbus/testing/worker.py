@@ -2,44 +2,20 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from functools import partial
 
 from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
-from tokenbus.worker import Engine, EngineBrokenError, NotRunningError, Publisher
+from tokenbus.worker import Engine, EngineBrokenError, NotRunningError
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.handoff import HandoffReceiver
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.run import on_this_loop
-from tokenbus_contracts.generated.control_pb2 import Control
-from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
 _FULL = 0.5
 """With policy `block`, a worker computes no step while its retention is at least this full.
 
 A real worker would block its thread, and here there is only the test's.
 """
-
-
-class _WakingPublisher(Publisher):
-    """A publisher that sets an event when there is something for the engine."""
-
-    def __init__(self, *args: object, came: asyncio.Event, **named: object) -> None:
-        super().__init__(*args, **named)  # type: ignore[arg-type]
-        self._came = came
-
-    def take_request(self, request: Generate | Abort) -> None:
-        super().take_request(request)
-        self._came.set()
-
-    def take_control(self, control: Control) -> None:
-        super().take_control(control)
-        self._came.set()
-
-    def add_handoff(self, handoff: ReceivedHandoff) -> None:
-        super().add_handoff(handoff)
-        self._came.set()
 
 
 class Worker:
@@ -75,9 +51,9 @@ class Worker:
         settings, receiver = self._settings, None
         if settings.worker.role == "decode":
             receiver = await self._stack.enter_async_context(HandoffReceiver(settings, self.line, self._clock))
-        publisher_type = partial(_WakingPublisher, came=self._came, clock=self._clock)
-        emitter, sender = on_this_loop(self.engine, settings, self.line, receiver, publisher_type)
+        emitter, sender = on_this_loop(self.engine, settings, self.line, receiver, self._clock)
         self.publisher = await self._stack.enter_async_context(emitter.publisher)
+        self.publisher.on_arrival = self._came.set
         await self._stack.enter_async_context(sender)
         if receiver is not None:
             receiver.serve(self.publisher)

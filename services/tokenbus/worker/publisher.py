@@ -134,6 +134,8 @@ class Publisher:
         self._handoffs: deque[ReceivedHandoff] = deque()
         self._controls: deque[Control] = deque()
         self._arrived = threading.Condition()
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called with each request, command and hand-off that comes for the engine."""
         bus = self.settings.bus
         self._processors = ProcessorList(listed_addresses(bus.workers_address), self.worker_id)
         self.session = WorkerSession(
@@ -419,9 +421,7 @@ class Publisher:
         """Queue a hand-off for the engine; the next hello to a processor names its request."""
         with self._room:
             self.session.add_request(handoff.generate)
-        with self._arrived:
-            self._handoffs.append(handoff)
-            self._arrived.notify_all()
+        self._arrive(self._handoffs, handoff)
 
     def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return the hand-offs to this worker since the last call."""
@@ -444,8 +444,7 @@ class Publisher:
                 # A processor keeps to max_requests, and fails a request that is not admitted in time.
                 limit = f"at most {most} requests that the engine has not taken yet"
                 raise ContractError("generate", limit, len(self._requests) + 1)
-            self._requests.append(request)
-            self._arrived.notify_all()
+            self._arrive(self._requests, request)
 
     def take_control(self, control: Control) -> None:
         """Queue an operator's command for the engine; called on the link's thread."""
@@ -455,8 +454,13 @@ class Publisher:
             if len(self._controls) >= _MOST_CONTROLS:
                 limit = f"at most {_MOST_CONTROLS} commands that the engine has not taken yet"
                 raise ContractError("control", limit, len(self._controls) + 1)
-            self._controls.append(control)
+            self._arrive(self._controls, control)
+
+    def _arrive(self, queue: deque[T], what: T) -> None:
+        with self._arrived:
+            queue.append(what)
             self._arrived.notify_all()
+        self.on_arrival()
 
 
 def _drained(queue: deque[T]) -> list[T]:

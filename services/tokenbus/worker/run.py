@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from tokenbus.bus import Transport, transport_for
+from tokenbus.clock import Clock
 from tokenbus.logs import configure, logger
 from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
@@ -45,25 +46,22 @@ def run_engine(
 ) -> None:
     """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
 
-    The processor need not be there yet: the worker finds it, and finds it again. SIGTERM or SIGINT stops the worker: it
-    takes no new request, finishes those that it has, waits until all is acknowledged (each of the two for at most
-    `worker.drain_timeout_ms`), and this returns. A second signal ends the process. The engine is closed at the end; its
-    methods are called on one thread, which is not the caller's. Before the engine is made, the first signal ends the
-    process.
+    The processor need not be there yet. After SIGTERM or SIGINT the worker takes no new request, finishes those that it
+    has, and waits until all is acknowledged, each of the two for at most `worker.drain_timeout_ms`. A second signal
+    ends the process, and so does the first one while the engine is made. The engine's methods are called on one thread,
+    which is not the caller's; the last one is `close`.
 
     Args:
-        engine: Any object with the members of `Engine`; or a function without arguments that makes one, for an engine
-            that must be made on the thread that steps it, as one on a GPU. What the function raises, this raises.
-        settings: Where the processor is, the worker's id and role, and every bound. Without them they are loaded from
-            the environment and the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
+        engine: Any object with the members of `Engine`; or a function that makes one on the thread that steps it, as an
+            engine on a GPU needs. What the function raises, this raises.
+        settings: Where the processor is, the worker's id and role, and every bound; by default from the environment and
+            the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
         name: What the log calls the engine.
         steps_per_second: The most steps that begin in a second; 0: as many as the engine can.
-        stop: An event of the caller's that stops the worker when it is set. With it signals are left alone, so this
-            may run in any thread; without it, only in the main thread.
+        stop: Stops the worker when it is set. With it signals are left alone, so this may run in any thread.
 
     Raises:
-        EngineBrokenError: The engine's loop failed, because the engine raised this or too many steps failed in a row;
-            its requests ended with an error. `__cause__` is what was raised.
+        EngineBrokenError: The engine's loop failed; its requests ended with an error. `__cause__` is what was raised.
         SettingsError: A setting cannot be used.
         AddressError: The metrics or the hand-off address cannot be used.
 
@@ -181,13 +179,14 @@ def on_this_loop(
     settings: Settings,
     transport: Transport,
     receiver: HandoffReceiver | None,
-    publisher_type: Callable[..., Publisher] = Publisher,
+    clock: Clock | None = None,
 ) -> tuple[Emitter, HandoffSender]:
     """Return an emitter with its publisher, and what hands requests off; the caller enters the publisher, then that."""
-    publisher = publisher_type(
+    publisher = Publisher(
         settings,
         vocabulary_size=engine.vocabulary_size,
         transport=transport,
+        clock=clock,
         handoff=HandoffPoint() if receiver is None else receiver.point,
         model=_model_of(engine),
         takes_control=True,

@@ -124,21 +124,22 @@ class _Publisher(Publisher):
         most = 2 * self.settings.worker.max_requests
         if self.engine_is_gone or (not most and isinstance(request, Abort)):
             return  # with the goodbye the processor gives what was not admitted to another worker
-        data = request.SerializeToString()
-        if len(self._ring) >= most or not self._ring.has_room(len(data)):
-            limit = f"at most {most} requests that the engine has not taken yet"
+        limit = f"at most {most} requests that the engine has not taken yet"
+        if len(self._ring) >= most:
             raise ContractError("generate", limit, len(self._ring) + 1)
-        self._ring.put(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, data)
-        self.ring_bell()
+        self._bring(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, request, limit)
 
     def take_control(self, control: Control) -> None:
         """Bring a command to the engine; a ContractError says that there is no room for it."""
         if self.engine_is_gone:
             return
-        data = control.SerializeToString()
+        self._bring(Brought.CONTROL, control, "a command that the engine has room for")
+
+    def _bring(self, kind: Brought, message: Generate | Abort | Control, limit: str) -> None:
+        data = message.SerializeToString()
         if not self._ring.has_room(len(data)):
-            raise ContractError("control", "one that the engine has room for", f"{len(data)} bytes")
-        self._ring.put(Brought.CONTROL, data)
+            raise ContractError(kind.name.lower(), limit, f"{len(data)} bytes")
+        self._ring.put(kind, data)
         self.ring_bell()
 
     def bring_ended(self, keys: deque[int]) -> None:
