@@ -221,23 +221,6 @@ async def test_what_a_revoked_key_sends_is_dropped(meeting: Meeting, keyring: Ke
             socket.disable_monitor()
 
 
-async def test_rotation(meeting: Meeting, keyring: Keyring) -> None:
-    """A name may have two keys; with the first revoked, the second goes on under the same name."""
-    keyring.make("old")
-    keyring.make("new")
-    witness, old, new = (
-        keyring.entry("witness"),
-        keyring.entry("old", Role.WORKER, owner="w0"),
-        keyring.entry("new", Role.WORKER, owner="w0"),
-    )
-    keyring.allow(witness, old, new)
-    peers = [await introduce(await meeting.joined(name), meeting.listener) for name in ("old", "new")]
-    assert [meeting.listener.identity(peer).name for peer in peers] == ["w0", "w0"]
-    keyring.allow(witness, new)
-    await meeting.refuses("its key was revoked")
-    assert [meeting.listener.identity(peer).name for peer in peers] == ["", "w0"]
-
-
 async def test_rights_that_change_hold_for_connections_that_are_there(meeting: Meeting, keyring: Keyring) -> None:
     keyring.make("w0")
     keyring.allow(keyring.entry("witness"), keyring.entry("w0", Role.WORKER, Role.OBSERVER))

@@ -276,18 +276,6 @@ async def test_what_was_not_answered_is_logged(
     assert caplog.text.count("drain timed out") == logged
 
 
-async def test_drain_ends_on_time() -> None:
-    line = await Line().start()
-    line.script.outstanding = 1
-    line.link.stop(2.0)
-    await turns()
-    line.clock.advance(1.99)
-    await turns()
-    assert not line.task.done()
-    line.clock.advance(0.01)
-    await soon(line.task)
-
-
 async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """That a processor refused, or was connected, or asks for a new handshake, can be read in the log."""
     caplog.set_level("INFO")

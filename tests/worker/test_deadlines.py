@@ -97,32 +97,6 @@ def test_moments_far_away_are_moments() -> None:
     assert sorted(row.key for made in batches(worker.publisher) for row in made.rows()) == [1, 2]
 
 
-class Counted(dict[int, float]):
-    """A dictionary that counts how often it is looked through."""
-
-    looks = 0
-
-    def items(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - as a dictionary's
-        self.looks += 1
-        return super().items()
-
-
-def test_requests_are_looked_through_only_when_one_may_be_overdue() -> None:
-    """A step costs one comparison, however many requests there are, until the earliest deadline comes."""
-    active = ActiveRequests(keep_requests=False)
-    active._deadlines = counted = Counted()
-    for key in range(1, 1000):
-        active.add(generate_of(key, deadline_unix_ms=1000 + key))
-    for now in range(1001):
-        assert active.end_overdue(now) == []
-    assert counted.looks == 0
-    assert active.end([1]) == [1]
-    assert active.end_overdue(1001) == []
-    assert active.end_overdue(1001) == []
-    assert counted.looks == 1
-    assert active.end_overdue(1004) == [2, 3, 4]
-
-
 @pytest.mark.parametrize("hands_off", [False, True])
 def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool) -> None:
     clock, engine, publisher = ManualClock(), Engine(), running()

@@ -1,7 +1,6 @@
 """The hand-off between two workers: each request is taken once, or the first worker gets the reason why not."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -157,22 +156,6 @@ async def test_states_that_wait_are_bounded() -> None:
     assert both.failed == {9: f"the decode worker at {ADDRESS} refused it: {reason}"}
 
 
-async def test_what_comes_twice_is_taken_once() -> None:
-    async with pair() as both:
-        connection = await both.transport.connect(ADDRESS)
-        message = handoff_of(both.request(7), b"state", 5, both.settings)
-        connection.send(message)
-        connection.send(message)
-        _, answer = (await both.handed_in(1))[7]
-        answer("")
-        connection.send(message)
-        replies = [read_reply(await asyncio.wait_for(connection.receive(), MOST)) for _ in range(2)]
-        assert [reply and reply.refusal for reply in replies] == ["", ""]
-        assert both.publisher.take_handoffs() == []
-        await connection.close()
-    assert both.receiver.counts.taken_over == 1
-
-
 @pytest.mark.parametrize("refusal", ["", "state: 8 bytes, got 5"])
 async def test_ticket_is_taken_once(refusal: str) -> None:
     """A ticket that one hand-off has used serves no other, whatever became of the first, and however long ago."""
@@ -216,43 +199,6 @@ async def test_key_that_is_in_use_is_refused() -> None:
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has an open request of that key"}
 
 
-async def test_key_that_is_used_again_is_another_request() -> None:
-    async with pair() as both:
-        for _ in range(3):
-            await both.hand_off(both.request(7))
-            both.publisher.forget(7)
-    assert both.receiver.counts.taken_over == 3
-
-
-async def test_many_threads_hand_over_while_it_sends() -> None:
-    async with pair(worker__max_requests=4000, worker__handoff_timeout_ms=400) as both:
-
-        def give(first: int) -> None:
-            for key in range(first, first + 150):
-                both.sender.send(request(key, "memory://nobody"), b"state")
-
-        await asyncio.gather(*(asyncio.to_thread(give, first) for first in (1, 1001, 2001)))
-        await both.answered()
-    assert len(both.failed) == 450
-
-
-async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
-    """While one failure cannot be reported for want of room, other hand-offs are sent and answered."""
-    gate = threading.Event()
-
-    def told_late(key: int, why: str) -> None:
-        assert gate.wait(MOST)
-        both.failed[key] = why
-
-    async with pair() as both:
-        both.sender._failed = told_late
-        for key, refusal in ((7, "no"), (8, "")):
-            await both.hand_off(both.request(key), refusal=refusal)
-        assert (both.failed, both.sender.counts.handed_off) == ({}, 1)
-        gate.set()
-    assert list(both.failed) == [7]
-
-
 async def test_nobody_answers() -> None:
     """A decode worker that is not there is tried again and again for its time, and then the request ends."""
     async with pair(worker__handoff_timeout_ms=500) as both:
@@ -264,15 +210,6 @@ async def test_nobody_answers() -> None:
         await until(lambda: both.sender.pending == 0)
         await listener.close()
     assert both.failed == {7: "the decode worker at memory://deaf did not answer for 500 ms"}
-
-
-async def test_leaving_waits_for_the_answers() -> None:
-    async with pair(worker__handoff_timeout_ms=400) as both:
-        both.sender.send(request(7, "memory://nobody"), b"state")
-        await asyncio.sleep(0)
-        passing = asyncio.create_task(both.answered())
-    await passing
-    assert list(both.failed) == [7]
 
 
 @pytest.mark.parametrize(

@@ -152,25 +152,3 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
         (kept,) = batches(publisher)
         made.append({name: values.tobytes() for name, values in kept.columns.items()})
     assert made[0] == made[1]
-
-
-def test_who_waits_for_room_learns_that_nothing_more_is_published() -> None:
-    gated = Gated()
-    raised: list[Exception] = []
-
-    def engine() -> None:
-        try:
-            for number in range(100):
-                outbox.emit(step(number))
-        except NotRunningError as error:
-            raised.append(error)
-
-    with gated.outbox(most=1) as outbox:
-        thread = threading.Thread(target=engine)
-        thread.start()
-        assert gated.began.wait(MOST)
-        closing = threading.Timer(0, gated.gate.set)
-        closing.start()
-    thread.join(MOST)
-    assert not thread.is_alive()
-    assert len(raised) == 1 or len(gated.emitted) == 100

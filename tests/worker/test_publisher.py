@@ -78,14 +78,6 @@ def test_batch_is_published_under_this_stream() -> None:
     assert values_by_key(decode(item.payload)) == values_by_key(made)
 
 
-def test_time_produced_is_kept() -> None:
-    publisher = Bare()
-    made = batch(row_shapes([1]))
-    stamped = type(made).of_views(made.header._replace(produced_at_ns=5), made.columns)
-    publisher.publish(stamped)
-    assert decode(publisher.kept(1).payload).header.produced_at_ns == 5
-
-
 def test_other_ranks_publish_nothing() -> None:
     """Only tensor-parallel rank 0 publishes; the others count, and do whatever else a publisher does (case 6)."""
     first, other = Bare(tp_rank=0), Bare(tp_rank=1)
@@ -115,16 +107,6 @@ def test_batch_over_the_bound_is_refused_before_it_is_kept() -> None:
         publisher.publish(batch(row_shapes(range(1, 30), tokens=3)))
     assert len(publisher.retention) == 0
     assert publisher.publish(batch(row_shapes([1]))) == 1
-
-
-def test_sizes_follow_content() -> None:
-    """A batch takes as many bytes as its rows need, not as many as it might have had (case 26)."""
-    publisher = Bare()
-    for count in (1, 10):
-        publisher.publish(batch(row_shapes(range(1, count + 1))))
-    small, large = publisher.kept(1), publisher.kept(2)
-    assert len(small.payload) < len(large.payload) < 10 * len(small.payload)
-    assert publisher.retention.bytes == len(small.payload) + len(large.payload)
 
 
 def test_requests_are_known_from_first_to_last_row() -> None:
@@ -252,13 +234,6 @@ def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
     for name in ("token_ids", "logprobs", "ranks", "proposal_token_ids", "positions", "statuses"):
         assert shed.columns[name].tolist() == made.columns[name].tolist()
     assert shed.alternative_token_ids.size == shed.alternative_logprobs.size == 0
-
-
-def test_other_policies_shed_nothing() -> None:
-    publisher = Bare(policy="block", retention_items=4, shed_at=0.1)
-    for _ in range(3):
-        publisher.publish(batch([RowShape(1, top_k=3)]))
-    assert decode(publisher.kept(3).payload).top_ks.tolist() == [3]
 
 
 def test_many_threads_leave_no_hole() -> None:

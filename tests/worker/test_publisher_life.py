@@ -124,17 +124,6 @@ async def test_loop_does_not_wait_for_itself() -> None:
         processor.say(ProcessorFrame(ack=Ack(through_sequence=2)))
 
 
-async def test_published_does_not_leave_the_loop_where_there_is_room() -> None:
-    processor, publisher, _ = await meeting(at_memory())
-    async with publisher:
-        coroutine = publisher.published(batch(row_shapes([1])))
-        with pytest.raises(StopIteration) as done:
-            coroutine.send(None)
-        assert done.value.value == 1
-        await processor.welcome()
-        processor.say(ProcessorFrame(ack=Ack(through_sequence=1)))
-
-
 async def test_nothing_is_taken_before_it_starts_and_after_it_closed() -> None:
     _, publisher, _ = await meeting(at_memory())
     with pytest.raises(NotRunningError):
@@ -169,22 +158,6 @@ async def test_leaving_waits_for_acknowledgements() -> None:
         goodbye = (await processor.body("goodbye")).goodbye
         await soon(leaving)
     assert goodbye.last_sequence == 3
-
-
-async def test_leaving_has_an_end() -> None:
-    """A processor that acknowledges nothing does not keep a worker beyond its drain's time, and not a moment less."""
-    processor, publisher, clock = await meeting(at_memory(drain_timeout_ms=2000))
-    async with publisher:
-        publisher.publish(batch(row_shapes([1])))
-        await processor.welcome()
-        leaving = asyncio.create_task(publisher.__aexit__(None, None, None))
-        await turns()
-        clock.advance(1.99)
-        await turns()
-        assert not leaving.done()
-        clock.advance(0.01)
-        await soon(leaving)
-    assert publisher.session.outstanding == 1
 
 
 async def test_leaving_after_an_error_is_at_once() -> None:
@@ -261,11 +234,6 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
     with pytest.raises(AddressError, match="of no use"):
         async with Publisher(chosen, transport=broken):
             pass
-
-
-async def test_epochs_of_later_lives_are_larger() -> None:
-    first, second = Publisher(at_memory()), Publisher(at_memory())
-    assert 0 < first.epoch < second.epoch
 
 
 def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:

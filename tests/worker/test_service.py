@@ -99,14 +99,6 @@ def test_engine_that_says_that_it_is_broken_ends_the_loop() -> None:
     assert [event.error.message for event in events(publisher)][1:] == ["the engine is broken: card gone"]
 
 
-def test_engine_that_fails_again_and_again_is_broken() -> None:
-    """So many failed steps one after the other as the settings say, and no fewer, are taken for the end."""
-    steps: list[Sequence[LogprobBatch] | Exception] = [[batch(row_shapes([8]))], *map(OSError, "012")]
-    serve(running(), Engine(OSError("0"), OSError("1"), *steps[:3]), Once(5))
-    with pytest.raises(EngineBrokenError, match="3 steps failed one after the other, the last with: 2"):
-        serve(running(), Engine(*steps), Once(4))
-
-
 def test_news_without_room_end_the_request_they_are_of() -> None:
     """A request whose admission or refusal cannot be sent for want of room ends through the gap (case 21)."""
     publisher = running(items=2, requests=[generate_of(8)])

@@ -309,22 +309,6 @@ async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> Non
         assert all_exact(requests, 2000)
 
 
-async def test_steps_wait_in_the_memory_while_retention_is_full() -> None:
-    """Nothing is acknowledged for a while: what is handed over meanwhile is published when it is."""
-    async with apart(retention_items=8) as worker:
-        requests = await asked(worker)
-        worker.line.hold()
-        await worker.turn(20)
-        assert len(worker.server.publisher.retention) < 8
-        assert worker.handover._steps.taken < worker.handover._steps._written
-        assert worker.server.publisher.blocked == 1
-        worker.line.release()
-        await worker.bus.advance(5)
-        await worker.turn(TOKENS)
-        await worker.bus.advance(5)
-        assert all_exact(requests)
-
-
 async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
     """A request that comes while retention is full is admitted when there is room, and does not end."""
     async with apart(retention_items=8) as worker:
