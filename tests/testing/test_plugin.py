@@ -4,9 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.pages import Block, blocks
+from tests.pages import blocks
 from tokenbus import testing
 
 _FIXTURES = """
@@ -62,19 +60,18 @@ def test_fixtures_are_there_in_strict_mode(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_before_it_is_used(tmp_path: Path) -> None:
     """A project's other tests pay nothing for what they do not use; without pytest-asyncio the rest is there."""
-    theirs = tmp_path / "test_theirs.py"
     heavy = "{'zmq', 'google.protobuf', 'tokenbus_contracts', 'tokenbus.bus'}"
-    theirs.write_text(f"import sys\ndef test_light(): assert not {heavy} & set(sys.modules)\n")
-    printed = output_of(tmp_path)
-    assert "1 passed" in printed, printed
-    theirs.write_text("def test_golden(tokenbus_golden_message): assert tokenbus_golden_message.data is not None\n")
+    (tmp_path / "test_theirs.py").write_text(
+        f"import sys\nAT_FIRST = {heavy} & set(sys.modules)\ndef test_light(): assert not AT_FIRST\n"
+    )
     printed = output_of(tmp_path, "-p", "no:asyncio")
-    assert " passed" in printed, printed
+    assert "1 passed" in printed, printed
 
 
-@pytest.mark.parametrize("block", blocks("python", of="docs/testing.md"), ids=lambda block: f"line-{block.line}")
-def test_examples_of_the_page_pass(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "test_page.py").write_text(block.text)
+def test_examples_of_the_page_pass(tmp_path: Path) -> None:
+    for block in blocks("python", of="docs/testing.md"):
+        (tmp_path / f"test_line_{block.line}.py").write_text(block.text)
     printed = output_of(tmp_path, "-o", "asyncio_mode=auto")
     assert " passed" in printed, printed
     assert "failed" not in printed, printed
+    assert "error" not in printed, printed

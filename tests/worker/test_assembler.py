@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.in_process.builders import arrays_of, values_by_key
@@ -333,6 +333,7 @@ _ROWS = st.lists(
 )
 
 
+@settings(max_examples=25)
 @given(wanted=_ROWS, data=st.data())
 def test_row_does_not_depend_on_its_neighbours(wanted: list[RowShape], data: st.DataObject) -> None:
     """A row has the same values in whatever order, company and form it is computed (cases 3 and 15)."""

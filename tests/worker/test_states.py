@@ -40,13 +40,13 @@ KINDS = {
         lambda: SyntheticEngine(role="prefill"),
         lambda: SyntheticEngine(role="decode"),
         lambda key: generate_of(key, 2000, top_logprobs=0),
-        400,
+        100,
     ),
     "ngram": Kind(
         lambda: NgramEngine(NgramOptions(role="prefill")),
         lambda: NgramEngine(NgramOptions(role="decode")),
         lambda key: asked(key, seed=key, max_tokens=1500, ignore_end_token=True, top_logprobs=0),
-        300,
+        100,
     ),
     "paddle": Kind(
         lambda: PaddleEngine(PaddleOptions(role="prefill", context=256)),
