@@ -4,45 +4,43 @@ import asyncio
 
 import pytest
 
-from tests.in_process.builders import client_hello, generate_of, settings
+from tests.in_process.builders import generate_of, settings
 from tests.support.waiting import soon, turns
 from tokenbus.bus import AddressError
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client
-from tokenbus.client.connections import ProcessorConnections
-from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
 
 HERE, THERE = "memory://here", "memory://there"
-PATIENCE = 10.0
 
 
 class Line:
-    """A client's connections to processors of which none answers, and its requests."""
+    """A client of processors of which none answers."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses, self.clock = addresses, ManualClock()
-        self.requests = OpenRequests(100, PATIENCE, has_several=True)
-        self.connections = ProcessorConnections(addresses, self._begin, self.requests, self.clock)
-
-    def _begin(self) -> ClientSession:
-        return ClientSession(client_hello(), self.requests, settings().limits, interval=1.0, timeout=3.0)
+        self.transport = MemoryTransport(settings().bus)
+        overrides = {"bus.clients_address": ",".join(addresses), "client.drain_timeout_ms": 60_000}
+        self.client = Client(settings(overrides), transport=self.transport, clock=self.clock)
+        self.requests = self.client.requests
 
     async def open(self) -> "Line":
-        transport = MemoryTransport(settings().bus)
-        self.listeners = [await transport.listen(address) for address in self.addresses]
-        await self.connections.open(transport)
+        self.listeners = [await self.transport.listen(address) for address in self.addresses]
+        await self.client.__aenter__()
         return self
+
+    async def close(self, error: BaseException | None = None) -> None:
+        await self.client.__aexit__(None, error, None)
 
     def fail(self, session: ClientSession) -> None:
         def fail(now: float) -> None:
             raise RuntimeError(f"nothing to say at {now}")
 
         session.next_message = fail  # type: ignore[method-assign]
-        self.connections.wake()
+        session.on_news()
 
 
 async def test_drain_that_is_cancelled_leaves_nothing() -> None:
@@ -50,7 +48,7 @@ async def test_drain_that_is_cancelled_leaves_nothing() -> None:
     before = asyncio.all_tasks()
     line = await Line(HERE, THERE).open()
     tokens = line.requests.open(generate_of(7))
-    closing = asyncio.create_task(line.connections.close(60.0))
+    closing = asyncio.create_task(line.close())
     await turns()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -63,7 +61,7 @@ async def test_connection_that_fails_while_the_client_drains() -> None:
     before = asyncio.all_tasks()
     line = await Line(HERE, THERE).open()
     tokens = line.requests.open(generate_of(7))
-    closing = asyncio.create_task(line.connections.close(60.0))
+    closing = asyncio.create_task(line.close())
     await turns()
     line.fail(line.requests.sessions[0])
     await turns()
@@ -94,7 +92,7 @@ async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pyt
     assert frame.generate.first_request_key == 7
     assert "connection failed" in caplog.text
     with pytest.raises(ExceptionGroup):
-        await soon(line.connections.close(0))
+        await soon(line.close(KeyError()))
 
 
 async def test_client_with_a_wrong_address_leaves_nothing() -> None:

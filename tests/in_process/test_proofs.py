@@ -4,28 +4,33 @@ from io import BytesIO
 
 import pytest
 
-from tests.client.peer import Peer as ClientPeer
-from tests.in_process.builders import EPOCH, hello_of
+from tests.in_process.builders import EPOCH, hello_of, settings
 from tests.worker.peer import Peer as WorkerPeer
+from tokenbus.client import Client
 from tokenbus.logs.values import safe
 from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items
+from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 
-@pytest.mark.parametrize("kind", [WorkerPeer, ClientPeer])
-def test_each_hello_of_a_life_shows_the_same_proof(kind: type[WorkerPeer] | type[ClientPeer]) -> None:
+def test_each_hello_of_a_life_shows_the_same_proof() -> None:
     """Sixteen random bytes: the same in each hello of one session, others in the next session's."""
     shown: list[list[bytes]] = []
     for _ in range(3):
-        peer, proofs = kind(), []
+        peer, proofs = WorkerPeer(), []
         for _ in range(3):
-            frame = peer.says()
-            assert frame is not None
-            proofs.append(frame.hello.proof)
+            proofs.append(peer.must_say().hello.proof)
             peer.now += 5
         shown.append(proofs)
     assert all(len(set(proofs)) == 1 and len(proofs[0]) == 16 for proofs in shown)
     assert len({proofs[0] for proofs in shown}) == 3
+
+
+def test_client_shows_each_processor_the_same_proof() -> None:
+    chosen = settings({"bus.clients_address": "memory://here,memory://there"})
+    shown = [{session._hello().proof for session in Client(chosen, clock=ManualClock()).sessions} for _ in range(2)]
+    assert [len(proof) for proofs in shown for proof in proofs] == [16, 16]
+    assert shown[0] != shown[1]
 
 
 def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:

@@ -3,16 +3,16 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import ref
 
 from tokenbus.bus import Transport, clock_for, transport_for
-from tokenbus.bus.link import PROOF_BYTES, SessionState
-from tokenbus.client.commands import Commands
-from tokenbus.client.connections import ProcessorConnections, merged
+from tokenbus.bus.link import PROOF_BYTES, Link, SessionState
+from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession, TakeItem
@@ -21,14 +21,27 @@ from tokenbus.client.tokens import Generation, RequestTokens
 from tokenbus.clock import Clock
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
+from tokenbus.logs import logger
 from tokenbus.recordings.items import Lives, StreamItem
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream, WorkerStatus
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
+
+_log = logger("client")
+_SUMS = (
+    "open_requests",
+    "finished_requests",
+    "failed_requests",
+    "refused_requests",
+    "steps",
+    "tokens",
+    "lost_items",
+    "gaps",
+)
 
 
 def connect(
@@ -93,7 +106,7 @@ class Client:
         client, bus = self.settings.client, self.settings.bus
         addresses = listed_addresses(bus.clients_address)
         has_several = len(addresses) > 1
-        self._hello = ClientHello(
+        hello = ClientHello(
             schema_major=MAJOR,
             schema_minor=MINOR,
             name=client.name,
@@ -107,31 +120,26 @@ class Client:
             client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=has_several
         )
         """The open requests."""
-        self._commands = Commands()
+        self.sessions = self.requests.sessions
+        """The state of the connection to each processor, in the order of the list."""
         self._clock = clock or clock_for(addresses[0])
         self._watched: tuple[str, TakeItem] | None = None
-        self._connections = ProcessorConnections(addresses, self._begin, self.requests, self._clock)
-        self.sessions = self._connections.sessions
-        """The state of the connection to each processor, in the order of the list."""
         self._transport = transport
+        self._links: dict[str, tuple[ClientSession, Link]] = {}
+        self._carrying: list[asyncio.Task[None]] = []
+        """The tasks that carry the messages of each connection."""
         self._watching_over: asyncio.Task[None] | None = None
+        self._progress = asyncio.Event()
         self._closing = asyncio.Event()
+        interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000
+        for address in addresses:
+            session = ClientSession(hello, self.requests, self.settings.limits, interval=interval, timeout=timeout)
+            link = Link(session, contextlib.nullcontext(), self._clock, "client")
+            # Whichever brings a request's end, all of them wait for it at the end.
+            link.progress, session.on_news = self._progress, link.wake
+            self._links[address] = session, link
         self._steps = _Slot()
         self._watch = _Slot()
-
-    def _begin(self) -> ClientSession:
-        bus = self.settings.bus
-        session = ClientSession(
-            self._hello,
-            self.requests,
-            self.settings.limits,
-            interval=bus.heartbeat_interval_ms / 1000,
-            timeout=bus.heartbeat_timeout_ms / 1000,
-            commands=self._commands,
-        )
-        if self._watched is not None:
-            session.watch(*self._watched)
-        return session
 
     @property
     def is_connected(self) -> bool:
@@ -147,13 +155,20 @@ class Client:
     @property
     def is_running(self) -> bool:
         """Whether the tasks that carry its messages run."""
-        is_watched = self._watching_over is not None and not self._watching_over.done()
-        return is_watched and self._connections.is_running
+        tasks = [*self._carrying, self._watching_over]
+        return all(task is not None and not task.done() for task in tasks)
 
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.clients_address)
-        await self._connections.open(transport)
+        try:
+            for address, (session, link) in self._links.items():
+                carrying = await link.start(transport, ProcessorList([address]))
+                carrying.add_done_callback(partial(self._ended, session))
+                self._carrying.append(carrying)
+        except BaseException:
+            await self._close(0)
+            raise
         self._watching_over = asyncio.create_task(self._watch_over())
         return self
 
@@ -161,11 +176,34 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._connections.close(0 if error else self.settings.client.drain_timeout_ms / 1000)
+            await self._close(0 if error else self.settings.client.drain_timeout_ms / 1000)
         finally:
             self._closing.set()
             if self._watching_over is not None:
                 await self._watching_over
+
+    def _ended(self, session: ClientSession, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("connection failed", processor=session.processor_id, exc_info=error)
+            self.requests.lost(session)
+        # However the connections ended: nothing more comes, and every request must have an end.
+        if all(task.done() for task in self._carrying):
+            self.requests.give_up("the client was closed")
+
+    async def _close(self, drain_seconds: float) -> None:
+        """Wait for the open requests for at most so many seconds, and say goodbye; raises what ended a connection."""
+        for _, link in self._links.values():
+            link.stop(drain_seconds)
+        try:
+            outcomes = await asyncio.gather(*self._carrying, return_exceptions=True)
+        finally:
+            self.requests.give_up("the client was closed")
+            for task in self._carrying:
+                task.cancel()
+            await asyncio.gather(*self._carrying, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):  # not one that was cancelled
+                raise outcome
 
     async def _watch_over(self) -> None:
         patience = self.settings.client.resume_timeout_ms
@@ -176,7 +214,7 @@ class Client:
             is_lost = len(lost_since) == len(self.sessions)
             if is_lost and self._clock.now() - max(lost_since) >= patience / 1000:
                 self.requests.give_up(f"no processor answered for {patience} ms")
-            self._connections.progress.set()  # some may have ended
+            self._progress.set()  # some may have ended
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
         """Send a request, and return an async iterator over its tokens.
@@ -400,7 +438,7 @@ class Client:
                 await asyncio.wait(asked)
         if not (answers := [status.result() for status in asked if status.done()]):
             raise TimeoutError
-        return merged(answers)
+        return _merged(answers)
 
     async def control(
         self, control: Control, processor_id: str = "", *, timeout_seconds: float = 600.0
@@ -414,12 +452,9 @@ class Client:
         sessions = [each for each in self.sessions if processor_id in ("", each.processor_id)]
         if not sessions:
             raise TimeoutError(f"processor {processor_id} is not connected")
-        answer = self._commands.send(sessions[0], control)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                return await answer
-        finally:
-            self._commands.forget(control)
+        answer = sessions[0].control(control)
+        async with asyncio.timeout(timeout_seconds):
+            return await answer
 
     def _close_steps(self) -> None:
         self.requests.close_stream()
@@ -427,7 +462,8 @@ class Client:
 
     def _go_on(self) -> None:
         self.requests.is_paused = False
-        self._connections.wake()
+        for _, link in self._links.values():
+            link.wake()
 
     def _check_room(self, request_id: int) -> None:
         most = self.settings.client.max_requests
@@ -461,6 +497,21 @@ class _Slot:
         stream = Stream(queue, _close)
         self._stream, self._close = ref(stream), _close
         return stream
+
+
+def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
+    """Return the sums of processors' statuses, and all workers; one that moved is where it is connected."""
+    if len(statuses) == 1:
+        return statuses[0]
+    told = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: not worker.is_connected)
+    workers: dict[str, WorkerStatus] = {}
+    for worker in told:
+        workers.setdefault(worker.worker_id, worker)
+    return ProcessorStatus(
+        **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
+        connected_clients=max(status.connected_clients for status in statuses),
+        workers=workers.values(),
+    )
 
 
 def _random_id() -> int:

@@ -159,33 +159,36 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
 
 def named_as_given(error: ContractError) -> ContractError:
     """Return the error of a request's frame with the argument's name in the place of the field's path."""
-    field = error.field.removeprefix("generate.").removeprefix("sampling.")
+    field = error.field.removeprefix("generate.")
     for path, name in _ARGUMENTS.items():
         if field.startswith(path):
             field = name + field.removeprefix(path)
     return ContractError(field, error.limit, error.actual, rule=error.rule)
 
 
-_ARGUMENTS = {
-    "text.text": "prompt",
-    "tokens.token_ids": "prompt",
-    "request_key": "request_id",
-    "prompt_scoring.top_logprobs": "prompt_logprobs",
-    "prompt_scoring.token_ids": "prompt_logprob_token_ids",
-    "token_scoring.token_ids": "logprob_token_ids",
-    "token_scoring.mask_bound": "mask_bound",
+_PATHS = {
+    "request_id": "request_key",
+    "other_logprobs": "token_scoring.other_logprobs",
+    "entropies": "token_scoring.entropies",
+    "logprob_token_ids": "token_scoring.token_ids",
+    "mask_bound": "token_scoring.mask_bound",
+    "prompt_logprobs": "prompt_scoring.top_logprobs",
+    "prompt_logprob_token_ids": "prompt_scoring.token_ids",
+    "prompt_logprob_start": "prompt_scoring.first_position",
+    **{name: f"sampling.{name}" for name in SamplingParameters.DESCRIPTOR.fields_by_name},
 }
-_OF_TOKENS = ("other_logprobs", "entropies", "logprob_token_ids", "mask_bound")
-_FIELDS: dict[str, tuple[Any, bool]] = {
-    name: (
-        (SamplingParameters.DESCRIPTOR.fields_by_name[name], True)
-        if name in SamplingParameters.DESCRIPTOR.fields_by_name
-        else (Generate.DESCRIPTOR.fields_by_name["request_key" if name == "request_id" else name], False)
-    )
-    for name in RequestParameters.__annotations__
-    if not name.startswith("prompt_") and name not in _OF_TOKENS
-}
-"""By argument its field, and whether that is one of the sampling parameters."""
+"""By argument the path of its field in Generate, where that is not the argument's name."""
+_ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt"} | {path: name for name, path in _PATHS.items()}
+
+
+def _field_of(name: str) -> tuple[str, Any]:
+    owner, _, field = _PATHS.get(name, name).rpartition(".")
+    part: Any = getattr(Generate(), owner) if owner else Generate
+    return owner, part.DESCRIPTOR.fields_by_name[field]
+
+
+_FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
+"""By argument the part of the request that it belongs to, empty for the request itself, and its field."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
@@ -203,13 +206,15 @@ def _set(generate: Generate, name: str, value: object) -> None:
     if name in _WRITERS:
         _WRITERS[name](generate, value)
         return
-    field, is_sampling = _FIELDS[name]
-    owner = generate.sampling if is_sampling else generate
+    owner, field = _FIELDS[name]
+    message = getattr(generate, owner) if owner else generate
     read = _READERS[field.type]
-    if not field.is_repeated:
-        setattr(owner, field.name, read(name, value))
-        return
-    getattr(owner, field.name).extend(_each(name, value, read))
+    if field.is_repeated:
+        getattr(message, field.name).extend(_each(name, value, read))
+    elif (found := read(name, value)) or owner != "token_scoring":  # a flag that is False asks for no scoring
+        setattr(message, field.name, found)
+    if owner == "prompt_scoring":
+        message.SetInParent()
 
 
 def _each(name: str, value: object, read: Callable[[str, Any], object]) -> Iterator[Any]:
@@ -253,50 +258,12 @@ def _set_engine_arguments(generate: Generate, value: object) -> None:
     generate.sampling.engine_arguments = _json("engine_arguments", value)
 
 
-def _set_prompt_logprobs(generate: Generate, value: object) -> None:
-    generate.prompt_scoring.top_logprobs = _whole("prompt_logprobs", value)
-    generate.prompt_scoring.SetInParent()
-
-
-def _set_prompt_logprob_token_ids(generate: Generate, value: object) -> None:
-    generate.prompt_scoring.token_ids.extend(_each("prompt_logprob_token_ids", value, _whole))
-    generate.prompt_scoring.SetInParent()
-
-
-def _set_prompt_logprob_start(generate: Generate, value: object) -> None:
-    generate.prompt_scoring.first_position = _whole("prompt_logprob_start", value)
-
-
-def _set_flag(name: str) -> Callable[[Generate, object], None]:
-    def write(generate: Generate, value: object) -> None:
-        if _flag(name, value):
-            setattr(generate.token_scoring, name, True)
-
-    return write
-
-
-def _set_mask_bound(generate: Generate, value: object) -> None:
-    if bound := _whole("mask_bound", value):
-        generate.token_scoring.mask_bound = bound
-
-
-def _set_logprob_token_ids(generate: Generate, value: object) -> None:
-    generate.token_scoring.token_ids.extend(_each("logprob_token_ids", value, _whole))
-
-
 _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
     "engine_arguments": _set_engine_arguments,
-    "other_logprobs": _set_flag("other_logprobs"),
-    "entropies": _set_flag("entropies"),
-    "logprob_token_ids": _set_logprob_token_ids,
-    "mask_bound": _set_mask_bound,
-    "prompt_logprobs": _set_prompt_logprobs,
-    "prompt_logprob_token_ids": _set_prompt_logprob_token_ids,
-    "prompt_logprob_start": _set_prompt_logprob_start,
 }
-"""By argument that is no plain value, nor a list of them, what writes it."""
+"""Writes the arguments that are no plain values, nor lists of them."""
 
 
 def _json(name: str, value: object) -> str:

@@ -1,8 +1,6 @@
 """ReceivedScores: what has come of a prompt's scores, each chunk once and in order."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 
@@ -13,16 +11,10 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 class ReceivedScores:
     """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
 
-    def __init__(self, first_position: int, prompt: Sequence[int]) -> None:
-        self._next = max(1, first_position)
-        self._prompt = np.array(prompt, np.uint32)
+    def __init__(self, generate: Generate) -> None:
+        self._next = max(1, generate.prompt_scoring.first_position)
+        self._prompt = np.array(generate.tokens.token_ids, np.uint32)
         self._chunks: list[PromptScores] = []
-
-    @classmethod
-    def of(cls, generate: Generate) -> Self | None:
-        """Return what a request waits for, or None: it asked for no scores."""
-        wanted = generate.HasField("prompt_scoring")
-        return cls(generate.prompt_scoring.first_position, generate.tokens.token_ids) if wanted else None
 
     def take(self, message: PromptScoresChunk) -> bool:
         """Take a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""

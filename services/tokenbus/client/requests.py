@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,7 +127,6 @@ class OpenRequests:
         """The ids of the open requests that were sent anew, by the key that each has now."""
         self.sessions: list[ClientSession] = []
         self.away = AwayWorkers(self.sessions)
-        self._ordinals = count(NO_SENDER + 1)
         self._progress = Progress()
         self._weights = WeightSpans()
         self.requests: dict[int, OpenRequest] = {}
@@ -155,7 +154,7 @@ class OpenRequests:
     def join(self, session: "ClientSession") -> int:
         """Add a session, and return a number that no other has."""
         self.sessions.append(session)
-        return next(self._ordinals)
+        return NO_SENDER + len(self.sessions)
 
     # Calls of the application.
 
@@ -180,7 +179,7 @@ class OpenRequests:
             frame.generate,  # a copy: the application may change its message afterwards
             generate.include_draft_logprobs,
             tuple(generate.sampling.stop),
-            ReceivedScores.of(generate),
+            ReceivedScores(generate) if generate.HasField("prompt_scoring") else None,
             generate.deadline_unix_ms,
             home,
             sent_to,

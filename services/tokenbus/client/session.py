@@ -1,15 +1,12 @@
 """The client's side of the client protocol, without sockets and without a clock of its own."""
 
 import asyncio
-import secrets
 from collections import Counter, deque
 from collections.abc import Callable
-from copy import deepcopy
 from math import inf
 from typing import Any
 
-from tokenbus.bus.link import PROOF_BYTES, RECONNECT_SHARE, ReconnectingSession, SessionState
-from tokenbus.client.commands import Commands
+from tokenbus.bus.link import RECONNECT_SHARE, ReconnectingSession, SessionState
 from tokenbus.client.requests import OpenRequests
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -26,9 +23,11 @@ from tokenbus_contracts.generated.client_pb2 import (
     Watch,
     WatchedStream,
 )
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
 
+_MOST_COMMANDS = 1024
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""
 _ACK_SHARE = 8
@@ -40,22 +39,15 @@ TakeItem = Callable[[WatchedStream, Item, bytes], None]
 class ClientSession(ReconnectingSession):
     """A client's connection to one processor, or to the next life of it: the frames that they exchange."""
 
-    def __init__(  # noqa: PLR0913 - each but the first three is given by name
-        self,
-        hello: ClientHello,
-        requests: OpenRequests,
-        limits: Limits,
-        *,
-        interval: float,
-        timeout: float,
-        commands: Commands | None = None,
+    def __init__(
+        self, hello: ClientHello, requests: OpenRequests, limits: Limits, *, interval: float, timeout: float
     ) -> None:
         super().__init__(interval, timeout)
-        self._introduction = deepcopy(hello)
-        self._introduction.proof = hello.proof or secrets.token_bytes(PROOF_BYTES)
+        self._introduction = hello
         self._limits = limits
         self._requests = requests
-        self._commands = commands or Commands()
+        self._commands: dict[int, tuple[Control, asyncio.Future[ControlAnswer]]] = {}
+        """The commands that were not answered; each is sent again after a welcome, and a worker does it once."""
         self.ordinal = requests.join(self)
         self._outgoing: deque[bytes] = deque()
         self._number = 0
@@ -154,6 +146,17 @@ class ClientSession(ReconnectingSession):
             self._status = asyncio.get_running_loop().create_future()
         return self._status
 
+    def control(self, control: Control) -> asyncio.Future[ControlAnswer]:
+        """Send a command to a worker of the processor; it is forgotten once the future is done or cancelled."""
+        key, count = control.control_key, len(self._commands) + 1
+        if count > _MOST_COMMANDS:
+            raise ContractError("commands that are not answered", _MOST_COMMANDS, count)
+        self.say(ClientFrame(control=control))
+        answer: asyncio.Future[ControlAnswer] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._commands.pop(key, None))
+        self._commands[key] = control, answer
+        return answer
+
     def say(self, frame: ClientFrame) -> bool:
         """Queue a frame, and return whether it will be sent; a ContractError says which bound it breaks.
 
@@ -194,7 +197,7 @@ class ClientSession(ReconnectingSession):
             case "admitted" | "prompt_scores" | "error":
                 self._of_request(frame, body)
             case "control_answer":
-                self._commands.answered(frame.control_answer)
+                self._answer_control(frame.control_answer)
             case "room":
                 self._take_room(frame.room)
             case "status":
@@ -212,6 +215,11 @@ class ClientSession(ReconnectingSession):
             self._requests.scored(self, frame.prompt_scores)
         else:
             self._requests.failed(self, frame.error)
+
+    def _answer_control(self, answer: ControlAnswer) -> None:
+        _, asked = self._commands.get(answer.control_key, (None, None))
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
 
     def _answer_status(self, status: ProcessorStatus) -> None:
         asked, self._status = self._status, None
@@ -244,7 +252,7 @@ class ClientSession(ReconnectingSession):
             self.say(ClientFrame(watch=Watch(worker_id=self._watched[0])))
         if self._status is not None:
             self.say(ClientFrame(status=StatusRequest()))
-        for control in self._commands.of(self):
+        for control, _ in self._commands.values():
             self.say(ClientFrame(control=control))
 
     def _refused(self, refusal: Refusal, now: float) -> None:

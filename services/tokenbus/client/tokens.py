@@ -42,15 +42,10 @@ class RequestTokens:
         """What processors and workers know it by: its id, or the key under which it was sent anew."""
         self.position = position
         self.status: RowStatus | None = None
-        """The status of its last row, once it has ended without an error."""
         self.stop: int | str | None = None
-        """The stop token or the stop text that ended it, as far as the deliverer knows."""
         self.error: RequestError | None = None
-        """The error it ended with."""
         self.prompt_scores: PromptScores | None = None
-        """What the model says of the prompt's tokens, once all of it has come."""
         self.weight_spans: tuple[WeightSpan, ...] = ()
-        """Which versions of the weights computed its tokens, once it has ended."""
         self.generated_tokens = 0
         """How many tokens its error says were generated, which may be more than came here."""
         self.waiting: deque[tuple[Step, int]] = deque()
@@ -261,17 +256,14 @@ class Generation:
         """
         return self._tokens.rows(self)  # which keeps this object: dropping it would end the request
 
-    async def aclose(self) -> None:
-        """End the request, if it runs, and drop the tokens that were not taken; it does not wait for the worker."""
-        self._close()
-
     async def __aenter__(self) -> "Generation":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._close()
+        await self.aclose()
 
-    def _close(self) -> None:
+    async def aclose(self) -> None:
+        """End the request, if it runs, and drop the tokens that were not taken; it does not wait for the worker."""
         if not self._tokens.has_ended:
             self._discard(self._tokens.request_id)
         self._tokens.close()

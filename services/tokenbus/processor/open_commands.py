@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import logger
@@ -20,15 +19,6 @@ _MOST_OPEN = 64
 """How many commands may wait for one worker's answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """A command that is not answered yet."""
-
-    session: Session
-    worker: Worker | None
-    control: Control
-
-
 class OpenCommands:
     """The commands that workers have not answered.
 
@@ -38,7 +28,7 @@ class OpenCommands:
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
         self._workers = workers
         self._on_adapters = on_adapters
-        self._open: dict[int, _Command] = {}
+        self._open: dict[int, tuple[Session, Worker, Control]] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
         """How many answers were given, by the command and whether it was done, refused or lost."""
 
@@ -49,9 +39,9 @@ class OpenCommands:
         """Pass a command on to its worker, or say why not."""
         key, worker = control.control_key, self._workers.by_id.get(control.worker_id)
         known = self._open.get(key)
-        if known is not None and known.session is session:
+        if known is not None and known[0] is session:
             return  # asked again, because the connection broke before the answer came
-        waiting = sum(each.worker is worker for each in self._open.values())
+        waiting = sum(each is worker for _, each, _ in self._open.values())
         if known is not None:
             refusal = "control_key: one that is not in use, got another client's"
         elif worker is None:
@@ -61,18 +51,18 @@ class OpenCommands:
         elif waiting >= _MOST_OPEN:
             refusal = f"commands that worker {control.worker_id} has not answered: at most {_MOST_OPEN}, got one more"
         else:
-            self._open[key] = _Command(session, worker, control)
+            self._open[key] = session, worker, control
             name = control.WhichOneof("command")
             _log.info("command", client=session.name, worker=control.worker_id, command=name)
             self._workers.send(worker, ProcessorFrame(control=control))
             return
-        self._answer(_Command(session, None, control), _refused(key, refusal), "refused")
+        self._answer(session, control, _refused(key, refusal), "refused")
 
     def resend(self, worker: Worker) -> None:
         """Send a worker that has said hello again what it has not answered."""
-        for each in self._open.values():
-            if each.worker is worker:
-                self._workers.send(worker, ProcessorFrame(control=each.control))
+        for _, asked, control in self._open.values():
+            if asked is worker:
+                self._workers.send(worker, ProcessorFrame(control=control))
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
         """Pass a worker's answer on to who asked, if they are still here, and learn which adapters it has."""
@@ -82,26 +72,25 @@ class OpenCommands:
             known_adapters.extend(answer.state.lora_adapters)
             self._on_adapters()
         known = self._open.get(answer.control_key)
-        if known is not None and known.worker is worker:
-            del self._open[answer.control_key]
-            self._answer(known, answer, "refused" if answer.error else "done")
+        if known is not None and known[1] is worker:
+            session, _, control = self._open.pop(answer.control_key)
+            self._answer(session, control, answer, "refused" if answer.error else "done")
 
     def lost(self, worker: Worker, why: str) -> None:
         """Answer for a worker that is gone."""
-        for key, each in list(self._open.items()):
-            if each.worker is worker:
+        for key, (session, asked, control) in list(self._open.items()):
+            if asked is worker:
                 del self._open[key]
                 reason = f"worker {worker.stream.worker_id} is gone, and may have done it or not: {why}"
-                self._answer(each, _refused(key, reason), "lost")
+                self._answer(session, control, _refused(key, reason), "lost")
 
     def forget(self, session: Session) -> None:
         """Answer a client that is gone no more."""
-        for key in [key for key, each in self._open.items() if each.session is session]:
-            del self._open[key]
+        self._open = {key: each for key, each in self._open.items() if each[0] is not session}
 
-    def _answer(self, asked: _Command, answer: ControlAnswer, outcome: str) -> None:
-        self.answers[asked.control.WhichOneof("command") or "unknown", outcome] += 1
-        asked.session.put(Frame(write_frame(ServerFrame(control_answer=answer))))
+    def _answer(self, session: Session, control: Control, answer: ControlAnswer, outcome: str) -> None:
+        self.answers[control.WhichOneof("command") or "unknown", outcome] += 1
+        session.put(Frame(write_frame(ServerFrame(control_answer=answer))))
 
 
 def _refused(key: int, reason: str) -> ControlAnswer:
