@@ -32,7 +32,7 @@ class Claim:
         request = registry.claim(key, position, ROUTE, drafts=True)
         self._error = request.error
         self._waited: list[tuple[int, int]] = []
-        for step, place in registry.unclaimed.take(request):
+        for step, place in registry.table.take_rows(request):
             row = step.rows.row(place)
             self._waited.append((row.position, row.token_ids.size))
             step.pending_ack.release()

@@ -187,7 +187,7 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     request = table.registry.table.get(99)
     assert request is not None
     assert table.registry.table.state[request.slot] == State.ENDED
-    assert len(request.waiting) == table.registry.unclaimed.count == 2
+    assert len(request.waiting) == table.registry.table.buffered_rows == 2
 
 
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:

@@ -6,7 +6,6 @@ from tests.in_process.builders import step_of
 from tokenbus.delivery import PendingAck
 from tokenbus.processor.requests import Deadline, Request, RequestTable, State
 from tokenbus.processor.step_parts import StepParts
-from tokenbus.processor.unclaimed import UnclaimedRows
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
 
@@ -16,7 +15,6 @@ class Fixture:
 
     def __init__(self, *keys: int) -> None:
         self.table = RequestTable(100, 100)
-        self.rows = UnclaimedRows(self.table)
         self.requests = {key: self.open(key) for key in keys}
 
     def open(self, key: int) -> Request:
@@ -27,7 +25,7 @@ class Fixture:
         step = step_of(batch(wanted))
         is_mine = np.isin(np.arange(len(wanted)), range(len(wanted)) if places is None else places)
         *_, mine = StepParts(step.rows, is_mine.astype(np.int32))
-        self.rows.put(step, self.table.slots_of(step.rows.request_keys), mine)
+        self.table.put_aside(step, self.table.slots_of(step.rows.request_keys), mine.rows)
         return step.pending_ack
 
 
@@ -35,7 +33,7 @@ def test_each_row_waits_for_its_own_request() -> None:
     """Rows wait with their requests, whatever the order of the columns, and each holds its step (case 3)."""
     made = Fixture(1, 2, 3)
     assert made.put(*row_shapes([3, 1, 2])).count == 4
-    assert made.rows.count == 3
+    assert made.table.buffered_rows == 3
     for key, request in made.requests.items():
         ((step, place),) = request.waiting
         assert step.rows.row(place).key == key
@@ -64,7 +62,7 @@ def test_what_is_dropped_is_let_go() -> None:
     pending_ack, scored = made.put(*row_shapes([1, 2])), PendingAck()
     scored.keep()
     made.requests[1].scores.append((PromptScoresChunk(), scored))
-    made.rows.drop(made.requests[1])
-    assert (pending_ack.count, scored.count, made.rows.count) == (2, 1, 1)
-    assert len(made.rows.take(made.requests[2])) == 1
-    assert (pending_ack.count, made.rows.count, made.requests[2].waiting) == (2, 0, [])
+    made.table.drop_rows(made.requests[1])
+    assert (pending_ack.count, scored.count, made.table.buffered_rows) == (2, 1, 1)
+    assert len(made.table.take_rows(made.requests[2])) == 1
+    assert (pending_ack.count, made.table.buffered_rows, made.requests[2].waiting) == (2, 0, [])

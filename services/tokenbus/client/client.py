@@ -221,12 +221,7 @@ class Client:
 
         Args:
             prompt: a text, or a sequence of token ids; or a whole `Generate` message, which is copied, not changed.
-            parameters: the fields of `RequestParameters`: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`,
-                `stop`, `stop_token_ids`, `ignore_end_token`, `min_p`, `presence_penalty`, `frequency_penalty`,
-                `repetition_penalty`, `logit_bias`, `min_tokens`, `bad_words`, `allowed_token_ids`,
-                `include_stop_string`, `include_special_tokens`, `structured_output`, `lora_adapter`, `priority`,
-                `cache_salt`, `top_logprobs`, `include_draft_logprobs`, `model`, `deadline_ms`, `deadline_unix_ms`,
-                `request_id`. A worker refuses, with the name, what its engine cannot do.
+            parameters: the fields of `RequestParameters`. A worker refuses, with the name, what its engine cannot do.
 
         Returns:
             a `Generation`. `deadline_ms` counts from this call, whatever happens to connections and processors.

@@ -105,10 +105,7 @@ class OpenRequests:
     """
 
     def __init__(self, max_rows: int, patience: float, *, has_several: bool = False) -> None:
-        """Take how many rows of a request may wait, and how many seconds a request waits for a processor.
-
-        `has_several`: there are several processors.
-        """
+        """Take how many rows of a request may wait, and how many seconds a request waits for a processor."""
         self.has_several = has_several
         self._max_rows = max_rows
         self._patience = patience

@@ -76,10 +76,7 @@ class RequestTokens:
         self.wake()
 
     def fail(self, error: RequestError, generated_tokens: int = 0) -> None:
-        """End it with an error; rows that wait can still be taken.
-
-        `generated_tokens` counts what the worker generated, where that is more than the error's `emitted_tokens`.
-        """
+        """End it with an error; rows that wait can still be taken."""
         self.error = error
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.wake()

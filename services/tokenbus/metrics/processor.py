@@ -228,7 +228,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_processor(
         "tokenbus_buffered_rows",
         "Rows that wait for the client that will resume their request.",
-        lambda of: of.registry.unclaimed.count,
+        lambda of: of.registry.table.buffered_rows,
     ),
     _of_processor(
         "tokenbus_refused_messages_total{rule}",

@@ -40,8 +40,6 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Open:
-    """A step that is being put together."""
-
     number: int
     opened_at: float
     pending_ack: PendingAck = field(default_factory=PendingAck)
@@ -140,7 +138,6 @@ class Assembler:
         return bool(step.target.parts) and is_near and step.target.missing_rows <= self._lost_rows
 
     def _is_over(self, step: _Open, now: float) -> bool:
-        """Tell whether a step that is not whole is to wait no longer."""
         newest = max(self._open)
         if step.target.is_whole and newest > step.number + self._settings.draft_lag_steps:
             return True
@@ -198,7 +195,6 @@ def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
 
 
 def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
-    """Refuse a part that contradicts those that came before."""
     header = batch.header
     if kind.count and header.part_count != kind.count:
         raise ContractError("header.part_count", f"{kind.count}, as in the step's other parts", header.part_count)

@@ -16,7 +16,7 @@ from tokenbus.processor.connections import Connections, Peers, RefusedError, pro
 from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.open_commands import OpenCommands
 from tokenbus.processor.refused_messages import RefusedMessages
-from tokenbus.processor.requests import NO_OWNER
+from tokenbus.processor.requests import NO_OWNER, UNCLAIMED
 from tokenbus.processor.resumes import Resumes, has_last_row
 from tokenbus.processor.send_queue import Budget, SendQueue
 from tokenbus.processor.session import Session
@@ -38,7 +38,6 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Reques
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
 _log = logger("processor")
-_FIRST_ROUTE = 1
 _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
 _GATHER_SECONDS = 0.001
@@ -60,16 +59,13 @@ class ClientConnections(Connections[Session]):
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take what hands new requests to workers, where refused frames are counted, and the time.
-
-        `call_soon` calls a function after what has come by now was taken.
-        """
+        """Take the parts of the processor; `call_soon` calls a function once the messages that have come were taken."""
         self.sessions: dict[int, Session] = {}
         super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, refused_messages)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch
-        self._routes = count(_FIRST_ROUTE)
+        self._routes = count(UNCLAIMED + 1)
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
         self._status = StatusReport(settings.processor.id, dispatch)
@@ -136,7 +132,6 @@ class ClientConnections(Connections[Session]):
                 self._end(session, "it said goodbye")
 
     def _of_workers(self, session: Session, frame: ClientFrame) -> None:
-        """Take what is about workers, and no request."""
         if frame.HasField("watch"):
             _check_role(session.may_watch, Role.OBSERVER)
             self.watchers.add(session, frame.watch.worker_id)

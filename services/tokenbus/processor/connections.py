@@ -32,11 +32,6 @@ class RefusedError(Exception):
         super().__init__(message)
         self.reason = reason
 
-    @property
-    def name(self) -> str:
-        """The reason's name in metrics."""
-        return RefusalReason.Name(self.reason).removeprefix("REFUSAL_REASON_").lower()
-
 
 def protocol_error(message: str | ContractError) -> RefusedError:
     """Return the refusal of a peer that does not keep to the protocol, or whose frame breaks its bounds."""
@@ -212,7 +207,7 @@ class Connections(ABC, Generic[P]):
 
     def _refuse(self, peer: bytes, known: P | None, refused: RefusedError) -> None:
         self.refused += 1
-        self.refusals[refused.name] += 1
+        self.refusals[RefusalReason.Name(refused.reason).removeprefix("REFUSAL_REASON_").lower()] += 1
         self._send_refusal(peer, refused)
         self._warn_once(("refused", str(refused)), f"{self._kind} refused", known, reason=str(refused))
 
@@ -226,7 +221,6 @@ class Connections(ABC, Generic[P]):
     # The handshake.
 
     def _connect(self, known: P, peer: bytes, now: float) -> None:
-        """Let a peer that proved itself have this connection, and no other."""
         self.peers.connect(known, peer)
         known.last_heard = now
         known.next_heartbeat = now + self._interval

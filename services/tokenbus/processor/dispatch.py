@@ -1,5 +1,6 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
@@ -18,11 +19,7 @@ from tokenbus_contracts.schema import bounds_in
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _IMBALANCE = 8
-"""By which part of the least busy worker's requests another may have more, if it has some of the same client.
-
-A step costs the processor by its readers, too. With less than 8 requests load alone counts.
-"""
-_Kind = tuple[str | int | None, ...]
+"""A worker with requests of the same client may have this part of the least load more: each reader of a step costs."""
 
 
 class Dispatch:
@@ -35,7 +32,7 @@ class Dispatch:
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._turns = 0
-        self.refused: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
         """How many requests were not taken, by the error that said why."""
 
     @property
@@ -68,8 +65,7 @@ class Dispatch:
             self._waiting.append(request)
             return request
         error = error or self._no_worker(generate)
-        name = code_name(error.code)
-        self.refused[name] = self.refused.get(name, 0) + 1
+        self.refused[code_name(error.code)] += 1
         return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
@@ -88,7 +84,7 @@ class Dispatch:
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
         waiting, self._waiting = self._waiting, []
-        full: set[_Kind] = set()
+        full: set[tuple[str | int | None, ...]] = set()
         offered = self._offered() if waiting else set()
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
@@ -155,7 +151,6 @@ class Dispatch:
             self.workers.send(worker, ProcessorFrame(generate=request.generate))
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
-        """Return why a request cannot be taken, or None."""
         request_id, table, settings = generate.request_key, self.registry.table, self._settings
         if table.get(request_id) is not None:
             code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request"
@@ -176,10 +171,7 @@ class Dispatch:
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate, route: int) -> Worker | None:
-        """Return the worker that gets a request: one of the least busy, if possible one that its client reads already.
-
-        Of those that are alike, one that does all of it; then they take turns.
-        """
+        """Return the worker for a request: one of the least busy, if possible one that the client reads already."""
         able = [each for each in self._candidates(generate) if not _obstacle(each, generate)]
         loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
         least = min((load for load, _ in loads), default=0)
@@ -316,7 +308,7 @@ def _obstacle(worker: Worker, generate: Generate) -> str:
     return f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
 
 
-def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
+def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
     """Return what decides which workers may have a request: where one finds no place, no other of its kind does.
 
     What no worker offers is all the same: a client that makes up names makes up no kinds.

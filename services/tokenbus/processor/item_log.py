@@ -30,7 +30,6 @@ class ItemLog:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Take the settings; raises AddressError."""
         self._settings = settings
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)

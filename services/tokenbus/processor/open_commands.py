@@ -20,10 +20,7 @@ _MOST_OPEN = 64
 
 
 class OpenCommands:
-    """The commands that workers have not answered.
-
-    Each is sent again after a worker's handshake, as it may have been lost: the worker knows those that it had.
-    """
+    """The commands that workers have not answered; each is sent again after a handshake, and done once."""
 
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
         self._workers = workers

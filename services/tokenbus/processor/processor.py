@@ -107,7 +107,6 @@ class Processor:
     def __init__(
         self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
     ) -> None:
-        """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
         self.settings = _named(settings or Settings.load())
         for key in ("workers_address", "clients_address"):
             address = getattr(self.settings.bus, key)
@@ -115,7 +114,7 @@ class Processor:
                 raise SettingsError(f"bus.{key}", "one address for a processor, which listens there", address)
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
-        self._core = core = Core(self.settings, self.clock, _call_soon)
+        self._core = core = Core(self.settings, self.clock, lambda call: asyncio.get_running_loop().call_soon(call))
         self.refused_messages, self.registry, self.intake = core.refused_messages, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self.worker_connections = core.worker_connections
@@ -137,7 +136,6 @@ class Processor:
     # Its life.
 
     async def __aenter__(self) -> Self:
-        """Listen for workers and clients."""
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
         transport = self._transport or transport_for(bus, bus.workers_address)
         await self._open_log()
@@ -327,14 +325,7 @@ class Processor:
             self.registry.default_route = UNCLAIMED
 
 
-def _call_soon(call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(call)
-
-
 def _named(settings: Settings) -> Settings:
-    """Give a processor a name of its own in each life: by that, clients tell one that was restarted from a broken line.
-
-    Else they would ask anew for what an earlier life handed to a worker, and it would be computed twice.
-    """
+    """Name each life of a processor: clients must tell one that was restarted, or a request would be computed twice."""
     name = f"{settings.processor.id}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))

@@ -27,10 +27,7 @@ class RefusedMessages:
         sequence: int = 0,
         shown: int = SHOWN_BYTES,
     ) -> None:
-        """Count a refused message and log it with its first bytes; zero is no sequence.
-
-        Repeated messages of one sender that break the same rule are logged once, and summed up when they are over.
-        """
+        """Count a refused message and log it, once for those of a sender that break one rule; zero is no sequence."""
         self.by_rule[str(error.rule)] += 1
         key = (event, error.rule, *sender.values())
         place = {**sender, "sequence": sequence} if sequence else sender

@@ -1,5 +1,6 @@
 """RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -24,7 +25,6 @@ from tokenbus.processor.requests import (
 )
 from tokenbus.processor.router import Router
 from tokenbus.processor.session import Session
-from tokenbus.processor.unclaimed import UnclaimedRows
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import LogprobBatch
@@ -43,17 +43,14 @@ class RequestCounts:
 
     opened: int = 0
     finished: int = 0
-    failed: dict[str, int] = field(default_factory=dict)
+    failed: Counter[str] = field(default_factory=Counter)
     unclaimed: int = 0
     refused_resumes: int = 0
     """Resumes that were refused because the request is another client's."""
 
 
 class RequestRegistry:
-    """Decides when a request begins, changes hands and ends, and tells its worker and its consumer.
-
-    The table of requests makes the changes; rows go through the router.
-    """
+    """Decides when a request begins, changes hands and ends; tells its worker and its consumer."""
 
     def __init__(
         self, settings: ProcessorSettings, clock: Clock, workers: Workers, *, max_early: int = MOST_EARLY
@@ -63,7 +60,6 @@ class RequestRegistry:
         self._now = clock.now
         self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
-        self.unclaimed = UnclaimedRows(self.table)
         self.router = Router(self.table, self, max_early)
         self.default_route = UNCLAIMED
         """The route of requests that no client asked for."""
@@ -74,10 +70,7 @@ class RequestRegistry:
     # How they begin.
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
-        """Open a request that a client asks for: at the stream of the worker that is sent it, or queued without one.
-
-        The caller checks first that there is room.
-        """
+        """Open a request that a client asks for, at a stream or queued; the caller checks first that there is room."""
         deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
         self.counts.opened += 1
         return self.table.submit(generate, stream, route, owner, deadline)
@@ -101,10 +94,7 @@ class RequestRegistry:
         return True
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Tell which of the unknown requests that a step brought cannot be opened; a worker may invent any number.
-
-        A request cannot if its first token here is not known, or if it is one more than its worker may bring unasked.
-        """
+        """Tell which of the unknown requests of a step cannot be opened: they begin midway, or are too many."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -359,8 +349,7 @@ class RequestRegistry:
             self._wait_for_missing(request, error)
             return
         # A worker may send any number for a code: a count for each would let it fill the memory.
-        counted = name if code in CODE_NAMES else "other"
-        self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
+        self.counts.failed[name if code in CODE_NAMES else "other"] += 1
         if not may_go_on:
             self._abort_at_workers(request, tell_its_own=tell_worker)
         self._repeated_log.begin(
@@ -528,10 +517,9 @@ class RequestRegistry:
             self.workers.abort(source.stream, request_id)
 
     def _drop(self, request: Request) -> None:
-        """Forget what came of a request that no client has claimed, and end it at its workers."""
         self._abort_at_workers(request)
         self._drop_early(request)
-        self.unclaimed.drop(request)
+        self.table.drop_rows(request)
         self.table.close(request, request.error)
 
     def _drop_unclaimed(self, request: Request) -> None:
@@ -586,7 +574,7 @@ class RequestRegistry:
                     self.table.hand_off(request, self._now())
                 continue
             self._drop_early(request)
-            self.unclaimed.drop(request)
+            self.table.drop_rows(request)
             self.table.close(request, None)
             self.table.forget_end(request.id)
         for request in self.table.of_stream(source.stream):

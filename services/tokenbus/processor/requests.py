@@ -1,8 +1,4 @@
-"""A request's states, and the table of all requests, whose methods alone change a request's state and columns.
-
-What every step needs of every row lies in arrays, so that a step of a thousand rows is settled in a few
-operations, and the number of open requests does not matter.
-"""
+"""A request's states, and the table of all requests: in arrays, so that a step is settled in a few operations."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -174,8 +170,7 @@ _EMPTY: Mapping[str, float] = {
 class RequestTable:
     """All open requests, and for a while those that ended.
 
-    The columns (`next_position`, `stream`, `state` ...) have a value for each slot. Any module reads them; only the
-    methods here write them.
+    The columns have a value for each slot. Any module reads them; only the methods here write them.
     """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
@@ -199,6 +194,8 @@ class RequestTable:
         self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
         """When to look at each request again."""
+        self.buffered_rows = 0
+        """How many rows wait for the client of their request."""
         self.running = self._running()
         """Which rows come next, and which consumer takes them, for what reads the columns in place."""
 
@@ -287,7 +284,7 @@ class RequestTable:
         self._ended.pop(request_id, None)
 
     def open_requests(self) -> list[Request]:
-        """Return all open requests."""
+        """Return all open requests, the oldest first."""
         return [self.at(slot) for slot in self._slots]
 
     def of_stream(self, stream: int) -> list[Request]:
@@ -451,7 +448,6 @@ class RequestTable:
             self._ended.popitem(last=False)
 
     def _move(self, request: Request, to: State, *before: State) -> None:
-        """Give an open request another state, which may follow only some."""
         state = self.state_of(request) if self._requests[request.slot] is request else State.CLOSED
         if state is State.CLOSED or state not in before:
             raise TransitionError(request.id, state, to)
@@ -461,6 +457,29 @@ class RequestTable:
         self._move(request, State.RUNNING, *before)
         self.stream[request.slot] = stream
         request.released_at = None
+
+    # Rows that wait for the client of their request: after a restart, workers may be back before clients.
+
+    def put_aside(self, step: Step, slots: Slots, rows: Slots) -> None:
+        """Keep some rows of a step, not acknowledged, until the clients of their requests resume them."""
+        step.pending_ack.keep(rows.size)
+        self.buffered_rows += rows.size
+        for slot, row in zip(slots[rows].tolist(), rows.tolist(), strict=True):
+            self.at(slot).waiting.append((step, row))
+
+    def take_rows(self, request: Request) -> list[tuple[Step, int]]:
+        """Return the rows that wait with a request, and forget them; the caller releases their pending acks."""
+        waiting, request.waiting = request.waiting, []
+        self.buffered_rows -= len(waiting)
+        return waiting
+
+    def drop_rows(self, request: Request) -> None:
+        """Drop a request's rows and its prompt's scores."""
+        for step, _ in self.take_rows(request):
+            step.pending_ack.release()
+        for _, pending_ack in request.scores:
+            pending_ack.release()
+        request.scores = []
 
     # Changes within a state.
 
@@ -513,7 +532,6 @@ class RequestTable:
         request.is_taken_over, request.ticket = False, b""
 
     def _charge(self, request: Request, payer: Payer | None) -> None:
-        """Count a request against another peer from now on."""
         if request.payer is not None:
             of_before = self._charged[request.payer]
             of_before.pop(request.slot)

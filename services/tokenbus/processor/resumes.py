@@ -7,7 +7,6 @@ import numpy as np
 from tokenbus.delivery import PendingAck
 from tokenbus.delivery.errors import request_error
 from tokenbus.delivery.step import FINISHED
-from tokenbus.logs import logger
 from tokenbus.processor.client_frames import RequestIds
 from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_OWNER, Ended, Request, client_payer
@@ -17,7 +16,6 @@ from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
-_log = logger("processor")
 _CHEAP_SEARCH = 64
 """How many queued frames may be looked through at any time; more than that, once a tick."""
 _MOST_PUT_OFF = 1024
@@ -226,7 +224,7 @@ class Resumes:
                 session.scored(request, chunk, pending_ack)
                 pending_ack.release()
             request.scores = []
-            for step, row in registry.unclaimed.take(request):
+            for step, row in registry.table.take_rows(request):
                 draft = step.draft_rows
                 session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, request_id), step.pending_ack)
                 step.pending_ack.release()

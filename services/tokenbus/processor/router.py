@@ -79,7 +79,7 @@ class Router:
         self.counts.delivered += slots.size
         for part in parts:
             if part.route == UNCLAIMED:
-                self._registry.unclaimed.put(step, slots, part)
+                table.put_aside(step, slots, part.rows)
             elif (consumer := self.consumers.get(part.route)) is not None:  # else only steps() shows it, or it ended
                 consumer.give(step, slots, part)
         leaving = np.flatnonzero(LEAVES[target.statuses])
@@ -141,9 +141,12 @@ class Router:
         """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
         table, target = self._table, step.rows
         request_id, position = int(target.request_keys[row]), int(target.positions[row])
-        request = table.get(request_id) or self._met(request_id, position, source, now)
+        request = table.get(request_id)
         if request is None:
-            return None
+            if self._registry.is_over(request_id, source):  # as when a row before it ended it
+                self.counts.late += 1
+                return None
+            request = self._registry.meet(request_id, position, source, now)
         state, stream = table.state_of(request), table.stream_of(request)
         if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
             self.counts.late += 1
@@ -190,13 +193,6 @@ class Router:
         lost = f"tokens {expected} to {position - 1} never came from {source.name}"
         self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
         return None
-
-    def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
-        """Open a request that is met for the first time, unless it has ended."""
-        if self._registry.is_over(request_id, source):
-            self.counts.late += 1
-            return None
-        return self._registry.meet(request_id, position, source, now)
 
     def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
         """Keep a row that came out of order until the rows before it have come."""

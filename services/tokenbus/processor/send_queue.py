@@ -22,10 +22,7 @@ class Budget:
 
 
 class SendQueue:
-    """The frames for one client that it has not acknowledged, oldest first: those that were sent, then those to send.
-
-    All of it is charged to the client: outputs in frames, and everything in bytes.
-    """
+    """The frames that one client has not acknowledged, oldest first: charged to it as outputs, and in bytes."""
 
     def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
         self._max_frames = max_frames

@@ -73,13 +73,11 @@ class StepParts:
         self._messages: list[list[_Message]] = []
 
     def __iter__(self) -> Iterator[Part]:
-        """Yield each part."""
         for number, (begin, end) in enumerate(pairwise(self._bounds)):
             yield Part(self._routes[number], self._rows[begin:end], partial(self._messages_of, number))
 
     def _messages_of(self, number: int, limits: Limits) -> list[_Message]:
-        """Return a part as messages; the first call writes those of all parts."""
-        if not self._messages:
+        if not self._messages:  # the first call writes those of all parts
             self._messages = self._written(limits)
         return self._messages[number]
 

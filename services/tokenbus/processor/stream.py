@@ -1,7 +1,4 @@
-"""One worker's stream as it arrives: put in order, holes found and healed, or named.
-
-No sockets and no clock: items come in through `take`, what must be asked for comes out of `missing`.
-"""
+"""One worker's stream as it arrives: put in order, holes found and healed, or named; without sockets and a clock."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable

@@ -15,26 +15,21 @@ from tokenbus_contracts.generated.stream_pb2 import Item
 
 
 class Watchers:
-    """The sessions that watch streams, and what each of them watches.
-
-    An item's frame has its sequence and not its stream: the item is one of the stream that the session was shown last.
-    """
+    """The sessions that watch streams, and what each of them watches."""
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
-        """The stream that each session was shown last."""
+        """The stream that each session was shown last: a frame of an item does not name its stream."""
         self._hellos: WeakKeyDictionary[Stream, Frame] = WeakKeyDictionary()
         """What announces a stream, encoded once: it may stand before each item."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
-        """Return how many sessions watch."""
         return len(self._watched)
 
     def __contains__(self, session: Session) -> bool:
-        """Return whether a session watches."""
         return session in self._watched
 
     def add(self, session: Session, worker_id: str) -> None:
