@@ -10,7 +10,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 
 def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
-    return RequestTable(requests, ended)
+    return RequestTable(requests, ended, requests)
 
 
 def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:

@@ -28,7 +28,7 @@ def news(key: int = 1) -> Frame:
 
 
 def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
-    made = SendQueue(frames, size)
+    made = SendQueue(frames, size, Budget(size))
     made.connect(window_frames, window_bytes)
     return made
 

@@ -60,7 +60,7 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
 
 @given(st.sampled_from([*OPENING]), st.lists(st.sampled_from([*CHANGES]), max_size=30))
 def test_random_walks_stay_in_the_table(opening: str, changes: list[str]) -> None:
-    table = RequestTable(4, 4)
+    table = RequestTable(4, 4, 4)
     open_one, state = OPENING[opening]
     request = open_one(table)
     for name in changes:
@@ -83,7 +83,7 @@ def test_random_walks_stay_in_the_table(opening: str, changes: list[str]) -> Non
 
 
 def test_request_that_is_closed_cannot_change() -> None:
-    table = RequestTable(4, 4)
+    table = RequestTable(4, 4, 4)
     open_one, _ = OPENING["dispatch"]
     request = open_one(table)
     table.close(request, None)

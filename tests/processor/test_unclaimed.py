@@ -14,7 +14,7 @@ class Fixture:
     """Rows of some requests, each open at the table."""
 
     def __init__(self, *keys: int) -> None:
-        self.table = RequestTable(100, 100)
+        self.table = RequestTable(100, 100, 100)
         self.requests = {key: self.open(key) for key in keys}
 
     def open(self, key: int) -> Request:

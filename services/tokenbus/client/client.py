@@ -32,16 +32,7 @@ from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 
 _log = logger("client")
-_SUMS = (
-    "open_requests",
-    "finished_requests",
-    "failed_requests",
-    "refused_requests",
-    "steps",
-    "tokens",
-    "lost_items",
-    "gaps",
-)
+_SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
 def connect(

@@ -81,7 +81,7 @@ class ClientSession(ReconnectingSession):
 
     @property
     def outstanding(self) -> int:
-        """How many requests have not ended, without those that their consumers closed."""
+        """How many requests have not ended, without closed ones."""
         return len(self._requests)
 
     @property

@@ -64,7 +64,7 @@ class StreamQueue(Generic[T]):
         return len(self._items)
 
     def put(self, item: T) -> None:
-        """Add an item."""
+        """Add an item behind the others."""
         self._items.append(item)
         self._arrived.set()
         if self._on_length is not None:

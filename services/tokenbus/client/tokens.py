@@ -30,11 +30,7 @@ def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | 
 
 
 class RequestTokens:
-    """The buffer of one request's rows that were not taken yet, and an async iterator over its tokens.
-
-    Iterating gives each token once and in order, then ends or raises RequestFailedError; `rows` gives a step's tokens
-    at a time, as arrays. One task may use one of the two. The deliverer bounds how many rows wait.
-    """
+    """The buffer of one request's rows that were not taken yet, for `Generation`; who adds them bounds their number."""
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         self.request_id = request_id

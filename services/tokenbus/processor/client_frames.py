@@ -34,6 +34,7 @@ class Frame:
     ) -> None:
         self.body = body
         self.parts = parts
+        """The batches behind the frame; without them it says how a request ended, or has a prompt's scores."""
         self.pending_ack = pending_ack
         """Of the rows, or the prompt's scores, in it: what an engine made."""
         self.ids = ids
@@ -41,11 +42,6 @@ class Frame:
         """What it takes of a client's window, in bytes."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
         """What it is charged with, in bytes."""
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it has rows; others say how requests ended, or have a prompt's scores."""
-        return bool(self.parts)
 
     @property
     def is_output(self) -> bool:
@@ -114,7 +110,7 @@ def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
     """Return the requests that have rows in some frames, and how far each had come by them, in tokens."""
     reached: dict[int, int] = {}
     for frame in frames:
-        if not frame.has_rows:
+        if not frame.parts:
             for request_id in np.frombuffer(frame.ids, np.uint64).tolist():
                 reached.setdefault(request_id, 0)
         elif frame.pending_ack is not None:

@@ -23,6 +23,7 @@ _SHARE_WITH_CREDIT = 0.5
 _SHARE_AFTER_EVICTION = 0.75
 _PATIENCE = 1.0
 """How long a client may hold a full stream back that holds little of it, in seconds; at most a heartbeat interval."""
+_GAP = ErrorCode.ERROR_CODE_GAP
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
     GapReason.GAP_REASON_REFUSED: "they were refused",
@@ -201,7 +202,7 @@ class Intake:
             self.refused += 1
             self._refuse(worker, event.sequence, event.SerializeToString(), error)
             if (request := self._own(worker, chunk.request_key)) is not None:
-                self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, f"scores of its prompt were refused: {error}")
+                self.registry.fail(request, _GAP, f"scores of its prompt were refused: {error}")
             return
         if (request := self.registry.scored_by(chunk.request_key, worker.source, now)) is None:
             return
@@ -212,9 +213,9 @@ class Intake:
             request.scores.append((chunk, pending_ack))
 
     def _own(self, worker: Worker, request_id: int) -> Request | None:
-        request = self.registry.table.get(request_id)
-        has_it = request is not None and self.registry.table.stream_of(request) == worker.source.stream
-        return request if has_it else None
+        table = self.registry.table
+        request = table.get(request_id)
+        return request if request and table.stream_of(request) == worker.source.stream else None
 
     def _step(self, worker: Worker, step: Step, now: float, *, is_last: bool = False) -> None:
         if (unpaired := worker.assembler.unpaired) is not None:
@@ -253,18 +254,15 @@ class Intake:
         else:
             self._fail_others(worker, frozenset(), reason)
 
-    def _fail(
-        self, worker: Worker, ids: frozenset[int], reason: str, code: ErrorCode = ErrorCode.ERROR_CODE_GAP
-    ) -> None:
+    def _fail(self, worker: Worker, ids: frozenset[int], reason: str, code: ErrorCode = _GAP) -> None:
         for request_id in ids:
-            request = self._own(worker, request_id)
-            if request is not None:
+            if (request := self._own(worker, request_id)) is not None:
                 self.registry.fail(request, code, reason)
 
     def _fail_others(self, worker: Worker, spared: frozenset[int], reason: str) -> None:
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id not in spared:
-                self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
+                self.registry.fail(request, _GAP, reason)
 
     def _reconcile(self, worker: Worker) -> None:
         """End the requests that the worker should have and has not: it never got them, or lost them."""

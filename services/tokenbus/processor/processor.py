@@ -120,7 +120,6 @@ class Processor:
         self.worker_connections = core.worker_connections
         self._transport = transport
         self._listeners: list[Listener] = []
-        """Of the workers and of the clients, once it listens."""
         self.item_log: ItemLog | None = None
         """What keeps the durable log, where `durable_log.address` is set."""
         self.waits_for_log = False

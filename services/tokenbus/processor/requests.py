@@ -99,12 +99,11 @@ class EarlyRow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What is known of one request beside the columns of the table."""
+    """One request: all but the columns of the table."""
 
     id: int
     slot: int
     first_position: int
-    """The first token that was known here."""
     deadline: Deadline
     generate: Generate | None = None
     """What was sent to a worker, until that worker admits it."""
@@ -173,8 +172,8 @@ class RequestTable:
     The columns have a value for each slot. Any module reads them; only the methods here write them.
     """
 
-    def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
-        self._per_peer = max_requests if per_peer is None else per_peer
+    def __init__(self, max_requests: int, ended_requests: int, per_peer: int) -> None:
+        self._per_peer = per_peer
         self._charged: dict[Payer, dict[int, None]] = {}
         self._slots = SlotMap()
         self._requests: list[Request | None] = []

@@ -114,7 +114,7 @@ class Resumes:
 
     def _search_one(self, other: Session, ids: RequestIds, found: dict[int, list[_Rows]]) -> None:
         for frame in other.send_queue.frames_of(ids):
-            if frame.pending_ack is None or not frame.has_rows:
+            if frame.pending_ack is None or not frame.parts:
                 continue
             target, draft = frame.rows_of(ids, other.limits)
             for row, request_id in enumerate(target.request_keys.tolist()):

@@ -24,10 +24,10 @@ class Budget:
 class SendQueue:
     """The frames that one client has not acknowledged, oldest first: charged to it as outputs, and in bytes."""
 
-    def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
+    def __init__(self, max_frames: int, max_bytes: int, budget: Budget) -> None:
         self._max_frames = max_frames
         self._max_bytes = max_bytes
-        self._budget = budget or Budget(max_bytes)
+        self._budget = budget
         self._sent: deque[Frame] = deque()
         self._waiting: deque[Frame] = deque()
         self._window_frames = 0

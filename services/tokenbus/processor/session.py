@@ -90,9 +90,8 @@ class Session(KnownPeer):
     looks_elsewhere: bool = False
     """Whether it has other processors: it wants to know how much room there is here, and looks for requests there."""
     room: Room | None = None
-    """How much room it was last told that there is."""
+    """The last Room that it was sent, and when."""
     room_at: float = 0.0
-    """When it was told so."""
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
 
@@ -136,7 +135,7 @@ class Session(KnownPeer):
             self.put_error(error)
 
     def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
-        """Send rows of its own."""
+        """Send rows of a step."""
         if self._gathered is not None:
             self._gathered.add(target, draft, pending_ack)
             return

@@ -21,7 +21,7 @@ _ENCODED_BYTES = 4
 
 
 class StatusReport:
-    """Makes the status frame, at most once an interval, unless workers have other adapters."""
+    """The status frame, made anew at most once an interval, or when a worker's adapters change."""
 
     def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
         self._processor_id = processor_id

@@ -59,10 +59,6 @@ class Fate(StrEnum):
     """It came without credit."""
 
 
-def _always(_: Arrived | Lost) -> bool:
-    return True
-
-
 @dataclass(slots=True)
 class StreamCounts:
     """What happened in the streams of one worker, over all of its lives; in items, where the name says nothing else."""
@@ -250,7 +246,7 @@ class Stream:
         self._pop_ahead(first)  # it was refused here before; its bytes cost credit all the same
         self._put_ahead(Lost(first, last, reason, ids))
 
-    def in_order(self, may_come: Callable[[Arrived | Lost], bool] = _always) -> deque[Arrived | Lost]:
+    def in_order(self, may_come: Callable[[Arrived | Lost], bool]) -> deque[Arrived | Lost]:
         """Return what is next in order, and all that follows it, up to a hole or one that may not come yet."""
         ready: deque[Arrived | Lost] = deque()
         while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):

@@ -25,7 +25,6 @@ class Worker(KnownPeer):
     source: Source
     identity: Identity
     met_at: float
-    """When this processor first heard of it."""
     acknowledged: int = 0
     """The last sequence that it was sent an ack for."""
     alone_since: float | None = None
@@ -111,14 +110,12 @@ class Workers(Peers[Worker]):
 
     def abort(self, stream: int, request_id: int) -> None:
         """Ask a worker to end a request."""
-        worker = self.by_stream.get(stream)
-        if worker is not None:
+        if (worker := self.by_stream.get(stream)) is not None:
             self.send(worker, ProcessorFrame(abort=Abort(request_key=request_id)))
 
     def void_ticket(self, stream: int, ticket: bytes) -> None:
         """Tell a decode worker that a hand-off ticket is worth nothing from now on."""
-        worker = self.by_stream.get(stream)
-        if worker is not None:
+        if (worker := self.by_stream.get(stream)) is not None:
             self.send(worker, ProcessorFrame(void_ticket=VoidTicket(ticket=ticket)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
