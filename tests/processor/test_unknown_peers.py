@@ -27,7 +27,7 @@ def test_unknown_peers_are_bounded() -> None:
 def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> None:
     bench = Bench()
     generate: Generate = generate_of(1, tokens=TokenPrompt(token_ids=[1] * LARGE))
-    for data in (ClientFrame(generate=generate).SerializeToString(), b"\x12" + b"\xff" * LARGE):
+    for data in (ClientFrame(generate=generate).SerializeToString(), b"\x12\x88\x27" + b"\xff" * LARGE):
         bench.core.clients.receive(b"unknown", [data], bench.clock.now())
         bench.advance(10)
     answers = [read_frame(ServerFrame, parts[0]).WhichOneof("body") for parts in bench.sent[b"unknown"]]
