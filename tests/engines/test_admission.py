@@ -48,11 +48,10 @@ def effective(name: str) -> SamplingParameters:
     """Return parameters of which one is set to what changes something."""
     sampling: Any = SamplingParameters()
     field = FIELDS[name]
-    if field.message_type is not None and field.is_repeated:
-        getattr(sampling, name).add()
-    elif field.message_type is not None:
-        getattr(sampling, name).SetInParent()
+    if name == "structured_output":
         sampling.structured_output.regex.pattern = "a"
+    elif field.message_type is not None:
+        getattr(sampling, name).add()
     elif field.is_repeated:
         getattr(sampling, name).append("a" if field.type == FieldDescriptor.TYPE_STRING else 1)
     else:
@@ -76,16 +75,9 @@ def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Gener
 def test_value_that_changes_nothing_is_taken(engine: str) -> None:
     """A client that writes every default out is not refused, and gets what one gets that writes none."""
     admit = ENGINES[engine]
+    zeros = dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0)
     neutral = SamplingParameters(
-        seed=7,
-        min_p=0,
-        presence_penalty=0,
-        frequency_penalty=0,
-        repetition_penalty=1,
-        min_tokens=0,
-        include_special_tokens=False,
-        lora_adapter="",
-        priority=3,
+        seed=7, repetition_penalty=1, include_special_tokens=False, lora_adapter="", priority=3, **zeros
     )
     taken, expected = admit(with_sampling(neutral)), admit(with_sampling(SamplingParameters(seed=7)))
     if isinstance(taken, Request) and isinstance(expected, Request):
@@ -136,21 +128,18 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
 @pytest.mark.parametrize(
     ("sampling", "line"),
     [
-        (SamplingParameters(min_p=0.25), "sampling.min_p: only 0 with this engine, got 0.25"),
-        (SamplingParameters(presence_penalty=-2), "sampling.presence_penalty: only 0 with this engine, got -2"),
-        (SamplingParameters(repetition_penalty=1.5), "sampling.repetition_penalty: only 1 with this engine, got 1.5"),
-        (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: no element with this engine, got 2"),
-        (SamplingParameters(lora_adapter="a\nb"), r"sampling.lora_adapter: none with this engine, got 'a\nb'"),
-        (
-            SamplingParameters(structured_output={"regex": {"pattern": "a"}}),
-            "sampling.structured_output: none with this engine, got regex",
-        ),
+        ({"min_p": 0.25}, "min_p: only 0 with this engine, got 0.25"),
+        ({"presence_penalty": -2}, "presence_penalty: only 0 with this engine, got -2"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty: only 1 with this engine, got 1.5"),
+        ({"bad_words": ["a", "b"]}, "bad_words: no element with this engine, got 2"),
+        ({"lora_adapter": "a\nb"}, r"lora_adapter: none with this engine, got 'a\nb'"),
+        ({"structured_output": {"regex": {}}}, "structured_output: none with this engine, got regex"),
     ],
 )
-def test_refusal_is_one_line_with_what_is_taken(sampling: SamplingParameters, line: str) -> None:
+def test_refusal_is_one_line_with_what_is_taken(sampling: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=r"^sampling\.") as refused:
-        SyntheticEngine().admit(with_sampling(sampling))
-    assert str(refused.value) == line
+        SyntheticEngine().admit(with_sampling(SamplingParameters(**sampling)))
+    assert str(refused.value) == f"sampling.{line}"
 
 
 class Words:
@@ -196,6 +185,7 @@ def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
     for most, room in ((5, 5), (500, 13), (None, 13)):
         sampling: dict[str, Any] = {} if most is None else {"max_tokens": most}
         assert of_bytes(asked(7, "ab", **sampling), context=16).most == room
+    assert of_bytes(asked(7, [0] * 7), context=8).most == 1
 
 
 def test_absent_parameters_have_defaults() -> None:
@@ -235,19 +225,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("message", "request_"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
-    run = ngram([asked(1, seed=1, max_tokens=20)])
-    run.step()
+    """It leaves nothing behind, and its key can be used."""
+    run = ngram([asked(1, max_tokens=2)])
     with pytest.raises(ValueError, match=message) as error:
         run.engine.admit(request_)
     assert "\n" not in str(error.value)
-    run.to_the_end()
-    assert run.got[1].tokens == ngram([asked(1, seed=1, max_tokens=20)]).to_the_end().got[1].tokens
-
-
-def test_a_prompt_may_fill_the_context_but_one() -> None:
-    run = ngram(context=8)
-    assert run.admit(asked(1, [0] * 7)) == 7
-    assert len(run.to_the_end().got[1].tokens) == 1
+    if request_.request_key == 5:
+        run.admit(asked(5, max_tokens=1))
+    assert not run.to_the_end().engine.has_work
 
 
 def test_text_and_tokens_are_the_same_prompt() -> None:
@@ -260,23 +245,6 @@ def test_text_and_tokens_are_the_same_prompt() -> None:
     run.to_the_end()
     assert run.got[1].tokens == run.got[2].tokens
     assert b"".join(map(default_tokenizer().token_bytes, ids)) == b"It is. It was."
-
-
-@pytest.mark.parametrize("prompt", ["\0", "Grüße, 世界 \N{GRINNING FACE}", "\n\n\n", "🄰" * 40])
-def test_any_text_can_be_a_prompt(prompt: str) -> None:
-    got = ngram([asked(1, prompt, seed=1, max_tokens=10, ignore_end_token=True)]).to_the_end().got[1]
-    assert len(got.tokens) == 10
-
-
-def test_a_refused_key_can_be_used_later() -> None:
-    run = ngram()
-    with pytest.raises(ValueError, match="top_logprobs"):
-        run.admit(asked(1, top_logprobs=99))
-    run.admit(asked(1, max_tokens=1))
-    run.to_the_end()
-    run.admit(asked(1, max_tokens=1))
-    run.engine.abort(1)
-    run.to_the_end()
 
 
 WRONG_OPTIONS = {
@@ -305,14 +273,3 @@ def test_many_requests_come_and_go() -> None:
         while engine.has_work:
             engine.step()
     assert engine._requests.keys.size == 128
-
-
-@pytest.mark.parametrize("temperature", [1e-45, 1e-20, 1e20, 3e38])
-def test_any_temperature_is_sound(temperature: float) -> None:
-    wanted = asked(1, seed=1, max_tokens=40, temperature=temperature, top_p=0.9, top_logprobs=2, ignore_end_token=True)
-    got = ngram([wanted]).to_the_end().got[1]
-    assert len(got.tokens) == 40
-    if temperature < 1:
-        assert got.ranks == [1] * 40
-    else:
-        assert len(set(got.tokens)) > 20

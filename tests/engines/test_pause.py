@@ -4,28 +4,19 @@ from tests.engines.runs import asked, ngram
 from tokenbus_contracts import RowStatus
 
 
-def test_paused_engine_computes_nothing_and_goes_on_where_it_was() -> None:
-    requests = [asked(key, seed=key, max_tokens=30, ignore_end_token=True) for key in (1, 2)]
-    whole = ngram(requests).to_the_end()
-    run = ngram(requests[:1])
-    run.step()
-    run.engine.pause(running=True)
-    run.admit(requests[1])
-    assert not run.engine.has_work
-    assert [batch.row_count for batch in run.step()] == [] or not run.got[2].rows
-    run.engine.resume()
-    run.to_the_end()
-    assert [run.got[key].tokens for key in (1, 2)] == [whole.got[key].tokens for key in (1, 2)]
-
-
 def test_aborted_request_ends_while_it_is_paused() -> None:
     run = ngram([asked(key, max_tokens=300, ignore_end_token=True) for key in (1, 2)], max_running=1)
     run.step()
     run.engine.pause(running=True)
+    assert not run.engine.has_work
     run.engine.abort(1)
     run.engine.abort(2)
     run.to_the_end()
     assert [run.got[key].statuses[-1] for key in (1, 2)] == [RowStatus.ABORTED] * 2
+    run.admit(asked(3, max_tokens=2, ignore_end_token=True))
+    assert not run.engine.has_work
+    run.engine.resume()
+    assert len(run.to_the_end().got[3].tokens) == 2
 
 
 def test_those_that_run_end_though_they_are_preempted() -> None:

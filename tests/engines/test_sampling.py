@@ -1,14 +1,14 @@
 """Sampling and speculation: random numbers that seeds fix, distributions cut as asked, drafts that change no token."""
 
+from itertools import product
+
 import numpy as np
-import pytest
 
 from tokenbus.engines.sampling import (
     ACCEPT,
     DRAFT,
     FINAL,
     Drafts,
-    Logits,
     SamplingParams,
     distribution,
     drawn,
@@ -17,8 +17,6 @@ from tokenbus.engines.sampling import (
 )
 
 WORDS = 6
-ROWS = 40_000
-_GENERATOR = np.random.default_rng(11)
 
 
 def of(params: SamplingParams, row: int) -> SamplingParams:
@@ -46,36 +44,27 @@ def plain(logits: list[float], temperature: float, top_k: int, top_p: float) -> 
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
-@pytest.mark.parametrize("top_k", [0, 1, 3, 99])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
-def test_distribution_is_cut_as_asked(temperature: float, top_k: int, top_p: float) -> None:
+def test_distribution_is_cut_as_asked() -> None:
     """Temperature, then top-k, then top-p of what is left give what a plain loop gives, ties by the lower id."""
     logits = [0.5, 2.0, 2.0, -1.0, 2.0, 0.0, 1.25]
-    found = distribution(np.array([logits], np.float32), params(temperature, top_k, top_p))
-    np.testing.assert_allclose(found[0], plain(logits, temperature, top_k, top_p), atol=1e-12)
+    for temperature, top_k, top_p in product([0.25, 1.0, 3.0], [0, 1, 3, 99], [1.0, 0.9, 0.3, 1e-6]):
+        found = distribution(np.array([logits], np.float32), params(temperature, top_k, top_p))
+        np.testing.assert_allclose(found[0], plain(logits, temperature, top_k, top_p), atol=1e-12)
 
 
 def test_temperature_zero_is_the_most_probable_token() -> None:
+    """So is the smallest one, where no two are equal."""
     found = distribution(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), params(0.0, 2, 0.5))
     assert found.tolist() == [[0, 1, 0, 0]]
-
-
-def test_smallest_temperature_is_no_error() -> None:
     smallest = float(np.finfo(np.float32).smallest_subnormal)
-    found = distribution(np.array([[1.0, 3.0, 2.0]], np.float32), params(smallest))
-    assert found.tolist() == [[0, 1, 0]]
+    assert distribution(np.array([[1.0, 3.0, 2.0]], np.float32), params(smallest)).tolist() == [[0, 1, 0]]
 
 
 def test_rows_have_their_own_params() -> None:
     """A row's distribution is the same whatever its neighbours ask for (case 15)."""
     logits = np.random.default_rng(1).normal(size=(4, 3, 50)).astype(np.float32)
-    mixed = SamplingParams(
-        np.array([0.0, 1.0, 0.5, 2.0]),
-        np.array([0, 5, 0, 1]),
-        np.array([1.0, 1.0, 0.5, 0.9]),
-        np.arange(4, dtype=np.uint64),
-    )
+    columns = np.array([0.0, 1.0, 0.5, 2.0]), np.array([0, 5, 0, 1]), np.array([1.0, 1.0, 0.5, 0.9])
+    mixed = SamplingParams(*columns, np.arange(4, dtype=np.uint64))
     together = distribution(logits, mixed)
     for row in range(4):
         alone = distribution(logits[[row]], of(mixed, row))
@@ -111,11 +100,6 @@ def test_chance_is_even_and_its_own() -> None:
     np.testing.assert_array_equal(columns[0], uniforms(seeds, position, DRAFT))
 
 
-def _logits(shape: tuple[int, ...]) -> Logits:
-    """Return logits of a few words, so that each is seen often."""
-    return _GENERATOR.normal(scale=1.2, size=(*shape, WORDS)).astype(np.float32)
-
-
 def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
     tokens = np.array([[3, 4], [3, 5], [2, 4]])
     logits = np.zeros((3, 3, WORDS), np.float32)
@@ -134,7 +118,8 @@ def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     """Some rows alone get what they get among many, also where the others have more drafts (case 15)."""
     wanted = params(rows=60)
-    offered, target = (distribution(_logits((60, most)), wanted) for most in (2, 3))
+    logits = np.random.default_rng(11).normal(scale=1.2, size=(60, 5, WORDS)).astype(np.float32)
+    offered, target = distribution(logits[:, :2], wanted), distribution(logits[:, 2:], wanted)
     drafts = Drafts(offered.argmax(axis=-1), offered, np.arange(60) % 3)
     positions = np.arange(60)
     together = verified(target, drafts, wanted, positions)

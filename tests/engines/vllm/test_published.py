@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
 from importlib import import_module
@@ -41,6 +40,19 @@ class FinishReason(IntEnum):
 
 
 VLLM = SimpleNamespace(FinishReason=FinishReason)
+
+
+def scheduled_of(tokens: dict[str, int], **changes: object) -> Any:  # noqa: ANN401 - as vLLM's SchedulerOutput
+    nothing = {"scheduled_spec_decode_tokens": {}, "preempted_req_ids": set(), "num_invalid_spec_tokens": None}
+    return SimpleNamespace(num_scheduled_tokens=tokens, **nothing | changes)
+
+
+def output_of(
+    name: str, tokens: list[int], reason: object = None, stop: object = None, logprobs: object = None
+) -> Any:  # noqa: ANN401
+    return SimpleNamespace(
+        request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop, new_logprobs=logprobs
+    )
 
 
 def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfig
@@ -88,14 +100,8 @@ class Core:
     def schedule(self) -> Any:  # noqa: ANN401 - as vLLM's
         new = [SimpleNamespace(req_id=name, sampling_params=self.requests[name].sampling_params) for name in self._new]
         finished, self._finished, self._new = self._finished, set(), []
-        return SimpleNamespace(
-            num_scheduled_tokens=dict.fromkeys(self.requests, 1),
-            scheduled_spec_decode_tokens={},
-            preempted_req_ids=set(),
-            num_invalid_spec_tokens=None,
-            scheduled_new_reqs=new,
-            finished_req_ids=finished,
-        )
+        tokens = dict.fromkeys(self.requests, 1)
+        return scheduled_of(tokens, scheduled_new_reqs=new, finished_req_ids=finished)
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:  # noqa: ANN401 - as vLLM's
         """Return a token of each request, with logprobs for those that asked."""
@@ -108,15 +114,7 @@ class Core:
                 logprobs=all_scores.logprobs[index : index + 1],
             )
             tokens = [int(computed.logprobs.logprob_token_ids[index, 0])]
-            outputs.append(
-                SimpleNamespace(
-                    request_id=name,
-                    new_token_ids=tokens,
-                    finish_reason=None,
-                    stop_reason=None,
-                    new_logprobs=scores if wants else None,
-                )
-            )
+            outputs.append(output_of(name, tokens, logprobs=scores if wants else None))
         return {0: SimpleNamespace(outputs=outputs)}
 
     def shutdown(self) -> None:
@@ -141,7 +139,7 @@ class Core:
 class Bus:
     """A folder's bus, and a scheduler's steps on it."""
 
-    def __init__(self, folder: str, **overrides: object) -> None:
+    def __init__(self, folder: Path, **overrides: object) -> None:
         usual = {"worker.policy": "fail", "worker.top_logprobs": TOP_K}
         self.settings = publishing_in(folder, usual, overrides)
         self.core = Core()
@@ -150,14 +148,7 @@ class Bus:
 
 
 @pytest.fixture
-def folder() -> Iterator[str]:
-    """Return a folder with a path that is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="tb-") as name:
-        yield name
-
-
-@pytest.fixture
-def bus(folder: str) -> Iterator[Bus]:
+def bus(folder: Path) -> Iterator[Bus]:
     made = Bus(folder)
     yield made
     made.core.shutdown()
@@ -282,7 +273,7 @@ async def test_arrays_that_do_not_fit_end_their_requests_alone(bus: Bus) -> None
         assert processor.registry.router.counts.late == 0
 
 
-async def test_without_a_processor_vllm_goes_on(folder: str) -> None:
+async def test_without_a_processor_vllm_goes_on(folder: Path) -> None:
     """What finds no room ends its requests on the bus; a processor that comes later has what was kept, and the rest."""
     bus = Bus(folder, worker__retention_items=4)
     bus.core.add("kept", extra_args={ARGUMENT: 1})

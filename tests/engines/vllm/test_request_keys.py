@@ -16,34 +16,21 @@ def test_any_language_can_compute_the_key() -> None:
     assert request_key("chatcmpl-42") == int(sha256(b"chatcmpl-42").hexdigest()[:16], 16)
 
 
-@pytest.mark.parametrize("known", ["chatcmpl-42", "cmpl-42-0", "cmpl-42-11", "0_cmpl-42-0", "chatcmpl-a_b"])
-def test_clients_know_the_key_by_the_answers_id(known: str) -> None:
-    assert RequestKeys().key_of(known + SUFFIX, None) == request_key(known)
-
-
-def test_name_without_addition_is_taken_whole() -> None:
-    assert RequestKeys().key_of("cmpl-42-0", {}) == request_key("cmpl-42-0")
-
-
-@pytest.mark.parametrize("counted", ["7", "0_7"])
-def test_names_that_were_counted_are_no_names(counted: str) -> None:
+def test_clients_know_the_key_by_the_answers_id() -> None:
     """`LLM.generate` counts from 0 in each process, so its requests are known by the random part, too."""
-    assert RequestKeys().key_of(counted + SUFFIX, None) == request_key(counted + SUFFIX)
+    for known in ("chatcmpl-42", "cmpl-42-0", "cmpl-42-11", "0_cmpl-42-0", "chatcmpl-a_b"):
+        assert RequestKeys().key_of(known + SUFFIX, None) == request_key(known)
+    for whole in ("cmpl-42-0", f"7{SUFFIX}", f"0_7{SUFFIX}"):
+        assert RequestKeys().key_of(whole, {}) == request_key(whole)
 
 
-@pytest.mark.parametrize("given", [7, "7", 2**64 - 1, str(2**64 - 1)])
-def test_requests_choose_their_keys(given: object) -> None:
-    assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == int(str(given))
-
-
-def test_each_of_n_answers_has_a_key() -> None:
-    keys = RequestKeys()
+def test_requests_choose_their_keys() -> None:
     last = 2**64 - 1
-    assert [keys.key_of(f"{number}_cmpl-1-0{SUFFIX}", {ARGUMENT: last - 1}) for number in range(3)] == [
-        last - 1,
-        last,
-        1,
-    ]
+    for given in (7, "7", last, str(last)):
+        assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == int(given)
+    keys = RequestKeys()
+    of_each = [keys.key_of(f"{number}_cmpl-1-0{SUFFIX}", {ARGUMENT: last - 1}) for number in range(3)]
+    assert of_each == [last - 1, last, 1]
 
 
 @pytest.mark.parametrize("given", [0, -1, 2**64, True, 1.5, "x", "\u0667", "9" * 400, None, [7]])

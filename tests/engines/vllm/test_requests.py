@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.engines.vllm.test_columns import Lists, Row, batch_of_arrays, lists
-from tests.engines.vllm.test_published import VLLM, FinishReason, configuration
+from tests.engines.vllm.test_published import VLLM, FinishReason, configuration, output_of, scheduled_of
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus_contracts import RowStatus
 
@@ -60,7 +59,7 @@ class Reference:
 
     def abort(self, names: Sequence[str]) -> list[Row]:
         ended = [self.open.pop(name) for name in names if name in self.open]
-        return [Row(key=each.key, position=each.position, status=RowStatus.ABORTED) for each in ended]
+        return [Row(each.key, each.position, status=RowStatus.ABORTED) for each in ended]
 
     def rows_of(self, step: Step) -> tuple[list[Row], list[str]]:
         rows, stopped, has_output = [], [], set()
@@ -81,13 +80,13 @@ class Reference:
         for name, status in silent:
             if name in self.open and name not in has_output:
                 found = self.open[name]
-                rows.append(Row(key=found.key, position=found.position, status=status))
+                rows.append(Row(found.key, found.position, status=status))
         return rows, stopped
 
     def _row(self, step: Step, output: Any) -> Row:  # noqa: ANN401 - as vLLM's
         found, name, reason = self.open[output.request_id], output.request_id, output.finish_reason
-        row = Row(key=found.key, position=found.position, status=STATUSES.get(reason, RowStatus.ACTIVE))
-        row.top_k, row.index = found.top_k, step.indices.get(name, 0)
+        index, status = step.indices.get(name, 0), STATUSES.get(reason, RowStatus.ACTIVE)
+        row = Row(found.key, found.position, (), found.top_k, index, status)
         row.stop = 1 if isinstance(output.stop_reason, int) else 0
         if row.status not in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE}:
             row.token_ids = output.new_token_ids
@@ -166,15 +165,11 @@ class Core:
                 reason = FinishReason.ERROR
             stop_reason = [None, 5, "text"][chance.integers(3)] if reason is FinishReason.STOP else None
             if (tokens or reason is not None) and name not in {each.request_id for each in outputs}:
-                outputs.append(
-                    SimpleNamespace(
-                        request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop_reason
-                    )
-                )
+                outputs.append(output_of(name, tokens, reason, stop_reason))
         if rare:  # of several clients
             outputs = [outputs[place] for place in chance.permutation(len(outputs))]
-        scheduled = SimpleNamespace(
-            num_scheduled_tokens=dict.fromkeys(in_step, 1),
+        scheduled = scheduled_of(
+            dict.fromkeys(in_step, 1),
             scheduled_spec_decode_tokens=drafts,
             preempted_req_ids=(preempted | set(self.some(rare))) or None,
             num_invalid_spec_tokens={name: 1 for name in drafts if chance.random() < 0.3} or None,
@@ -184,7 +179,7 @@ class Core:
         return Step(scheduled, {name: place for place, name in enumerate(batch)}, outputs, logprobs)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_columns_are_what_reading_row_after_row_gives(seed: int) -> None:
     """Over many steps with everything mixed: the same rows in the same order, and the same requests end."""
     core, reference = Core(seed), Reference()
@@ -242,13 +237,6 @@ def test_index_that_is_missing_is_no_other_rows() -> None:
     """A request that vLLM's arrays do not have is not given the values of another."""
     requests = Requests(VLLM, configuration())
     requests.add("first", Request(1, 0))
-    output = SimpleNamespace(request_id="first", new_token_ids=[5], finish_reason=None, stop_reason=None)
-    scheduled = SimpleNamespace(
-        num_scheduled_tokens={"first": 1},
-        scheduled_spec_decode_tokens={},
-        preempted_req_ids=set(),
-        num_invalid_spec_tokens=None,
-    )
-    rows, _ = requests.rows_of(scheduled, {}, [output])
+    rows, _ = requests.rows_of(scheduled_of({"first": 1}), {}, [output_of("first", [5])])
     with pytest.raises(IndexError):
         requests.arrays(rows, Lists(np.array([[5]]), np.zeros((1, 1), np.float32), np.array([1]), None))
