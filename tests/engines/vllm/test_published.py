@@ -47,9 +47,7 @@ def scheduled_of(tokens: dict[str, int], **changes: object) -> Any:  # noqa: ANN
     return SimpleNamespace(num_scheduled_tokens=tokens, **nothing | changes)
 
 
-def output_of(
-    name: str, tokens: list[int], reason: object = None, stop: object = None, logprobs: object = None
-) -> Any:  # noqa: ANN401
+def output_of(name: str, tokens: list[int], reason: object = None, stop: object = None, logprobs: object = None) -> Any:  # noqa: ANN401
     return SimpleNamespace(
         request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop, new_logprobs=logprobs
     )
