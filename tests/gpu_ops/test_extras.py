@@ -28,14 +28,8 @@ def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
     ids, wanted = rng.integers(0, vocabulary, rows), Wanted.drawn(rng, rows, vocabulary)
     top_k = min(3, vocabulary)
     for first, second, value_kind in ((raw, processed, RAW), (processed, raw, PROCESSED)):
-        result = token_logprobs(
-            given_as(dtype, first),
-            ids,
-            top_k,
-            other_logits=given_as(dtype, second),
-            value_kind=value_kind,
-            **wanted.arguments,
-        )
+        asked = wanted.arguments | {"other_logits": given_as(dtype, second), "value_kind": value_kind}
+        result = token_logprobs(given_as(dtype, first), ids, top_k, **asked)
         assert_right(result, first, ids, top_k)
         assert_extras(result, first, ids, wanted, second, processed)
 
@@ -53,13 +47,11 @@ def test_logits_at_the_end_of_the_floats(kind: str) -> None:
 
 
 def test_a_vocabulary_of_several_blocks() -> None:
-    rng = np.random.default_rng(3)
+    rng, ids = np.random.default_rng(3), [0, 600_000]
     logits = random(rng, 2, 600_001)
     logits[1] = np.sort(logits[1])
     wanted = Wanted([1, 1], [False] * 2, [True] * 2, [[600_000, 0, 0], []], [1, 1024])
-    assert_extras(
-        token_logprobs(logits, [0, 600_000], **wanted.arguments), logits, [0, 600_000], wanted, logits, logits
-    )
+    assert_extras(token_logprobs(logits, ids, **wanted.arguments), logits, ids, wanted, logits, logits)
 
 
 @given(st.lists(st.floats(-40, 40, width=32) | st.just(-np.inf), min_size=1, max_size=300), st.integers(1, 300))
@@ -101,16 +93,8 @@ def test_requests_that_are_not_scored_get_nothing() -> None:
     rng = np.random.default_rng(6)
     logits, ids = random(rng, 6, 300), np.arange(6)
     scored, counts = [True, False, True], [2, 3, 1]
-    result = token_logprobs(
-        logits,
-        ids,
-        token_counts=counts,
-        scored=scored,
-        entropies=True,
-        mask_bounds=300,
-        given_counts=[1, 2, 0],
-        given_token_ids=[5, 6, 7],
-    )
+    asked: dict[str, Any] = {"entropies": True, "mask_bounds": 300, "given_counts": [1, 2, 0]}
+    result = token_logprobs(logits, ids, token_counts=counts, scored=scored, given_token_ids=[5, 6, 7], **asked)
     kept = [0, 1, 5]
     wanted = Wanted([2, 1], [False] * 2, [True] * 2, [[5], []], [300] * 2)
     alone = token_logprobs(logits[kept], ids[kept], **wanted.arguments)
@@ -136,9 +120,8 @@ def test_a_fault_in_the_second_tensor_is_its_own() -> None:
     rng = np.random.default_rng(8)
     logits, other = random(rng, 4, 300), random(rng, 4, 300)
     other[1, 7], other[2], logits[3, 5] = np.nan, -np.inf, np.inf
-    result = token_logprobs(
-        logits, [0] * 4, 1, other_logits=other, entropies=True, given_token_ids=[1], mask_bounds=300
-    )
+    asked: dict[str, Any] = {"entropies": True, "given_token_ids": [1], "mask_bounds": 300}
+    result = token_logprobs(logits, [0] * 4, 1, other_logits=other, **asked)
     assert [(fault.token, fault.reason, fault.in_other_logits) for fault in result.faults] == [
         (3, FaultReason.INFINITE, False),
         (1, FaultReason.NOT_A_NUMBER, True),

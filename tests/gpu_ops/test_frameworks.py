@@ -23,9 +23,12 @@ def torch() -> Any:  # noqa: ANN401
     return pytest.importorskip("torch", reason="not run: PyTorch is not installed here")
 
 
+@pytest.mark.parametrize("release", ["3", "2.6"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_of_paddle(paddle: Any, dtype: str) -> None:  # noqa: ANN401
-    """Paddle's logits and ids do, of every type, views with gaps between the rows too."""
+def test_arrays_of_paddle(paddle: Any, dtype: str, release: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    """Paddle's logits and ids do, of every type, views with gaps between the rows too, and by `to_dlpack` before 3."""
+    for name in ("__dlpack__", "__dlpack_device__") if release == "2.6" else ():
+        monkeypatch.delattr(paddle.Tensor, name)
     rng = np.random.default_rng(1)
     logits = rounded(random(rng, 6, 999), dtype)
     ids = rng.integers(0, 999, 6)
@@ -44,18 +47,3 @@ def test_tensors_of_torch(torch: Any, dtype: str) -> None:  # noqa: ANN401
     tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
     assert_right(token_logprobs(tensor, torch.from_numpy(ids), 7), logits, ids, 7)
     assert_right(token_logprobs(tensor[::2, 3:900], [4, 5, 6], 7), logits[::2, 3:900], [4, 5, 6], 7)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_of_paddle_before_release_3(paddle: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
-    """Paddle's tensors do that have no `__dlpack__` yet, as those of paddlepaddle-gpu 2.6, by `to_dlpack`."""
-    for name in ("__dlpack__", "__dlpack_device__"):
-        monkeypatch.delattr(paddle.Tensor, name)
-    rng = np.random.default_rng(3)
-    logits = rounded(random(rng, 6, 999), dtype)
-    ids = rng.integers(0, 999, 6)
-    tensor = paddle.to_tensor(logits, place=paddle.CPUPlace()).astype(dtype)
-    their_ids = paddle.to_tensor(ids, place=paddle.CPUPlace())
-    assert not hasattr(tensor, "__dlpack__")
-    assert_right(token_logprobs(tensor, their_ids, 7), logits, ids, 7)
-    assert_right(token_logprobs(tensor[::2], their_ids[::2], 7), logits[::2], ids[::2], 7)

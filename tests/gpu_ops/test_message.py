@@ -62,11 +62,3 @@ def test_a_row_with_a_fault_cannot_be_sent() -> None:
     batch = token_logprobs(logits, [1, 2, 3], 2).batch(HEADER, **_row_columns(3))  # type: ignore[arg-type]
     with pytest.raises(ContractError, match=r"ranks\[1\]: at least 1, got 0"):
         encode(batch)
-
-
-def test_the_views_outlive_the_result() -> None:
-    columns = token_logprobs(random(np.random.default_rng(5), 3, 200), [1, 2, 3], 2).columns
-    again = token_logprobs(random(np.random.default_rng(5), 3, 200), [1, 2, 3], 2)
-    assert {name: column.tolist() for name, column in columns.items()} == {
-        name: column.tolist() for name, column in again.columns.items()
-    }

@@ -1,29 +1,21 @@
 """The CPU twin against float64, over everything that logits can be."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, random, rounded
+from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, random, rounded
 from tests.gpu_ops.producer import given_as
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import ValueKind
-from tokenbus_gpu_ops import FaultReason, TokenColumns, token_logprobs
+from tokenbus_gpu_ops import FaultReason, token_logprobs
 
 LARGE = pytest.mark.nightly
 VOCABULARIES = [
     *(1, 2, 63, 64, 65, 111, 4097, 50_257),
     *(pytest.param(size, marks=LARGE) for size in (128_256, 151_936, 262_144)),
 ]
-
-
-def computed(
-    dtype: str, logits: Floats, ids: npt.NDArray[np.int64], top_k: object, kind: ValueKind = ValueKind.RAW_LOGPROBS
-) -> TokenColumns:
-    """Return the twin's result."""
-    return token_logprobs(given_as(dtype, logits), ids, top_k, value_kind=kind)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,7 +25,7 @@ def test_every_vocabulary(dtype: str, vocabulary: int) -> None:
     logits = rounded(random(rng, 3, vocabulary), dtype)
     ids = rng.integers(0, vocabulary, 3)
     for top_k in {0, 1, min(20, vocabulary), min(127, vocabulary)}:
-        assert_right(computed(dtype, logits, ids, top_k), logits, ids, top_k)
+        assert_right(token_logprobs(given_as(dtype, logits), ids, top_k), logits, ids, top_k)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,7 +37,7 @@ def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
     logits = rounded(KINDS[kind](rng, 3, vocabulary), dtype)
     ids = rng.integers(0, vocabulary, 3)
     for top_k in (5, 100):
-        assert_right(computed(dtype, logits, ids, top_k), logits, ids, top_k)
+        assert_right(token_logprobs(given_as(dtype, logits), ids, top_k), logits, ids, top_k)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,7 +46,7 @@ def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
     rng = np.random.default_rng(6)
     logits = rounded(FAR_KINDS[kind](rng, 3, 5000), dtype)
     ids = logits.argmax(axis=1)
-    assert_right(computed(dtype, logits, ids, 9), logits, ids, 9)
+    assert_right(token_logprobs(given_as(dtype, logits), ids, 9), logits, ids, 9)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 4096])
@@ -62,14 +54,14 @@ def test_every_number_of_rows(rows: int) -> None:
     rng = np.random.default_rng(rows)
     logits = random(rng, rows, 300)
     ids = rng.integers(0, 300, rows)
-    assert_right(computed("float32", logits, ids, 7), logits, ids, 7)
+    assert_right(token_logprobs(logits, ids, 7), logits, ids, 7)
 
 
 def test_a_vocabulary_of_several_blocks() -> None:
     rng = np.random.default_rng(8)
     logits = random(rng, 2, 600_001)
     ids = np.array([600_000, 0])
-    assert_right(computed("float32", logits, ids, 50), logits, ids, 50)
+    assert_right(token_logprobs(logits, ids, 50), logits, ids, 50)
 
 
 def test_rows_of_different_top_k_do_not_touch_each_other() -> None:
@@ -78,10 +70,10 @@ def test_rows_of_different_top_k_do_not_touch_each_other() -> None:
     logits = random(rng, 6, 3000)
     ids = rng.integers(0, 3000, 6)
     top_ks = [0, 1, 127, 0, 20, 5]
-    result = computed("float32", logits, ids, top_ks)
+    result = token_logprobs(logits, ids, top_ks)
     assert_right(result, logits, ids, top_ks)
     for row, top_k in enumerate(top_ks):
-        alone = computed("float32", logits[row : row + 1], ids[row : row + 1], top_k)
+        alone = token_logprobs(logits[row : row + 1], ids[row : row + 1], top_k)
         at = sum(top_ks[:row])
         assert alone.alternative_token_ids.tolist() == result.alternative_token_ids[at : at + top_k].tolist()
         assert alone.logprobs.tobytes() == result.logprobs[row : row + 1].tobytes()
@@ -108,7 +100,7 @@ def test_nan_is_reported_and_its_neighbours_are_right() -> None:
     logits[1, 500] = np.nan
     logits[2, 3] = np.inf
     logits[4] = -np.inf
-    result = computed("float32", logits, ids, 4)
+    result = token_logprobs(logits, ids, 4)
     assert [(fault.row, fault.token, fault.reason) for fault in result.faults] == [
         (1, 1, FaultReason.NOT_A_NUMBER),
         (2, 2, FaultReason.INFINITE),
@@ -116,7 +108,7 @@ def test_nan_is_reported_and_its_neighbours_are_right() -> None:
     ]
     assert np.isnan(result.logprobs[[1, 2, 4]]).all()
     assert result.ranks[[1, 2, 4]].tolist() == [0, 0, 0]
-    right = computed("float32", good, ids, 4)
+    right = token_logprobs(good, ids, 4)
     fine = [0, 3, 5]
     assert result.logprobs[fine].tolist() == right.logprobs[fine].tolist()
     table = result.alternative_token_ids.reshape(6, 4)
@@ -128,7 +120,7 @@ def test_logits_can_be_wanted_instead_of_logprobs(kind: ValueKind) -> None:
     rng = np.random.default_rng(11)
     logits = random(rng, 2, 700)
     logits[0, 5] = -np.inf
-    result = computed("float32", logits, np.array([5, 6]), 6, kind)
+    result = token_logprobs(logits, [5, 6], 6, value_kind=kind)
     assert_right(result, logits, [5, 6], 6, as_logits=True)
     assert result.logprobs[0] == np.float32(-9999.0)
     assert result.value_kind is kind

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,14 +50,8 @@ def test_the_cpu_computes_only_where_it_was_asked_to() -> None:
     ids = np.array([1, 2])
     assert_right(token_logprobs(as_if_on_gpu(values), ids, 3, cpu_fallback=True), values, ids, 3)
     assert_right(token_logprobs(as_if_on_gpu(values), as_if_on_gpu(ids), 3, cpu_fallback=True), values, ids, 3)
-    result = token_logprobs(
-        as_if_on_gpu(values),
-        as_if_on_gpu(ids),
-        3,
-        token_counts=np.array([1, 1]),
-        other_logits=as_if_on_gpu(values),
-        cpu_fallback=True,
-    )
+    there, others = as_if_on_gpu(ids), as_if_on_gpu(values)
+    result = token_logprobs(as_if_on_gpu(values), there, 3, token_counts=[1, 1], other_logits=others, cpu_fallback=True)
     assert_right(result, values, ids, 3)
     assert result.other_logprobs.tolist() == result.logprobs.tolist()
 
@@ -90,24 +85,14 @@ def test_streams_are_handles_or_say_theirs() -> None:
     """A stream is taken as a number, through CUDA's own protocol, or by the name that a framework has for it."""
 
     class Protocol:
-        """A stream as cuda-core has them."""
+        """A stream as cuda-core has them: the protocol's version, and the handle."""
 
         def __cuda_stream__(self) -> tuple[int, int]:
-            """Return the protocol's version and the handle."""
             return 0, 78
 
-    class Torch:
-        """A stream as PyTorch has them."""
-
-        cuda_stream = 79
-
-    class Paddle:
-        """A stream as Paddle has them."""
-
-        stream_base = Torch()
-
+    of_torch = SimpleNamespace(cuda_stream=79)
     logits = as_if_on_gpu(random(np.random.default_rng(6), 2, 50))
-    for stream in (Protocol(), Torch(), Paddle()):
+    for stream in (Protocol(), of_torch, SimpleNamespace(stream_base=of_torch)):  # the last as Paddle has them
         with pytest.raises(ContractError, match="token_ids"):
             token_logprobs(logits, [1, 50], stream=stream)
     assert logits.streams == [78, 79, 79]
