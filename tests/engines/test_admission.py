@@ -75,7 +75,7 @@ def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Gener
 def test_value_that_changes_nothing_is_taken(engine: str) -> None:
     """A client that writes every default out is not refused, and gets what one gets that writes none."""
     admit = ENGINES[engine]
-    zeros = dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0)
+    zeros: dict[str, Any] = dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0)
     neutral = SamplingParameters(
         seed=7, repetition_penalty=1, include_special_tokens=False, lora_adapter="", priority=3, **zeros
     )

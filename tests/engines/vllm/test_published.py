@@ -43,7 +43,11 @@ VLLM = SimpleNamespace(FinishReason=FinishReason)
 
 
 def scheduled_of(tokens: dict[str, int], **changes: object) -> Any:  # noqa: ANN401 - as vLLM's SchedulerOutput
-    nothing = {"scheduled_spec_decode_tokens": {}, "preempted_req_ids": set(), "num_invalid_spec_tokens": None}
+    nothing: dict[str, Any] = {
+        "scheduled_spec_decode_tokens": {},
+        "preempted_req_ids": set(),
+        "num_invalid_spec_tokens": None,
+    }
     return SimpleNamespace(num_scheduled_tokens=tokens, **nothing | changes)
 
 
