@@ -70,16 +70,12 @@ async def test_parts_stay_together(bus: Bus) -> None:
     assert sorted(seen.values()) == [[[name] * count for count in range(1, 40)] for name in names]
 
 
-@pytest.mark.parametrize("parts", [[b""], [b"", b""], [b"", b"x", b""], [b"x", b""]])
-async def test_empty_parts(bus: Bus, parts: list[bytes]) -> None:
-    listener, connection, peer = await bus.pair()
-    await both_ways(listener, connection, peer, parts)
+LARGEST = [bytes([number]) * MAX_PART_BYTES for number in range(3)]
 
 
-async def test_largest_parts(bus: Bus) -> None:
-    """Parts of as many bytes as are allowed arrive, both ways, several in one message."""
+@pytest.mark.parametrize("parts", [[b""], [b"", b"x", b""], [b"x", b""], LARGEST], ids=["0", "0 x 0", "x 0", "largest"])
+async def test_empty_and_largest_parts(bus: Bus, parts: list[bytes]) -> None:
     listener, connection, peer = await bus.pair()
-    parts = [bytes([number]) * MAX_PART_BYTES for number in range(3)]
     await both_ways(listener, connection, peer, parts)
 
 
@@ -142,20 +138,6 @@ async def test_gone(bus: Bus) -> None:
     await until(lambda: listener.send(left_peer, [b"x"]) is Outcome.GONE)
     assert listener.send(peer, [b"y"]) is Outcome.SENT
     assert await soon(connection.receive()) == [b"y"]
-
-
-async def test_late_listener(bus: Bus) -> None:
-    address = bus.address()
-    connection = await bus.connect(address)
-    received = bus.spawn(connection.receive())
-    for number in range(5):
-        assert connection.send(numbered(number))
-    listener = await bus.listen(address)
-    for number in range(5):
-        peer, parts = await soon(listener.receive())
-        assert parts == numbered(number)
-    assert listener.send(peer, [b"welcome"]) is Outcome.SENT
-    assert await soon(received) == [b"welcome"]
 
 
 async def test_listener_that_comes_back(bus: Bus) -> None:

@@ -170,19 +170,3 @@ async def test_gate() -> None:
     asking.close()
     await soon(gate.close())
     context.term()
-
-
-async def test_callback_that_fails(tcp: Bus) -> None:
-    """An error of the callback's goes to the loop's handler, and the next peer is reported all the same."""
-    errors: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-
-    def fail(reason: str) -> None:
-        raise ValueError(reason)
-
-    listener = await tcp.listen(refused=fail)
-    for count in (1, 2):
-        with sending(b"GET / HTTP/1.1\r\n\r\n")(listener):
-            await until(lambda count=count: len(errors) == count)  # type: ignore[misc]
-    await soon(listener.close())
-    assert all(isinstance(context["exception"], ValueError) for context in errors)

@@ -318,11 +318,6 @@ async def test_address_beyond_loopback_with_keys_or_insecure(
     assert record.message.startswith("bus without keys beyond loopback")
 
 
-@pytest.mark.parametrize("address", LOOPBACK)
-async def test_loopback_needs_no_keys(make: Make, address: str) -> None:
-    assert (await make("zeromq-tcp").listen(address)).server_key == b""
-
-
 async def _listened(settings: BusSettings) -> None:
     listener = await ZeroMQTransport(settings).listen("tcp://127.0.0.1:0")
     await listener.close()

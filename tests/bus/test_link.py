@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.in_process.breaking import UselessTransport
 from tests.in_process.builders import client_hello, settings
 from tests.support.waiting import soon, turns
-from tokenbus.bus import AddressError, Listener, Outcome
+from tokenbus.bus import Listener, Outcome
 from tokenbus.bus.link import Link, SessionState
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.bus.processor_list import ProcessorList
@@ -176,11 +175,6 @@ async def test_session_that_fails_ends_the_link() -> None:
     assert raised.group_contains(RuntimeError, match="nothing to say")
 
 
-async def test_address_that_cannot_be_used_is_an_error_at_once() -> None:
-    with pytest.raises(AddressError, match="of no use"):
-        await Line().link.start(UselessTransport(BusSettings()), ProcessorList([ADDRESS]))
-
-
 async def test_session_that_is_not_woken_is_asked_in_time() -> None:
     line = Line()
     line.script.wait = 2.0
@@ -191,14 +185,6 @@ async def test_session_that_is_not_woken_is_asked_in_time() -> None:
     assert line.script.to_say
     line.clock.advance(0.01)
     assert await line.said() == [b"later"]
-    await line.stop()
-
-
-async def test_any_thread_may_wake_it() -> None:
-    line = await Line().start()
-    await asyncio.to_thread(line.say, b"from a thread")
-    assert await line.said() == [b"from a thread"]
-    assert line.link.thread_id == threading.get_ident()
     await line.stop()
 
 
@@ -238,13 +224,6 @@ async def test_wrong_frame_is_counted_and_nothing_else() -> None:
     assert line.link.refused_frames == 1
     assert [parts for parts, _ in line.script.heard] == [[b"right"]]
     await line.stop()
-
-
-async def test_stopping_says_goodbye() -> None:
-    """With nothing left to wait for, a link that is stopped says goodbye and ends, without an error (case 21)."""
-    line = await Line().start()
-    await line.stop(60.0)
-    assert await line.said() == [b"goodbye %d" % GoodbyeReason.GOODBYE_REASON_STOPPED]
 
 
 async def test_stopping_waits_for_answers() -> None:

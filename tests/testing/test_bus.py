@@ -51,14 +51,6 @@ async def test_code_that_connects_by_itself_finds_it() -> None:
         await tokenbus.connect(bus.address).__aenter__()
 
 
-async def test_two_buses_do_not_know_each_other() -> None:
-    one = testing.ScriptedEngine(testing.Answer(tokens=[1]))
-    other = testing.ScriptedEngine(testing.Answer(tokens=[2]))
-    async with testing.bus(one) as first, testing.bus(other) as second:
-        assert await ids_of(second.client.generate([9])) == [2]
-        assert await ids_of(first.client.generate([9])) == [1]
-
-
 async def test_time_passes_when_the_test_says_so() -> None:
     async with testing.bus(step_seconds=1.0) as bus:
         generation = bus.client.generate([1], request_id=FIRST)
@@ -67,16 +59,6 @@ async def test_time_passes_when_the_test_says_so() -> None:
         assert not first.done()
         await bus.advance(0.1)
         assert first.result().id == truth(FIRST, 1)[0]
-
-
-async def test_deadline_is_one_of_the_buss_time() -> None:
-    async with testing.bus(step_seconds=5.0) as bus:
-        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], deadline_ms=2000)))
-        await bus.advance(1.9)
-        assert not tokens.done()
-        await bus.advance(1.0)
-        with pytest.raises(tokenbus.RequestFailedError, match="deadline"):
-            await tokens
 
 
 async def test_what_does_not_come_ends_a_wait() -> None:
@@ -101,13 +83,6 @@ async def test_lost_worker_ends_its_requests() -> None:
         await bus.add_worker(worker_id=bus.worker.id)
         again = bus.client.generate([1], max_tokens=2, request_id=FIRST + 1)
         assert await bus.until(ids_of(again)) == truth(FIRST + 1, 2)
-
-
-async def test_worker_that_stops_says_so() -> None:
-    async with testing.bus() as bus:
-        await bus.worker.stop()
-        await bus.settle()
-        assert not bus.processor.workers.by_id
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -146,20 +121,6 @@ async def test_faults_of_connections_lose_and_repeat_nothing() -> None:
         assert await bus.until(tokens) == truth(FIRST, 150)
 
 
-async def test_held_worker_is_lost_and_comes_back() -> None:
-    """A worker that stands still for too long has lost its requests; it is taken again when it goes on."""
-    async with testing.bus(step_seconds=0.1) as bus:
-        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], max_tokens=300)))
-        await bus.advance(0.2)
-        bus.worker.line.hold()
-        await bus.advance(5)
-        with pytest.raises(tokenbus.RequestFailedError, match="worker_lost"):
-            await tokens
-        bus.worker.line.release()
-        await bus.advance(5)
-        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=2, request_id=9))) == truth(9, 2)
-
-
 async def test_lost_client_is_forgotten() -> None:
     async with testing.bus(step_seconds=0.1) as bus:
         other = await bus.add_client("other")
@@ -179,45 +140,6 @@ async def test_hand_offs() -> None:
         generation = bus.client.generate([1], max_tokens=9, request_id=FIRST)
         assert await bus.until(ids_of(generation)) == truth(FIRST, 9)
         assert decode.publisher.counts.taken_over == 1
-
-
-async def test_slow_reader_holds_nobody_up() -> None:
-    """A client that is held holds up no other, and has its tokens once it goes on."""
-    async with testing.bus(step_seconds=0.05) as bus:
-        slow = await bus.add_client("slow")
-        held = asyncio.ensure_future(ids_of(slow.generate([1], max_tokens=90, request_id=FIRST + 1)))
-        await bus.advance(0.2)
-        bus.line(slow).hold()
-        assert await bus.until(ids_of(bus.client.generate([1], max_tokens=30, request_id=FIRST))) == truth(FIRST, 30)
-        assert not held.done()
-        bus.line(slow).release()
-        assert await bus.until(held) == truth(FIRST + 1, 90)
-
-
-@pytest.mark.parametrize("dropped", ["request", "request to the worker", "last tokens", "abort"])
-async def test_whatever_message_is_dropped_the_request_ends(dropped: str) -> None:
-    """Also the last one before silence, which no later message shows to be missing."""
-    async with testing.bus(step_seconds=0.1) as bus:
-        line = bus.line(bus.client)
-        if dropped == "request to the worker":
-            bus.worker.line.drop(received=1)
-        generation = bus.client.generate([1], max_tokens=6 if dropped != "abort" else 10_000, request_id=FIRST)
-        if dropped == "request":
-            line.drop(sent=1)
-        if dropped == "last tokens":
-            await bus.until(anext(generation))
-            line.drop(received=1)
-        if dropped == "abort":
-            await bus.until(anext(generation))
-            line.drop(sent=1)
-            bus.client.abort(FIRST)
-        tokens = await bus.until(ids_of(generation))
-        if dropped == "abort":
-            assert generation.status is RowStatus.ABORTED
-            assert not bus.worker.engine.has_work
-        else:
-            assert tokens == truth(FIRST, 6)[-len(tokens) :]
-            assert len(tokens) >= 3
 
 
 async def test_worker_of_a_lost_ones_id_takes_its_place() -> None:

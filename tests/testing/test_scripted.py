@@ -4,7 +4,6 @@ import pytest
 
 import tokenbus
 from tokenbus import testing
-from tokenbus.worker.engine import Engine
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
 
@@ -138,8 +137,3 @@ async def test_request_beyond_the_script_is_refused() -> None:
     async with testing.bus(testing.ScriptedEngine()) as bus:
         with pytest.raises(tokenbus.RequestFailedError, match="one that the script answers, got 7, which is one more"):
             [token async for token in bus.client.generate([1], request_id=7)]
-
-
-def test_it_is_an_engine() -> None:
-    engine: Engine = testing.ScriptedEngine()
-    assert not engine.has_work

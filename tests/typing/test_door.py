@@ -1,8 +1,10 @@
 """The door's names, used as a caller uses them: this file is what mypy holds their types against."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import tokenbus
+from tokenbus.processor import Step
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 
 
 async def _use(address: str) -> None:
@@ -41,9 +43,27 @@ async def _read(path: str, log: str) -> None:
         assert batch is None or item.missing_items == 0
 
 
+async def _publish(settings: tokenbus.Settings, made: tokenbus.LogprobBatch) -> None:
+    async with tokenbus.Processor(settings) as processor, tokenbus.Publisher(settings, vocabulary_size=10) as publisher:
+        taken: list[tokenbus.Generate | Abort] = publisher.take_requests(0.1)
+        sequence: int = publisher.admitted(taken[0].request_key, prompt_tokens=1)
+        try:
+            later: tuple[int, int] = publisher.publish(made), await publisher.published(made)
+            assert min(later) > sequence
+        except tokenbus.RetentionFullError as error:
+            lost: frozenset[int] = error.request_keys
+            publisher.failed_request(max(lost), ErrorCode.ERROR_CODE_ENGINE, "on fire", emitted_tokens=1)
+        steps: AsyncGenerator[Step, None] = processor.steps()
+        step: Step = await anext(steps)
+        draft: tokenbus.LogprobBatch | None = step.draft
+        assert draft is None or draft.row_count == step.target.row_count
+        await steps.aclose()
+
+
 def test_names_are_typed() -> None:
     """Mypy reads the functions above with the types that users see; nothing of it needs to run."""
     run: Callable[..., None] = tokenbus.run_engine
     use: Callable[[str], object] = _use
     read: Callable[[str, str], object] = _read
-    assert all(map(callable, (run, use, read)))
+    publish: Callable[[tokenbus.Settings, tokenbus.LogprobBatch], object] = _publish
+    assert all(map(callable, (run, use, read, publish)))

@@ -1,15 +1,9 @@
 """A request's deadline is a moment: its worker ends it then, whether a processor is there or not."""
 
-import pytest
-
 from tests.in_process.builders import generate_of, ids
-from tests.worker.looped import Engine, Looped, Once, batches, running
+from tests.worker.looped import Looped, batches
 from tests.worker.test_states import KINDS, handed_off
 from tokenbus.engines.synthetic import SyntheticEngine
-from tokenbus.testing import ManualClock
-from tokenbus.worker.active import ActiveRequests
-from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
@@ -81,31 +75,8 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
     assert worker.errors()[1][0] == DEADLINE
 
 
-def test_worker_that_finishes_ends_what_is_overdue() -> None:
-    worker = Worker()
-    worker.turn(worker.asked(1, 1000))
-    worker.clock.advance(1)
-    worker.loop.finish(10, worker.clock.now)
-    assert worker.errors()[1][0] == DEADLINE
-    assert not worker.engine.has_work
-
-
 def test_moments_far_away_are_moments() -> None:
     worker = Worker()
     worker.turn(generate_of(1, 3, deadline_unix_ms=2**64 - 1), generate_of(2, 3, deadline_unix_ms=0))
     assert worker.errors() == {}
     assert sorted(row.key for made in batches(worker.publisher) for row in made.rows()) == [1, 2]
-
-
-@pytest.mark.parametrize("hands_off", [False, True])
-def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool) -> None:
-    clock, engine, publisher = ManualClock(), Engine(), running()
-    emitter = Emitter(publisher, 0)
-    emitter.active = ActiveRequests(keep_requests=hands_off)
-    publisher.take_request(generate_of(8, deadline_unix_ms=clock.unix_ms() + 10))
-    loop = EngineLoop(engine, emitter, unix_ms=clock.unix_ms)
-    loop.serve(Once())
-    clock.advance(1)
-    loop.serve(Once())
-    assert engine.aborted == [8]
-    assert emitter.active.take_generate(8) is None

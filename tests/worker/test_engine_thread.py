@@ -13,7 +13,7 @@ from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays
-from tokenbus.worker.run import EngineThread, run_engine
+from tokenbus.worker.run import run_engine
 
 
 class Noting(SyntheticEngine):
@@ -99,15 +99,3 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
     assert len(engine.threads) == 1
     go.set()
     await until(lambda: len(engine.threads) == 2)
-
-
-def test_loop_that_raises_leaves_an_engine_to_close() -> None:
-    engine = Noting()
-    with EngineThread(engine) as thread:
-        assert thread.made.result(MOST) is engine
-        looping = thread.run(refuse)
-        with pytest.raises(LookupError, match="no weights"):
-            looping.result(MOST)
-        closed = thread.close()
-    closed.result(MOST)
-    assert len(engine.threads) == 2

@@ -31,12 +31,6 @@ def finished(engine: Timed, seconds: float = 100) -> int:
     return len(engine.steps)
 
 
-def test_everything_is_finished() -> None:
-    publisher = running()
-    assert finished(Timed(publisher)) == 0
-    assert len(batches(publisher)) == 5
-
-
 def test_nothing_new_is_taken() -> None:
     """A request that comes now ends with an error that says why, and an abort still ends another."""
     publisher = running(requests=[generate_of(7), Abort(request_key=8)])
@@ -47,7 +41,10 @@ def test_nothing_new_is_taken() -> None:
     assert said == {(key, ErrorCode.ERROR_CODE_OVERLOADED, "the worker is stopping") for key in (7, 9)}
 
 
-def test_time_is_bounded() -> None:
+def test_everything_is_finished_within_a_time() -> None:
+    publisher = running()
+    assert finished(Timed(publisher)) == 0
+    assert len(batches(publisher)) == 5
     assert finished(Timed(running()), seconds=3) == 2
     assert finished(Timed(running()), seconds=0) == 5
 

@@ -175,14 +175,6 @@ def test_prompts_length_is_made_one(length: object) -> None:
     assert made.errors() == {}
 
 
-def test_length_that_is_no_number_ends_its_request() -> None:
-    made = worker(lambda: EngineStepError("never"))
-    made.engine.prompt_tokens, made.engine.fails_from = [], 1000
-    made.turn(generate_of(POISON))
-    assert made.errors()[POISON][0] == ENGINE
-    assert_neighbours_are_right(made)
-
-
 def test_abort_that_raises_ends_its_request_here() -> None:
     made = worker(lambda: EngineStepError("never"))
     made.engine.fails_from = 1000

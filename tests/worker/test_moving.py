@@ -59,14 +59,6 @@ def test_processor_whose_connection_broke_is_left_unless_it_answers_soon() -> No
     assert leaves_after(peer) == INTERVAL
 
 
-def test_only_processor_is_greeted_when_the_connection_broke() -> None:
-    peer = peer_of(1)
-    peer.session.disconnected(peer.now)
-    assert peer.must_say().HasField("hello")
-    peer.now += 10 * TIMEOUT
-    assert not peer.session.is_leaving(peer.now)
-
-
 def test_silent_processor_is_left_with_all_that_is_retained() -> None:
     peer = peer_of()
     peer.session.requests.add(5)

@@ -16,7 +16,7 @@ from tokenbus.worker.retention import Dropped, Retained
 from tokenbus_contracts import ContractError, RowStatus, Scoring, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame
 
 LEAVING = (
     RowStatus.FINISHED_STOP,
@@ -98,17 +98,6 @@ def test_batch_that_breaks_the_contract_uses_no_sequence() -> None:
     assert publisher.publish(made) == 1
 
 
-def test_batch_over_the_bound_is_refused_before_it_is_kept() -> None:
-    """A message that is larger than a message may be is an error where it is published, and is not kept (case 26)."""
-    size = 2000
-    publisher = Publisher(settings({"limits.max_message_bytes": size}), epoch=EPOCH)
-    publisher.begin()
-    with pytest.raises(ContractError, match=f"at most {size} bytes"):
-        publisher.publish(batch(row_shapes(range(1, 30), tokens=3)))
-    assert len(publisher.retention) == 0
-    assert publisher.publish(batch(row_shapes([1]))) == 1
-
-
 def test_requests_are_known_from_first_to_last_row() -> None:
     publisher = Bare()
     publisher.publish(batch(row_shapes(range(1, 7), tokens=0, status=RowStatus.IDLE)))
@@ -155,16 +144,6 @@ def test_events_are_items_of_the_stream() -> None:
     assert (admitted.admitted.worker_id, admitted.admitted.epoch) == ("mine", EPOCH)
     assert admitted.admitted.prompt_tokens == 1
     assert (failed.error.request_key, failed.error.code, failed.error.emitted_tokens) == (8, 8, 5)
-
-
-@pytest.mark.parametrize("message", ["", "x" * 5000, "\u6f22" * 5000])
-def test_any_message_fits_an_error(message: str) -> None:
-    """A request's error is sent whatever its text is: none, one too long, or one whose letters take three bytes."""
-    publisher = Bare()
-    publisher.failed_request(8, ErrorCode.ERROR_CODE_ENGINE, message)
-    told = read_frame(RequestEvent, publisher.kept(1).payload).error.message
-    assert told
-    assert told == (message or "engine")[: len(told)]
 
 
 def test_failed_request_is_no_longer_the_workers() -> None:
@@ -279,20 +258,6 @@ def test_waiting_ends_when_the_publisher_is_closed() -> None:
         with pytest.raises(NotRunningError):
             waiting.result()
     assert publisher.retention.next_sequence == 2
-
-
-def test_replayed_bytes_are_the_live_bytes() -> None:
-    """What a publisher sends a second time is, byte for byte, the message that it sent first (case 16)."""
-    publisher = Bare()
-    for place in range(3):
-        publisher.publish(batch([RowShape(1, place, top_k=2)], step=place + 1))
-    publisher.connect()
-    live = [publisher.session.next_message(0.0) for _ in range(3)]
-    publisher.connect()
-    again = [publisher.session.next_message(0.0) for _ in range(3)]
-    assert live == again
-    sequences = [read_frame(WorkerFrame, parts[0]).item.sequence for parts in live if parts is not None]
-    assert sequences == [1, 2, 3]
 
 
 def test_step_of_long_ago_is_refused_where_it_can_be_mended() -> None:

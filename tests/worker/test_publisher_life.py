@@ -58,18 +58,6 @@ async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
     return processor, Publisher(chosen, epoch=EPOCH, transport=transport, clock=clock), clock
 
 
-async def test_batches_reach_the_processor() -> None:
-    """On an event loop, what is published goes out after the handshake, and is let go when it is acknowledged."""
-    processor, publisher, _ = await meeting(at_memory())
-    async with publisher:
-        assert publisher.publish(batch(row_shapes([1]))) == 1
-        await processor.welcome()
-        frame = await processor.body("item")
-        assert (frame.epoch, frame.item.sequence) == (EPOCH, 1)
-        processor.say(ProcessorFrame(ack=Ack(through_sequence=1)))
-    assert publisher.session.outstanding == 0
-
-
 class Described:
     max_model_tokens = 9
     tokenizer_digest = 8
@@ -183,13 +171,6 @@ async def test_requests_reach_the_engine() -> None:
             taken += await asyncio.to_thread(publisher.take_requests, 60)
     assert taken == [generate_of(9), Abort(request_key=9)]
     assert publisher.take_requests() == []
-
-
-async def test_waiting_for_requests_ends_with_the_publisher() -> None:
-    _, publisher, _ = await meeting(at_memory())
-    async with publisher:
-        taking = asyncio.create_task(asyncio.to_thread(publisher.take_requests, 60))
-    assert await soon(taking) == []
 
 
 def test_requests_that_wait_are_bounded() -> None:

@@ -45,10 +45,6 @@ def test_items_keep_their_bytes() -> None:
         assert (found.sequence, found.kind, found.checksum) == (sequence, kind, crc32(payload))
 
 
-def test_checksums_are_optional() -> None:
-    assert made(checksum=False).keep(BATCH, b"x").checksum is None
-
-
 def test_sequences_begin_at_one_and_have_no_holes() -> None:
     """Sequences count from one, dropped items included, so that a loss shows as a number that is missing."""
     retention = made()

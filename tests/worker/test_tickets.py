@@ -110,15 +110,6 @@ def test_ticket_ends_with_its_request() -> None:
         mine.check(handoff, ANONYMOUS)
 
 
-def test_request_without_a_deadline_is_refused() -> None:
-    clock = ManualClock()
-    mine = Tickets(clock)
-    generate = generate_of(1)
-    ticket = new_ticket(mine.key, generate, "prefill-0", ANONYMOUS)
-    with pytest.raises(ContractError, match=r"^generate\.deadline_unix_ms"):
-        mine.check(Handoff(worker_id="prefill-0", generate=generate, ticket=ticket, number=5), ANONYMOUS)
-
-
 def test_what_is_remembered_of_tickets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses and voids are remembered up to a number; a use that is voided later stays, and keeps its answer."""
     monkeypatch.setattr(handoff_tickets, "_MOST_USES", 3)

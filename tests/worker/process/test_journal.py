@@ -64,15 +64,6 @@ def test_next_publisher_has_the_same(seed: int) -> None:
             retention = after
 
 
-def test_dropped_requests_are_named() -> None:
-    shared = Shared()
-    retention = shared.publisher()
-    retention.begin(1)
-    for keys in ([5, 6], [7]):
-        retention.drop(keys)
-    assert list(retention) == list(shared.publisher()) == [Dropped(1, 2, frozenset({5, 6, 7}))]
-
-
 def test_dropped_requests_that_are_too_many_for_their_room_end_all() -> None:
     """A gap without names ends all requests of the stream: nothing is lost silently, and what is kept has its room."""
     shared = Shared()
