@@ -74,6 +74,7 @@ def test_report_prints_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads((tmp_path / "found").read_text())["figures"][0]["us"] == 4.251
 
 
+@pytest.mark.nightly
 def test_codec(run: Run) -> None:
     """A run has every peer that is there, and leaves cores, IPC namespace and garbage collection as they were."""
 
@@ -86,12 +87,14 @@ def test_codec(run: Run) -> None:
     assert {row["peer"] for row in times} >= {"Tokenbus", "Tokenbus + ZeroMQ", "FastDeploy pickle", "protobuf classes"}
 
 
+@pytest.mark.nightly
 def test_bus(run: Run) -> None:
     (rows,) = run("bus").values()
     assert {row[""] for row in rows} >= {"Tokenbus", "Tokenbus, remote client", "limit: raw ZeroMQ"}
     assert all(row["p50 us"] > 0 < row["steps/s"] for row in rows)
 
 
+@pytest.mark.nightly
 def test_revision(run: Run) -> None:
     """Beside the commit that it is, the tree has its own times, the other's, and the ratios of every line."""
     try:
@@ -104,7 +107,7 @@ def test_revision(run: Run) -> None:
         assert float(row["ratio"]) > 0
 
 
-@pytest.mark.xdist_group("gateway")
+@pytest.mark.nightly
 def test_gateway(run: Run) -> None:
     assert [(row["logprobs"], row["tokens/s"] > 0) for row in run("gateway")["figures"]] == [
         ("none", True),
@@ -112,6 +115,7 @@ def test_gateway(run: Run) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_fastdeploy(run: Run) -> None:
     try:
         rows, shares = run("fastdeploy").values()
@@ -128,6 +132,7 @@ def test_vllm_rows(run: Run) -> None:
     assert [row["tokens"] > 256 for row in rows if "drafts" in row["a step of 256 rows"]] == [True]
 
 
+@pytest.mark.nightly
 def test_scaling(run: Run) -> None:
     """A quick run starts one processor, and then two, and has the rate and the costs of each system."""
     systems = run("scaling")["figures"]
