@@ -2,13 +2,13 @@
 
 import json
 import re
+import shlex
 import struct
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 
@@ -18,6 +18,7 @@ import pytest
 from tests.cli.helpers import payloads, recording
 from tests.pages import PAGES, ROOT, blocks
 from tests.shell import Shell, command_lines, line, reserved_port, variables
+from tokenbus.cli import main
 from tokenbus.gateway.api_keys import read_keys
 from tokenbus.settings import Settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
@@ -31,11 +32,8 @@ NOT_RUN = {
     "tests/cli/test_export.py and test_inspect.py run such lines": (
         *("tokenbus record 'rollouts/", "tokenbus export rollout.tokenbus", "tokenbus export trainer.tokenbus"),
     ),
-    "it takes minutes; a test runs something smaller": (
-        *(
-            ".venv/bin/python -m benchmarks --quick",
-            "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training",
-        ),
+    "it takes minutes; tests/benchmarks and tests/engines/paddle run something smaller": (
+        *(".venv/bin/python -m benchmarks --", "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training"),
     ),
     "it needs FastDeploy; tests/engines/fastdeploy/test_switch.py runs such lines on a package laid out as it is": (
         "tokenbus fastdeploy --",
@@ -73,14 +71,13 @@ SCENARIOS = {
     "docs/contract.md": ["tokenbus check"],
     "docs/first-hour.md": [
         *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill"),
-        ".venv/bin/python -m benchmarks --list",
     ],
-    "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
+    "docs/gateway.md": ["tokenbus processor & tokenbus", "curl", "tokenbus api-keys"],
     "docs/recording.md": ["tokenbus export steps.tokenbus", "tokenbus inspect steps.tokenbus"],
     "docs/scaling.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
-"""How the lines begin that the tests below run, by page."""
+"""How the lines begin that the tests below run, or tests/test_readme.py, by page."""
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
     "docs/contract.md": "tests/test_readme.py",
@@ -96,16 +93,18 @@ EXAMPLES = {
 """Where each page's blocks of Python are run."""
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
-        yield Path(name)
-
-
 def on_one_bus(folder: Path, **settings: object) -> dict[str, str]:
     """Return an environment in which services find each other in a folder."""
     addresses = {"bus__workers_address": f"ipc://{folder}/w", "bus__clients_address": f"ipc://{folder}/c"}
     return variables(folder, **addresses, processor__metrics_address="", **settings)
+
+
+def run_here(commands: Iterable[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run command lines of `tokenbus` in this process, in a folder; each must succeed."""
+    monkeypatch.chdir(folder)
+    for command in commands:
+        name, *arguments = shlex.split(command)
+        assert (name, main(arguments)) == ("tokenbus", 0), command
 
 
 def ask(port: int, **fields: object) -> dict[str, object]:
@@ -170,6 +169,7 @@ def test_targets_of_make_that_are_named_are_there() -> None:
         assert set(named) <= targets, page
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", SERVICES)
 def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
     """A service that a page starts comes up as it is written, and leaves with status 0 when it is stopped."""
@@ -183,30 +183,26 @@ def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
     assert status == 0, printed
 
 
-def test_check_of_the_contract(folder: Path) -> None:
+def test_check_of_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`tokenbus check` says of a message with NaN exactly what docs/contract.md shows, and its status is 1."""
     shown = line("docs/contract.md", "tokenbus check")
-    (folder / "step-41.binpb").write_bytes(nan_batch())
-    with Shell(shown.command, folder, variables(folder)) as shell:
-        assert shell.end() == (1, shown.printed, "")
+    (tmp_path / "step-41.binpb").write_bytes(nan_batch())
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(shown.command)[1:]) == 1
+    assert capsys.readouterr().out == shown.printed
 
 
-def test_recording_page(folder: Path) -> None:
-    (folder / "steps.tokenbus").write_bytes(recording(payloads(drafts=True)))
-    commands = [each.command for each in command_lines() if each.page == "docs/recording.md"]
+def test_recording_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps.tokenbus").write_bytes(recording(payloads(drafts=True)))
+    commands = [each.command for each in command_lines("docs/recording.md")]
     mine = [each for each in commands if each.startswith(tuple(SCENARIOS["docs/recording.md"]))]
-    with Shell("\n".join(["set -e", *mine]), folder, variables(folder)) as shell:
-        status, printed, _ = shell.end()
-    assert status == 0, printed
-    assert sorted(path.name for path in folder.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
+    run_here(mine, tmp_path, monkeypatch)
+    assert sorted(path.name for path in tmp_path.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
 
 
-def test_processes_of_the_readme(folder: Path) -> None:
-    commands = [line("README.md", f"tokenbus {name}").command for name in ("processor", "worker")]
-    with Shell("\n".join([*commands, "wait"]), folder, on_one_bus(folder)) as shell:
-        shell.line('"worker connected"')
-
-
+@pytest.mark.nightly
 def test_keys_of_the_security_page(folder: Path) -> None:
     """Keys as the page sets them up let a worker and a client in; rotated as it says, the old one is cut off."""
     written = [each.command for each in command_lines() if each.page == "docs/security.md"]
@@ -236,14 +232,12 @@ def test_keys_of_the_security_page(folder: Path) -> None:
     assert (printed.count(" revoked 2"), printed.count(" added 2")) == (1, 2)
 
 
-def test_scaling_page(folder: Path) -> None:
+def test_scaling_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's lines make the keys, and its settings and variables are valid."""
     page = "docs/scaling.md"
     lines = [each.command for each in command_lines(page) if each.command.startswith(tuple(SCENARIOS[page]))]
-    with Shell("\n".join(["set -e", *lines]), folder, variables(folder)) as shell:
-        status, printed, _ = shell.end()
-        assert status == 0, printed
-    path = folder / "tokenbus.toml"
+    run_here(lines, tmp_path, monkeypatch)
+    path = tmp_path / "tokenbus.toml"
     path.write_text(blocks("toml", of=page)[0].text)
     given = dict(re.findall(r"`(TOKENBUS_\w+)=([^`]+)`", (ROOT / page).read_text()))
     own = Settings.load(environment=given | {"TOKENBUS_SETTINGS": str(path)}).bus
@@ -252,13 +246,14 @@ def test_scaling_page(folder: Path) -> None:
     assert bus.clients_address.startswith(own.clients_address)
 
 
+@pytest.mark.nightly
 def test_gateway_page(folder: Path) -> None:
     """The gateway's page: its services, its curl, its example with OpenAI's client, and the columns that it reads."""
     page = "docs/gateway.md"
     streaming, columns = blocks("python", of=page)
     with reserved_port() as port:
         given = on_one_bus(folder, gateway__address=f"127.0.0.1:{port}")
-        with Shell(line(page, "tokenbus processor & ").command, folder, given) as services:
+        with Shell(line(page, "tokenbus processor & tokenbus").command, folder, given) as services:
             services.until_all('"worker connected"', '"client connected"', '"tokenizer":')
             completion, generate = (
                 _curl(each.command.replace("8000", str(port)), folder)
@@ -277,14 +272,14 @@ def test_gateway_page(folder: Path) -> None:
             assert names["ids"].tolist() == choice["token_ids"]
 
 
-def test_keys_of_the_gateway_page(folder: Path) -> None:
+def test_keys_of_the_gateway_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The page's keys are made, listed and revoked as it is written, and the file is one that a gateway takes."""
     commands = [each.command for each in command_lines() if each.command.startswith("tokenbus api-keys")]
-    with Shell("\n".join(commands), folder, variables(folder)) as shell:
-        status, printed, _ = shell.end()
-    assert status == 0, printed
-    assert '"id": "batch"' in printed
-    assert [key.id for key in read_keys(folder / "keys.json")] == ["alice"]
+    run_here(commands, tmp_path, monkeypatch)
+    assert '"id": "batch"' in capsys.readouterr().out
+    assert [key.id for key in read_keys(tmp_path / "keys.json")] == ["alice"]
 
 
 def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, object]]]]:
@@ -338,14 +333,6 @@ def test_first_hour(folder: Path) -> None:
 def _of_hour(begin: str, port: int) -> str:
     """Return a command line of the first hour, with a port of the test's own."""
     return line("docs/first-hour.md", begin).command.replace("8000", str(port))
-
-
-def test_list_of_benchmarks(folder: Path) -> None:
-    command = line("docs/first-hour.md", ".venv/bin/python -m benchmarks --list").command
-    with Shell(command.replace(".venv/bin/python", sys.executable), ROOT, variables(folder)) as shell:
-        status, printed, _ = shell.end()
-    assert status == 0
-    assert {"bus", "codec", "gateway"} <= {each.split()[0] for each in printed.splitlines()}
 
 
 def test_example_of_the_gpu_ops_page() -> None:

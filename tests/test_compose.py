@@ -106,6 +106,7 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
 # The image.
 
 
+@pytest.mark.nightly
 def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[0] == "*"
@@ -238,6 +239,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         yield Deployment(tmp_path, cleanup)
 
 
+@pytest.mark.nightly
 def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> None:
     """Each of our services, run by its own command and variables, passes its own health check, and sees the others.
 

@@ -150,6 +150,7 @@ async def test_aborted_request_has_a_last_row() -> None:
     assert endless.status is RowStatus.ABORTED
 
 
+@pytest.mark.nightly
 def test_program_as_it_is_written() -> None:
     """The page's program, in a file, is a worker of `tokenbus processor`, and SIGTERM ends it with status 0."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:

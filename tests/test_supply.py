@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ PACKAGES = (
 RUN_CODE = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "jsonpickle", "torch"}
 """Modules whose readers run, or may run, what they read."""
 READERS = {"load", "loads", "open_memmap"}
+_SUSPECT = re.compile(rf"\b(?:{'|'.join(sorted(RUN_CODE))}|paddle|\w+_pyobj|allow_pickle|weights_only|eval|exec)\b")
+"""What a module has in it that is worth parsing."""
 
 
 def _modules() -> list[Path]:
@@ -26,57 +29,53 @@ def _modules() -> list[Path]:
 
 
 def _faults(path: Path) -> Iterator[str]:
-    """Yield what in a module could read bytes as code: imports, by whatever way, names, and arguments."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".")[0] for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [(node.module or "").split(".")[0]]
-        elif isinstance(node, ast.Constant) and node.value in RUN_CODE - {"torch"}:
-            names = [str(node.value)]  # as importlib and __import__ would be given it
-        elif isinstance(node, ast.Attribute) and node.attr in {"send_pyobj", "recv_pyobj", "read_pickle"}:
-            names, where = ["pickle"], f"{where} {node.attr}"
-        elif isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "weights_only"}:
-            allows = not (isinstance(node.value, ast.Constant) and node.value.value is (node.arg == "weights_only"))
-            names = ["pickle"] if allows else []
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
-            names, where = ["pickle"], f"{where} {node.func.id}"
-        else:
-            continue
-        for name in RUN_CODE.intersection(names):
-            yield f"{where}: {name}"
-
-
-def _loads_of_torch(path: Path) -> Iterator[str]:
-    """Yield the calls of torch.load and its like, by any name that torch was given."""
-    tree = ast.parse(path.read_text())
-    names = {
+    """Yield what in a module could read bytes as code: imports, by whatever way, names, arguments, torch.load."""
+    if not _SUSPECT.search(text := path.read_text()):
+        return
+    nodes = list(ast.walk(ast.parse(text)))
+    frameworks = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import)
         for alias in node.names
         if alias.name.split(".")[0] in {"torch", "paddle"}
     }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or node.attr not in READERS:
-            continue
-        if isinstance(node.value, ast.Name) and node.value.id in names:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.id}.{node.attr}"
+    for node in nodes:
+        where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        match node:
+            case ast.Import(names=names):
+                found = RUN_CODE.intersection(alias.name.split(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                found = RUN_CODE & {module.split(".")[0]}
+            case ast.Constant(value=str(value)):  # as importlib and __import__ would be given it
+                found = (RUN_CODE - {"torch"}) & {value}
+            case ast.Attribute(attr="send_pyobj" | "recv_pyobj" | "read_pickle" as name):
+                found = {name}
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in READERS:
+                found = {f"{name}.{attribute}"} if name in frameworks else set()
+            case ast.keyword(arg="allow_pickle" | "weights_only" as name, value=value):
+                is_safe = isinstance(value, ast.Constant) and value.value is (name == "weights_only")
+                found = set() if is_safe else {name}
+            case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                found = {name}
+            case _:
+                found = set()
+        yield from (f"{where}: {each}" for each in found)
 
 
 def test_nothing_that_is_read_can_run_code() -> None:
-    """No module of the packages can unpickle: not by import or name, nor by pyzmq, by numpy or by a framework."""
+    """No module of the packages can unpickle: not by import or name, by pyzmq, numpy or a framework (case 32)."""
     modules = _modules()
     assert len(modules) > 100
-    found = [fault for path in modules for fault in (*_faults(path), *_loads_of_torch(path))]
+    found = [fault for path in modules for fault in _faults(path)]
     # A bridge to the framework hands arrays over in memory; it reads nothing.
     assert [fault for fault in found if not fault.endswith(": torch")] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_could_run_code_is_found(tmp_path: Path) -> None:
+    """The search above finds each way that it is there to find."""
+    path = tmp_path / "module.py"
+    for text in (
         "import pickle",
         "def f():\n    from pickle import loads",
         "import importlib\nimportlib.import_module('pickle')",
@@ -84,19 +83,14 @@ def test_nothing_that_is_read_can_run_code() -> None:
         "socket.recv_pyobj()",
         "np.load(path, allow_pickle=True)",
         "np.load(path, allow_pickle=wanted)",
-        "import torch as t\nt.load(path)",
-        "import paddle\npaddle.load(path)",
+        "import paddle as p\np.load(path)",
         "eval(text)",
-    ],
-)
-def test_what_could_run_code_is_found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search above finds each way that it is there to find."""
-    monkeypatch.setattr("tests.test_supply.ROOT", tmp_path)
-    path = tmp_path / "module.py"
-    path.write_text(text)
-    assert [*_faults(path), *_loads_of_torch(path)]
+    ):
+        path.write_text(text)
+        assert list(_faults(path)), text
 
 
+@pytest.mark.nightly
 def test_sbom_lists_what_the_locks_hold() -> None:
     """Each lock has a document with every package of it, its version and its hashes, the same each time."""
     said = []

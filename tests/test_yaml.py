@@ -30,6 +30,7 @@ def test_the_files_are_found() -> None:
     assert {path.name for path in FILES} >= {"alerts.yml", "prometheus.yml", "tokenbus.yml", "buf.yaml"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_go_reads_the_same(path: Path, tmp_path: Path) -> None:
     """No file is refused by Go's YAML library, or means something else to it: `yes`, 0400 and an open `?` do."""
@@ -42,17 +43,11 @@ def test_go_reads_the_same(path: Path, tmp_path: Path) -> None:
     assert read_by_go(ROOT / path) == with_values(found)
 
 
-@pytest.mark.parametrize("text", ["a: yes", "a: 0400"])
-def test_a_difference_is_found(text: str, tmp_path: Path) -> None:
-    """What the two libraries read differently is seen by this comparison."""
+def test_a_difference_and_a_refusal_are_found(tmp_path: Path) -> None:
+    """What the two libraries read differently is seen by this comparison, and what one refuses, in Go's words."""
     path = tmp_path / "some.yml"
-    path.write_text(text)
-    assert read_by_go(path) != YAML(typ="safe").load(text)
-
-
-def test_a_refusal_is_found(tmp_path: Path) -> None:
-    """What only the tests' own library reads fails here, with the words of Go's."""
-    path = tmp_path / "some.yml"
+    path.write_text("a: yes")
+    assert read_by_go(path) != YAML(typ="safe").load(path.read_text())
     path.write_text("a: {b: c?d=e}")
     assert YAML(typ="safe").load(path.read_text())
     with pytest.raises(AssertionError, match="did not find expected"):
