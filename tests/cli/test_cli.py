@@ -1,4 +1,4 @@
-"""The command line, run as users run it: a process of its own, its output and its exit status."""
+"""The command line: `tokenbus check`, wrong uses, help, and what standard output and error that take nothing do."""
 
 import json
 import os
@@ -6,11 +6,12 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support import processes
+from tokenbus.cli import main
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 
 VECTORS = Path(__file__).resolve().parents[2] / "contracts" / "vectors" / "v1"
@@ -19,10 +20,43 @@ BAD = str(VECTORS / "invalid" / "nan_logprob.binpb")
 COMMAND = Path(sys.executable).parent / "tokenbus"
 
 
+class Run(NamedTuple):
+    """What a command came to."""
+
+    status: int
+    out: str
+    error: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What was printed; nothing may have gone wrong on the way."""
+        assert "Traceback" not in self.error
+        return self.out.splitlines()
+
+
+class Tokenbus:
+    """Runs the command in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self._folder = folder
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Run:
+        given = self._folder / "standard input"
+        given.write_bytes(stdin)
+        with given.open() as file:
+            self._monkeypatch.setattr("sys.stdin", file)
+            status = main(arguments)
+        out, error = self._capsys.readouterr()
+        return Run(status, out, error)
+
+
+@pytest.fixture
 def tokenbus(
-    *arguments: str | bytes, stdin: bytes = b"", cwd: Path | None = None, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    return processes.run([COMMAND, *arguments], input=stdin, cwd=cwd, env=os.environ | (environment or {}))
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenbus:
+    return Tokenbus(capsys, monkeypatch, tmp_path_factory.mktemp("cli"))
 
 
 def redirected(redirection: str, *arguments: str, unbuffered: str = "") -> subprocess.CompletedProcess[bytes]:
@@ -42,91 +76,73 @@ def no_constant(literal: str) -> None:
     raise AssertionError(literal)
 
 
-def lines(run: subprocess.CompletedProcess[bytes]) -> list[str]:
-    """Return what was printed; nothing may have gone wrong on the way."""
-    assert b"Traceback" not in run.stderr
-    return run.stdout.decode().splitlines()
-
-
-def test_file_that_holds() -> None:
-    run = tokenbus("check", GOOD)
-    (line,) = lines(run)
-    assert run.returncode == 0
-    assert line.startswith("ok ")
-    assert "worker-0/1790000000000000000 sequence 41 step 40 part 1/1 TARGET, 4 rows (4 ACTIVE), 7 tokens" in line
-
-
-def test_file_that_does_not_hold() -> None:
+def test_files_that_hold_and_do_not(tokenbus: Tokenbus) -> None:
     run = tokenbus("check", GOOD, BAD)
-    _, line = lines(run)
-    assert run.returncode == 1
-    assert line == f"refused  {BAD}: byte 110: logprobs[1]: a finite number, got nan"
+    held, refused = run.lines
+    assert run.status == 1
+    assert held.startswith("ok ")
+    assert "worker-0/1790000000000000000 sequence 41 step 40 part 1/1 TARGET, 4 rows (4 ACTIVE), 7 tokens" in held
+    assert refused == f"refused  {BAD}: byte 110: logprobs[1]: a finite number, got nan"
+    assert tokenbus("check", GOOD).status == 0
 
 
-def test_row_by_row() -> None:
-    held = lines(tokenbus("check", "--rows", GOOD))
+def test_row_by_row(tokenbus: Tokenbus) -> None:
+    held = tokenbus("check", "--rows", GOOD).lines
     assert len(held) == 1 + 4
     assert "row 1 key 2 index 1 position 0 ACTIVE top-k 0: 42(-) 42(-) 42(-)" in held[2]
-    refused = lines(tokenbus("check", str(VECTORS / "invalid" / "preempted_with_tokens.binpb"), "--rows"))
+    refused = tokenbus("check", str(VECTORS / "invalid" / "preempted_with_tokens.binpb"), "--rows").lines
     assert refused[0].startswith("refused ")
     assert refused[1].startswith("  ok ")
     assert "row 1 key 9: token_counts[0]: no token in a row that is PREEMPTED, got 2" in refused[2]
 
 
-def test_every_vector_row_by_row() -> None:
+def test_every_vector_row_by_row(tokenbus: Tokenbus) -> None:
     """Row by row, the command names the faults of every golden message without failing itself."""
     for kind, status in (("valid", 0), ("invalid", 1)):
         names = [str(path) for path in sorted((VECTORS / kind).glob("*.binpb"))]
         run = tokenbus("check", "--rows", *names)
-        verdicts = [line for line in lines(run) if not line.startswith("  ")]
-        assert run.returncode == status
+        verdicts = [line for line in run.lines if not line.startswith("  ")]
+        assert run.status == status
         assert len(verdicts) == len(names)
         assert {line.split()[0] for line in verdicts} == {"ok" if status == 0 else "refused"}
 
 
-def test_json() -> None:
-    run = tokenbus("check", "--json", "--rows", GOOD, BAD)
-    report: dict[str, Any] = json.loads(run.stdout)
-    assert run.returncode == 1
-    assert report["ok"] is False
-    held, refused = report["files"]
-    assert (held["file"], held["ok"], held["holds"]["tokens"]) == (GOOD, True, 7)
+def test_json_is_strict(tokenbus: Tokenbus, tmp_path: Path) -> None:
+    """With --json nothing is NaN or Infinity, whatever the messages hold, and a name without UTF-8 is escaped."""
+    (tmp_path / "\udcff").touch()
+    names = [str(path) for path in sorted(VECTORS.glob("*/*.binpb"))]
+    run = tokenbus("check", "--json", "--rows", *names, str(tmp_path / "\udcff"))
+    report: dict[str, Any] = json.loads(run.out, parse_constant=no_constant)
+    assert (run.status, report["ok"]) == (1, False)
+    assert [file["file"] for file in report["files"]] == [*names, f"{tmp_path}/\\udcff"]
+    held, refused = (next(file for file in report["files"] if file["file"] == name) for name in (GOOD, BAD))
+    assert (held["ok"], held["holds"]["tokens"]) == (True, 7)
     assert [row["token_ids"] for row in held["rows"]] == [[11, 12], [42, 42, 42], [42], [12]]
     assert (refused["field"], refused["rule"], refused["actual"]) == ("logprobs[1]", "finite", "nan")
 
 
-def test_json_is_strict(tmp_path: Path) -> None:
-    """With --json nothing is NaN or Infinity, whatever the messages hold, and a name without UTF-8 is escaped."""
-    (tmp_path / "\udcff").touch()
-    names = [str(path) for path in sorted(VECTORS.glob("*/*.binpb"))]
-    run = tokenbus("check", "--json", "--rows", *names, os.fsencode(tmp_path / "\udcff"))
-    files = json.loads(run.stdout, parse_constant=no_constant)["files"]
-    assert [file["file"] for file in files] == [*names, f"{tmp_path}/\\udcff"]
-
-
-def test_json_keeps_64_bits() -> None:
+def test_json_keeps_64_bits(tokenbus: Tokenbus) -> None:
     """With --json every integer of 64 bits is a string: a reader that has only doubles would round it."""
     run = tokenbus("check", "--json", "-", stdin=message(number=2**63 + 1))
-    holds = json.loads(run.stdout)["files"][0]["holds"]
+    holds = json.loads(run.out)["files"][0]["holds"]
     assert [holds[name] for name in ("epoch", "sequence", "step")] == [str(2**63 + 1)] * 3
-    rows = json.loads(tokenbus("check", "--json", "--rows", GOOD).stdout)["files"][0]["rows"]
+    rows = json.loads(tokenbus("check", "--json", "--rows", GOOD).out)["files"][0]["rows"]
     assert [row["request_key"] for row in rows] == ["1", "2", "3", "4"]
 
 
-def test_limits_can_be_the_schemas() -> None:
+def test_limits_can_be_the_schemas(tokenbus: Tokenbus) -> None:
     """What a deployment refuses by default may hold against the schema's own bounds."""
     wide = str(VECTORS / "invalid" / "too_many_tokens.binpb")
-    assert tokenbus("check", wide).returncode == 1
-    assert tokenbus("check", "--limits", "schema", wide).returncode == 0
+    assert tokenbus("check", wide).status == 1
+    assert tokenbus("check", "--limits", "schema", wide).status == 0
 
 
-def test_standard_input() -> None:
-    """A message may come through a pipe; one that never ends is read no further than the limit."""
-    assert tokenbus("check", "-", stdin=Path(GOOD).read_bytes()).returncode == 0
-    endless = tokenbus("check", "-", stdin=b"\0" * (Limits.default().max_message_bytes + 10))
-    (line,) = lines(endless)
+@pytest.mark.nightly
+def test_endless_standard_input() -> None:
+    """A pipe that never ends is read no further than the limit."""
+    endless = processes.run([COMMAND, "check", "-"], input=b"\0" * (Limits.default().max_message_bytes + 10))
     assert endless.returncode == 1
-    assert line.startswith("refused  -: byte 0: message: at most 2097152 bytes, got 20971")
+    assert endless.stdout.startswith(b"refused  -: byte 0: message: at most 2097152 bytes, got 20971")
 
 
 def test_each_file_is_reported_when_it_is_read() -> None:
@@ -143,77 +159,68 @@ def test_each_file_is_reported_when_it_is_read() -> None:
         assert process.stdout.readline().startswith(b"refused  -: ")
 
 
-def test_worker_id_is_printed_escaped() -> None:
-    run = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e"))
-    (line,) = run.stdout.decode().split("\n")[:-1]
+def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
+    """A worker's name, a file's, even one that is no UTF-8, and what was typed write nothing else to a terminal."""
+    (line,) = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e")).out.split("\n")[:-1]
     assert line.startswith(r"ok       -: w\nok       x\x1b[2J\r\x9b\u202e/1 sequence 1 ")
-
-
-def test_file_name_is_printed_escaped() -> None:
-    """Nor can a file's name, even one that is no UTF-8."""
-    run = tokenbus("check", b"a\nok\x1b[31m\xff")
-    assert run.stdout == rb"refused  a\nok\x1b[31m\udcff: no such file or directory" + b"\n"
-
-
-def test_wrong_use_is_quoted_escaped() -> None:
+    run = tokenbus("check", "a\nok\x1b[31m\udcff")
+    assert run.out == r"refused  a\nok\x1b[31m\udcff: no such file or directory" + "\n"
     for arguments in (["x\n\x1b[2J"], ["check", GOOD, "--x\n\x1b[2J"], ["check", "--json=\n\x1b[2J", GOOD]):
         run = tokenbus(*arguments)
-        assert run.returncode == 2
-        assert b"\x1b" not in run.stderr
-        assert rb"\n\x1b[2J" in run.stderr.splitlines()[-1]
+        assert run.status == 2
+        assert "\x1b" not in run.error
+        assert r"\n\x1b[2J" in run.error.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["check", GOOD], ["check", "--json", GOOD], ["--help"], ["--version"]])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    ("redirection", "why"),
+    ("redirection", "unbuffered", "arguments", "why"),
     [
-        (">&-", "standard output is closed"),
-        ("> /dev/full", "cannot write to standard output: no space left on device"),
+        (">&-", "", ["check", GOOD], "standard output is closed"),
+        (">&-", "1", ["--version"], "standard output is closed"),
+        ("> /dev/full", "", ["check", GOOD], "cannot write to standard output: no space left on device"),
+        ("> /dev/full", "1", ["--help"], "cannot write to standard output: no space left on device"),
     ],
 )
-def test_output_that_cannot_be_written(redirection: str, why: str, arguments: list[str], unbuffered: str) -> None:
+def test_output_that_cannot_be_written(redirection: str, unbuffered: str, arguments: list[str], why: str) -> None:
     """Where standard output takes nothing, one line on standard error says why, with status 1."""
     run = redirected(redirection, *arguments, unbuffered=unbuffered)
-    assert run.stderr.decode() == f"tokenbus: {why}\n"
-    assert run.returncode == 1
+    assert (run.returncode, run.stderr.decode()) == (1, f"tokenbus: {why}\n")
 
 
-@pytest.mark.parametrize("redirection", [">&- 2>&-", "> /dev/full 2>&-", "> /dev/full 2> /dev/full"])
+@pytest.mark.parametrize("redirection", ["> /dev/full 2>&-", "> /dev/full 2> /dev/full"])
 def test_nowhere_to_complain(redirection: str) -> None:
     """Where standard error takes nothing either, status 1 is all there is."""
     run = redirected(redirection, "check", GOOD)
     assert (run.returncode, run.stdout, run.stderr) == (1, b"", b"")
 
 
-def test_standard_input_that_is_closed() -> None:
-    run = redirected("<&-", "check", GOOD, "-")
-    assert lines(run)[1] == "refused  -: standard input is closed"
-    assert (run.returncode, run.stderr) == (1, b"")
+def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it after `<&-`
+    assert main(["check", "-"]) == 1
+    assert capsys.readouterr().out == "refused  -: standard input is closed\n"
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
-)
-def test_output_without_unicode(environment: dict[str, str]) -> None:
+def test_output_without_unicode() -> None:
     """Where the output holds only ASCII, other letters are escaped, and the verdict is the same."""
-    run = tokenbus("check", "-", stdin=message("arbeiter-ü"), environment=environment)
+    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [str(COMMAND), "check", "-"]
+    run = subprocess.run(command, input=message("arbeiter-ü"), env=environment, capture_output=True, check=False)
     assert run.stdout.startswith(rb"ok       -: arbeiter-\xfc/1 ")
     assert (run.returncode, run.stderr) == (0, b"")
 
 
-def test_names_that_begin_with_a_dash(tmp_path: Path) -> None:
+def test_names_that_begin_with_a_dash(tokenbus: Tokenbus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows `--` is a file, whatever it looks like; options may stand between the files before it."""
+    monkeypatch.chdir(tmp_path)
     for name in ("-dash", "--json", "plain"):
         (tmp_path / name).write_bytes(message())
-    run = tokenbus("check", "plain", "--rows", "plain", "--", "-dash", "plain", "--json", cwd=tmp_path)
-    assert [line.split(":")[0].split()[1] for line in lines(run)] == ["plain", "plain", "-dash", "plain", "--json"]
-    assert run.returncode == 0
-    assert lines(tokenbus("check", "--", "-dash", cwd=tmp_path))[0].startswith("ok       -dash: ")
+    run = tokenbus("check", "plain", "--rows", "plain", "--", "-dash", "plain", "--json")
+    assert [line.split(":")[0].split()[1] for line in run.lines] == ["plain", "plain", "-dash", "plain", "--json"]
+    assert run.status == 0
+    assert tokenbus("check", "--", "-dash").lines[0].startswith("ok       -dash: ")
 
 
-def test_what_is_no_message_file(tmp_path: Path) -> None:
+def test_what_is_no_message_file(tokenbus: Tokenbus, tmp_path: Path) -> None:
     """A directory, a missing, an empty, a huge and an unreadable kind of file each get one clear line."""
     empty, huge, fifo = tmp_path / "empty", tmp_path / "huge", tmp_path / "fifo"
     empty.touch()
@@ -222,8 +229,8 @@ def test_what_is_no_message_file(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     missing = tmp_path / "missing"
     run = tokenbus("check", *map(str, (tmp_path, missing, empty, huge, fifo)))
-    assert run.returncode == 1
-    assert lines(run) == [
+    assert run.status == 1
+    assert run.lines == [
         f"refused  {tmp_path}: a directory, not a message file",
         f"refused  {missing}: no such file or directory",
         f"refused  {empty}: byte 0: header: a header, got none",
@@ -232,34 +239,30 @@ def test_what_is_no_message_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_wrong_use(tokenbus: Tokenbus) -> None:
+    for arguments in (
         ["check"],
         ["check", "--"],
         ["check", "--limits", "loose", GOOD],
         ["demo", "--", "-x"],
         ["chekc"],
         ["--frobnicate"],
-    ],
-)
-def test_wrong_use(arguments: list[str]) -> None:
-    run = tokenbus(*arguments)
-    assert run.returncode == 2
-    assert b"error: " in run.stderr.splitlines()[-1]
-    assert b"Traceback" not in run.stderr
+    ):
+        run = tokenbus(*arguments)
+        assert run.status == 2, arguments
+        assert "error: " in run.error.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["demo", "--help"], ["--version"]])
-def test_help(arguments: list[str]) -> None:
+def test_help(tokenbus: Tokenbus) -> None:
     """Help and the version are printed on request, and without any argument, with status 0."""
-    run = tokenbus(*arguments)
-    assert run.returncode == 0
-    assert "tokenbus" in lines(run)[0]
+    for arguments in ([], ["--help"], ["check", "--help"], ["demo", "--help"], ["--version"]):
+        run = tokenbus(*arguments)
+        assert run.status == 0
+        assert "tokenbus" in run.lines[0]
 
 
-def test_help_lists_all_commands_in_groups() -> None:
-    printed = lines(tokenbus("--help"))
+def test_help_lists_all_commands_in_groups(tokenbus: Tokenbus) -> None:
+    printed = tokenbus("--help").lines
     headings = [line for line in printed if line.endswith(":")]
     assert headings == ["run:", "look:", "keys:", "schema:", "engines and plugins:", "options:"]
     commands = [line.split()[0] for line in printed[: printed.index("options:")] if line.startswith("  ")]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -182,14 +182,14 @@ def _full(_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("items", [0, 1, 7, 12, 13, len(ITEMS)])
+@pytest.mark.parametrize("items", [0, 12, 13])
 def test_killed_recorder_loses_nothing(
     items: int, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After SIGKILL, `tokenbus export` completes the folder, and says in a line what it recovered."""
     folder = tmp_path / "steps"
     killed = subprocess.run([sys.executable, "-c", KILLED, source, folder, str(items)], check=False)
-    assert killed.returncode == (0 if items == len(ITEMS) else -SIGKILL)
+    assert killed.returncode == -SIGKILL
     if not items:
         assert not folder.exists()
         return
@@ -239,28 +239,22 @@ def test_folder_that_is_still_written_is_not_completed(
     assert rows_of(folder) == tokens_of(ITEMS[:13])
 
 
-@pytest.mark.parametrize("end", [SIGTERM, SIGKILL])
-def test_recorder_process(end: Any, source: Path, tmp_path: Path) -> None:  # noqa: ANN401 - a signal
-    """The command as users run it: stopped it leaves whole files, and killed what export completes."""
+def test_recorder_process_that_is_killed(source: Path, tmp_path: Path) -> None:
+    """The command as users run it, killed, leaves what export completes."""
     folder = tmp_path / "parts"
     clients = addresses(tmp_path)[2:]
-    parquet = ["--format", "parquet", "--part-bytes", str(PART_BYTES)]
     patience = ["--set", "bus.heartbeat_timeout_ms=600000", "--metrics-address", ""]
     with (
         Service("processor", *addresses(tmp_path), *patience, processor__unclaimed_timeout_ms=1) as processor,
-        Service("record", str(folder), *parquet, "--worker", WORKER, *clients) as recorder,
+        Service("record", str(folder), "--format", "parquet", "--worker", WORKER, *clients) as recorder,
     ):
         processor.logged("client connected")
         recorder.logged("connected")
         asyncio.run(publish(source.read_bytes(), settings_of({"bus.workers_address": f"ipc://{tmp_path}/w"})))
-        wait_until(lambda: len(list(folder.glob("part-*.parquet"))) > 2)
-        recorder.signal(end)
-        status, output, _ = recorder.end()
-    assert status == (0 if end == SIGTERM else -SIGKILL)
-    if end == SIGKILL:
-        assert main(["export", str(folder)]) in {0, 1}
+        wait_until(lambda: any(part.stat().st_size > PART_BYTES for part in folder.glob("_part-*.tokenbus")))
+        recorder.signal(SIGKILL)
+        assert recorder.end()[0] == -SIGKILL
+    assert main(["export", str(folder)]) in {0, 1}
     rows = rows_of(folder)
+    assert rows
     assert rows == tokens_of(ITEMS)[: len(rows)]
-    if end == SIGTERM:
-        assert len(rows) == len(tokens_of(ITEMS))
-        assert output.count("part-") == len(list(folder.iterdir()))

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from ruamel.yaml import YAML
 
 from tests.cli.helpers import payloads, recording
-from tests.cli.test_cli import COMMAND, lines, tokenbus
+from tests.cli.test_cli import COMMAND
 from tests.pages import ROOT, blocks
 from tests.support import processes
 from tokenbus.cli import main
@@ -124,15 +124,17 @@ def test_proto_that_does_not_compile_is_told(capsysbinary: pytest.CaptureFixture
     assert "stream.proto" in error
 
 
-def test_recordings_are_checked(tmp_path: Path) -> None:
+def test_recordings_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A recording gets one line; a cut or damaged one says where, and what of which item breaks the contract."""
     whole = recording(payloads(requests=2, tokens=4))
     contents = {"whole": whole, "cut": whole[:-5], "flipped": whole[:-9] + bytes([whole[-9] ^ 0xFF]) + whole[-8:]}
     for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
-    run = tokenbus("check", *contents, cwd=tmp_path)
-    held, cut, flipped = lines(run)
-    assert run.returncode == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *contents]) == 1
+    held, cut, flipped = capsys.readouterr().out.splitlines()
     assert held.startswith("ok       whole: worker-0/7 recording, ")
     assert "0 missing" in held
     assert cut.startswith("refused  cut: byte ")
@@ -141,12 +143,15 @@ def test_recordings_are_checked(tmp_path: Path) -> None:
     assert "CRC-32" in flipped
 
 
-def test_item_that_breaks_the_contract_is_found_in_its_recording(tmp_path: Path) -> None:
+def test_item_that_breaks_the_contract_is_found_in_its_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sound = list(payloads(requests=2, tokens=4))
     sequence, kind, payload = next(each for each in sound if each[1] == 1)
     broken = [(number, each, data[:-2] if number == sequence else data) for number, each, data in sound]
     (tmp_path / "stream.tokenbus").write_bytes(recording(iter(broken)))
-    report = json.loads(tokenbus("check", "--json", "stream.tokenbus", cwd=tmp_path).stdout)["files"][0]
+    assert main(["check", "--json", str(tmp_path / "stream.tokenbus")]) == 1
+    report = json.loads(capsys.readouterr().out)["files"][0]
     assert (report["ok"], report["item"], kind) == (False, str(sequence), 1)
     begin = (tmp_path / "stream.tokenbus").read_bytes().index(payload[:-2])
     assert begin <= report["offset"] < begin + len(payload)
@@ -158,9 +163,7 @@ def action() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("files", "status"), [("good/*.binpb", 0), ("good/*", 0), ("**/*.binpb", 1), ("none/*", 1), ("good/* none/*", 1)]
-)
+@pytest.mark.parametrize(("files", "status"), [("good/*.binpb", 0), ("**/*.binpb", 1), ("good/* none/*", 1)])
 def test_action_checks_the_files_that_it_is_given(tmp_path: Path, files: str, status: int) -> None:
     """The step of action.yml, as a runner runs it, with Tokenbus where the step before installs it."""
     vectors = ROOT / "contracts" / "vectors" / "v1"

@@ -79,6 +79,7 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
     assert left_in(folder) == []
 
 
+@pytest.mark.nightly
 def test_people_are_told_where_to_look(folder: Path) -> None:
     """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
     with Command(["up", *FEW, "--model", "books"], environment(folder)) as command:
@@ -103,6 +104,7 @@ def test_people_are_told_where_to_look(folder: Path) -> None:
     assert "\x1b" not in text + output + complaints
 
 
+@pytest.mark.nightly
 def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
     """On a terminal a line says how the system does; when the terminal dies nothing lives on."""
     ours, theirs = os.openpty()
@@ -161,6 +163,7 @@ def test_children_end_with_a_killed_parent(folder: Path) -> None:
     assert left_in(folder) == []
 
 
+@pytest.mark.nightly
 def test_second_signal_kills(folder: Path) -> None:
     with Command(["up", *FEW, "--json"], environment(folder, worker__drain_timeout_ms=3_600_000)) as command:
         processes = pids(command.event("up"))
@@ -174,6 +177,7 @@ def test_second_signal_kills(folder: Path) -> None:
     assert left_in(folder) == []
 
 
+@pytest.mark.nightly
 def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
     """Without a second signal the settings say how long a service may take to leave."""
     times = {"worker__drain_timeout_ms": 1}
@@ -186,6 +190,7 @@ def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> No
     assert none_runs(processes)
 
 
+@pytest.mark.nightly
 def test_reader_that_goes_away_stops_it(folder: Path) -> None:
     """When nobody can read what it prints any more, everything is stopped, with status 1 and no traceback."""
     process = start([str(COMMAND), "up", *FEW, "--workers", "2", "--json"], environment(folder))
@@ -205,19 +210,15 @@ def test_reader_that_goes_away_stops_it(folder: Path) -> None:
     assert left_in(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("option", "service", "setting"),
-    [("--metrics-address", "processor", "processor.metrics_address"), ("--port", "gateway", "gateway.address")],
-)
-def test_service_that_cannot_start_says_why(option: str, service: str, setting: str, folder: Path) -> None:
+def test_service_that_cannot_start_says_why(folder: Path) -> None:
     with closing(create_server(("127.0.0.1", 0))) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        given = address.rpartition(":")[2] if option == "--port" else address
-        with Command(["up", *FEW, option, given], environment(folder)) as command:
+        with Command(["up", *FEW, "--metrics-address", address], environment(folder)) as command:
             status, _, complaints = command.end()
     assert status == 2
     (line,) = complaints.splitlines()
-    assert line.startswith(f"tokenbus: {service}: ended with status 2 before it was ready: {setting}: {address}")
+    before = "tokenbus: processor: ended with status 2 before it was ready: "
+    assert line.startswith(f"{before}processor.metrics_address: {address}")
     assert left_in(folder) == []
 
 
@@ -251,6 +252,7 @@ def test_wrong_use(arguments: list[str], why: str, capsys: pytest.CaptureFixture
     assert said.out == ""
 
 
+@pytest.mark.nightly
 def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
     """A signal that comes before everything is ready leaves nothing behind, and is no failure."""
     with Command(["up", *FEW, "--json"], environment(folder)) as command:
@@ -262,6 +264,7 @@ def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
     assert left_in(folder) == []
 
 
+@pytest.mark.nightly
 def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
     """Ctrl-Z stops every service before the command itself; when that goes on they do, and a SIGINT ends all.
 
