@@ -36,11 +36,7 @@ def outputs(op: str) -> list[Array]:
     }
     if op in sizes:
         tokens, scores, ranks = sizes[op]
-        return [
-            np.full((tokens, 1), 2, np.int64),
-            np.zeros((scores, 1), np.float32),
-            np.zeros(ranks, np.int64),
-        ]
+        return [np.full((tokens, 1), 2, np.int64), np.zeros((scores, 1), np.float32), np.zeros(ranks, np.int64)]
     if op == "speculate_get_output":
         return [np.full(2 + SPECULATIVE_SLOTS + SPECULATIVE_SLOTS * TOKENS, 2, np.int64)]
     return [np.full((2 + SLOTS, 1), 2, np.int64)]
@@ -163,9 +159,7 @@ class Steps:
         scored = self.scored(int(own.sum()), columns)
         return {
             "sampled_token_ids": scored["ids"][:, :1].copy(),
-            "logprob_token_ids": scored["ids"],
-            "logprob_scores": scored["logprobs"],
-            "logprob_ranks": scored["ranks"],
+            **_named(scored),
             "token_num_per_batch": numbers,
             "cu_batch_token_offset": (np.cumsum(own) - own).astype(np.int32),
             "not_need_stop": self.not_need_stop(),
@@ -184,12 +178,9 @@ class Steps:
         offsets = np.cumsum(numbers) - numbers
         with_token = np.flatnonzero(numbers)
         sampled[with_token, 0] = scored["ids"][offsets[with_token], 0]
-        return {
-            **self.speculated(slots, columns),
+        return self.speculated(slots, columns) | {
             "sampled_token_ids": sampled,
-            "logprob_token_ids": scored["ids"],
-            "logprob_scores": scored["logprobs"],
-            "logprob_ranks": scored["ranks"],
+            **_named(scored),
             "token_num_per_batch": numbers,
             "cu_batch_token_offset": offsets.astype(np.int32),
         }
@@ -245,6 +236,15 @@ class Steps:
         return found
 
 
+def _named(scored: dict[str, Array]) -> dict[str, Array]:
+    """Return columns by the names under which the speculative ops take them."""
+    return {
+        "logprob_token_ids": scored["ids"],
+        "logprob_scores": scored["logprobs"],
+        "logprob_ranks": scored["ranks"],
+    }
+
+
 def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
     """Return a step whose slots have so many tokens each: none is preempted, prefilling or the last."""
     steps, slots, numbers = Steps(6), len(counts), np.array(counts, np.int32)
@@ -252,9 +252,7 @@ def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
     scored = steps.scored(sum(counts) if "token_num_per_batch" in given else slots, columns)
     changes: dict[str, Any] = {
         "sampled_token_ids": np.arange(5, 5 + 6 * slots).reshape(slots, 6) if op == FIRST else scored["ids"][:, :1],
-        "logprob_token_ids": scored["ids"],
-        "logprob_scores": scored["logprobs"],
-        "logprob_ranks": scored["ranks"],
+        **_named(scored),
         "token_num_per_batch": numbers,
         "cu_batch_token_offset": (np.cumsum(numbers) - numbers).astype(np.int32),
         "accept_num": numbers,

@@ -152,18 +152,6 @@ def test_columns_are_cut_where_the_struct_has_no_place() -> None:
             np.testing.assert_array_equal(wide, narrow)
 
 
-@pytest.mark.parametrize("op", ["get_output", "get_output_topk", "speculate_get_output_topk"])
-@pytest.mark.parametrize("saved", ["save_output", "save_output_topk", "speculate_save_output_topk"])
-def test_get_of_another_kind_is_an_error_and_the_next_one_is_got(saved: str, op: str, beside: Beside) -> None:
-    """A get op drops a message of another kind with an error; FastDeploy misreads it, or finds it again for ever."""
-    steps = Steps(8)
-    for _ in range(2):
-        beside.save(saved, steps.drawn(saved, 3, 2))
-    if GETS[saved] != op:
-        beside.get_another_kind(beside.kernel.heads[0], op)
-    beside.get_all()
-
-
 def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
     op = "speculate_get_output"
     beside.save("speculate_save_output", Steps(8).accepted(3))
@@ -172,11 +160,6 @@ def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
     fastdeploy.speculate_get_output(found, 1, True, True)  # noqa: FBT003 - by that engine's positions
     mask = beside.kernel.get([expected], rank=1, each_rank=True)
     same_bytes(op, 0, found, expected, mask)
-
-
-@pytest.mark.parametrize("op", sorted(set(GETS.values())))
-def test_empty_get_leaves_what_that_engines_leaves(op: str, beside: Beside) -> None:
-    beside.get_nothing(op)
 
 
 def test_first_token_at_a_later_step_is_none(beside: Beside) -> None:

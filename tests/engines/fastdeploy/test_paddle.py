@@ -36,13 +36,9 @@ def tensors(values: Any, kind: Any) -> list[Any]:  # noqa: ANN401 - arguments by
 
 @pytest.mark.usefixtures("bus")
 def test_tensor_that_numpy_has_no_type_for_is_refused() -> None:
-    given = tensors(
-        (Steps(31).plain(2) | {"sampled_token_ids": np.array([[5.0], [6.0]])}).values(), lambda tensor: tensor
-    )
-    given[0] = given[0].astype("bfloat16")
-    with pytest.raises(ContractError) as refused:
-        fastdeploy.save_output(*given)
-    assert str(refused.value) == "save_output.sampled_token_ids: a type that numpy has, got bfloat16"
+    given = Steps(31).plain(2) | {"sampled_token_ids": paddle.ones([2, 1]).astype("bfloat16")}
+    with pytest.raises(ContractError, match=r"^save_output.sampled_token_ids: a type that numpy has, got bfloat16$"):
+        fastdeploy.save_output(*given.values())
 
 
 @pytest.fixture

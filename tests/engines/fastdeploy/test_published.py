@@ -31,17 +31,7 @@ from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays, StepAssembler
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.publishing import publisher_client
-from tokenbus_contracts import (
-    BatchKind,
-    Limits,
-    LogprobBatch,
-    Row,
-    RowStatus,
-    Scoring,
-    SpeculativeMethod,
-    ValueKind,
-    encode,
-)
+from tokenbus_contracts import BatchKind, Limits, LogprobBatch, Row, RowStatus, Scoring, SpeculativeMethod, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 SECONDS = 20
@@ -90,9 +80,7 @@ class Shown:
     def round(self, order: str) -> list[str]:
         """Return the same of a step whose slots go on: T and D, in some order."""
         self.computed += 2
-        return self.all(
-            *(message(TARGET if letter == "T" else DRAFT, 2, 1, computed=self.computed) for letter in order)
-        )
+        return self.all(*(message({"T": TARGET, "D": DRAFT}[each], 2, 1, computed=self.computed) for each in order))
 
 
 def _name(arrays: StepArrays) -> str:
@@ -116,13 +104,6 @@ def test_drafts_and_targets_in_one_order(orders: list[str], shown: list[list[str
     assert [told.round(order) for order in orders] == shown
 
 
-def test_idle_target_takes_no_later_draft() -> None:
-    shown = Shown()
-    assert shown.round("TD") == ["T1!", "D1"]
-    assert shown.all(message(TARGET, 0, 0, is_running=False)) == ["T2"]
-    assert shown.round("TD") == ["T3!", "D3"]
-
-
 def test_draft_that_is_late_pairs_with_its_own_target() -> None:
     """Drafts that are saved after the next step's target are known from that one's by what they say of slots."""
     shown = Shown()
@@ -134,8 +115,8 @@ def test_draft_that_is_late_pairs_with_its_own_target() -> None:
 def test_draft_that_is_missing_leaves_the_others_alone() -> None:
     """Where a draft did not come, the next one pairs with its own target, by what both say of slots (case 4, 12)."""
     shown = Shown()
-    assert shown.round("TT") == ["T1!", "T2!"]
-    assert shown.all(message(DRAFT, 2, 1, computed=shown.computed)) == ["D1"]
+    assert shown.round("TD") == ["T1!", "D1"]
+    assert shown.all(message(TARGET, 0, 0, is_running=False)) == ["T2"]  # an idle target takes no later draft
     one, two = message(TARGET, 1, 1, computed=20), message(TARGET, 2, 2, computed=22)
     assert shown.all(one, two, message(DRAFT, 2, 2, computed=22)) == ["T3!", "T4!", "D4"]
 
@@ -152,12 +133,13 @@ def test_target_that_was_passed_over_takes_no_draft() -> None:
     assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
 
 
-def test_stray_drafts_are_counted() -> None:
+def test_stray_drafts_and_unknown_flags_are_counted() -> None:
     shown = Shown()
     assert shown.round("DDT") == ["", "", "T1! D1"]
     assert shown.all(message(DRAFT, 1, 1, 1), message(TARGET, 1, 1)) == ["", "T2"]
-    assert shown.steps.counts.unpaired_drafts == 2
-    assert shown.steps.counts.drafts == 1
+    assert shown.all(message(7, 1), message(TARGET, 1)) == ["", "T3"]
+    counts = shown.steps.counts
+    assert (counts.unpaired_drafts, counts.drafts, counts.dropped) == (2, 1, 1)
 
 
 def test_method_without_a_proposer_announces_nothing() -> None:
@@ -167,36 +149,21 @@ def test_method_without_a_proposer_announces_nothing() -> None:
     assert shown.all(plain, message(TARGET, 2, 2, is_first=True)) == ["T1", "T2"]
 
 
-def test_unknown_flag_is_left_out() -> None:
-    shown = Shown()
-    assert shown.all(message(7, 1), message(TARGET, 1)) == ["", "T1!"]
-    assert shown.steps.counts.dropped == 1
-
-
 def test_slots_that_say_something_else() -> None:
     """Magic counts are statuses, other negative ones no tokens; what is no token's id ends its slot's (case 9)."""
-    shown = Shown()
     tokens = np.array([[5], [-1], [6], [-1], [8]], np.int32)
-    (arrays,) = shown.steps.of(message(TARGET, 3, -9, -3, -1, 2, tokens=tokens))
-    assert np.asarray(arrays.statuses).tolist() == [
-        RowStatus.ACTIVE,
-        RowStatus.PREEMPTED,
-        RowStatus.UNRECOVERABLE,
-        RowStatus.IDLE,
-        RowStatus.IDLE,
-    ]
+    (arrays,) = Shown().steps.of(message(TARGET, 3, -9, -3, -1, 2, tokens=tokens))
+    names = [RowStatus(status).name for status in np.asarray(arrays.statuses)]
+    assert names == ["ACTIVE", "PREEMPTED", "UNRECOVERABLE", "IDLE", "IDLE"]
     assert arrays.token_counts.tolist() == [1, 0, 0, 0, 0]
     assert arrays.token_ids.tolist() == [5]
 
 
 def test_first_tokens_come_with_proposals() -> None:
-    shown = Shown()
-    (arrays,) = shown.steps.of(message(TARGET, 3, 0, 2, is_first=True))
+    (arrays,) = Shown().steps.of(message(TARGET, 3, 0, 2, is_first=True))
     assert (arrays.token_ids.tolist(), arrays.token_counts.tolist()) == ([0, 3], [1, 0, 1])
-    assert (np.asarray(arrays.proposal_token_ids).tolist(), np.asarray(arrays.proposal_counts).tolist()) == (
-        [1, 2, 4],
-        [2, 0, 1],
-    )
+    assert np.asarray(arrays.proposal_token_ids).tolist() == [1, 2, 4]
+    assert np.asarray(arrays.proposal_counts).tolist() == [2, 0, 1]
     assert np.asarray(arrays.logprobs).size == 2
 
 
@@ -210,19 +177,14 @@ def published(given: Message) -> LogprobBatch:
 
 def test_certain_scores_are_mended() -> None:
     lowest = -np.inf
-    batch = published(
-        scored(
-            [[5, 5, 9, 2], [8, 3, 7, 1], [4, 6, 4, 1], [9, 5, 6, 9], [100, 6, 4, 3]],
-            [
-                [2e-5, 2e-5, -2, -2],
-                [lowest, -0.5, lowest, lowest],
-                [-2.0000002, -1, -2, -3],
-                [-1, -1, -2, -3],
-                [-3.0, -1, -2, -3.000001],
-            ],
-            [1, 4, 7, 1, 5],
-        )
-    )
+    ids = [[5, 5, 9, 2], [8, 3, 7, 1], [4, 6, 4, 1], [9, 5, 6, 9], [100, 6, 4, 3]]
+    scores: list[list[float]] = [
+        [2e-5, 2e-5, -2, -2],
+        [lowest, -0.5, lowest, lowest],
+        [-2.0000002, -1, -2, -3],
+        [-1, -1, -2, -3],
+    ]
+    batch = published(scored(ids, [*scores, [-3.0, -1, -2, -3.000001]], [1, 4, 7, 1, 5]))
     assert batch.scorings.tolist() == [Scoring.FULL] * 5
     assert batch.logprobs.tolist() == np.array([0, LOWEST, -2, -3, -3.000001], np.float32).tolist()
     assert batch.ranks.tolist() == [1, 4, 2, 3, 5]
@@ -239,11 +201,10 @@ def test_certain_scores_are_mended() -> None:
         ([5, 6], [np.nan, -1], 1),
         ([5, 6], [-1, np.nan], 1),
         ([5, 6], [np.inf, -1], 1),
-        ([5, 6], [0.5, -1], 1),
-        ([5, 5], [0.5, 0.5], 1),
+        ([5, 5], [0.5, 0.5], 1),  # both far above 0
         ([5, 6], [-1, -1], 0),
-        ([5, 6], [-0.5, -1], 7),
-        ([5, 6], [-1, -0.5], 1),
+        ([5, 6], [-0.5, -1], 7),  # behind lower ones
+        ([5, 6], [-1, -0.5], 1),  # another's
     ],
 )
 def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list[float], rank: int) -> None:
@@ -261,23 +222,10 @@ def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list
 
 
 def test_padded_alternatives_are_left_out() -> None:
-    batch = published(
-        scored(
-            [[1, 1, 2, 3], [1, 1, -1, 3], [4, 4, 5, 6]],
-            [[-1, -1, -2, -3], [-1, -1, np.nan, -5], [-1, -1, -2, -3]],
-            [1, 1, 1],
-            *(2, 1),
-        )
-    )
+    scores: list[list[float]] = [[-1, -1, -2, -3], [-1, -1, np.nan, -5], [-1, -1, -2, -3]]
+    batch = published(scored([[1, 1, 2, 3], [1, 1, -1, 3], [4, 4, 5, 6]], scores, [1, 1, 1], 2, 1))
     assert batch.top_ks.tolist() == [1, 3]
     assert batch.alternative_token_ids.tolist() == [1, 1, 4, 5, 6]
-
-
-def test_uninitialised_scores_cost_no_token() -> None:
-    given = scored([[7, 8], [9, 1]], [[np.nan] * 2] * 2, [0, -5])
-    batch = published(given)
-    assert batch.token_ids.tolist() == [7, 9]
-    assert batch.header.value_kind is ValueKind.UNSPECIFIED
 
 
 @pytest.mark.parametrize("seed", range(2))

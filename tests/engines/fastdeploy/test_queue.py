@@ -169,23 +169,14 @@ def with_counts(kind: Kind, counts: list[int], tokens: int) -> bytes:
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4,
         *(
             packed(message(1, 2, 2), 1, 1, **{name: value})
-            for name, values in {
-                "magic": [1],
-                "kind": [0, 9],
-                "size": [41, 2**32 - 1],
-                "slots": [513],
-                "entries": [4000],
-                "columns": [22, 0, 65_535],
-            }.items()
-            for value in values
+            for name, value in (
+                *(("magic", 1), ("kind", 0), ("kind", 9), ("size", 41), ("size", 2**32 - 1), ("slots", 513)),
+                *(("entries", 4000), ("columns", 22), ("columns", 0), ("columns", 65_535)),
+            )
         ),
-        with_counts(Kind.SPECULATED_SCORED, [7, 1], 8),
-        with_counts(Kind.SPECULATED_SCORED, [2, 2], 3),
-        with_counts(Kind.SPECULATED, [6, 6], 2),
-        with_counts(Kind.SPECULATED, [100_000, 1], 2),
-        with_counts(Kind.SPECULATED, [-3, 1], 2),
-        with_counts(Kind.SINGLE_SCORED, [1, 1], 1),
-        with_counts(Kind.SINGLE, [1, 1], 1),
+        *(with_counts(Kind.SPECULATED_SCORED, *given) for given in (([7, 1], 8), ([2, 2], 3))),
+        *(with_counts(Kind.SPECULATED, *given) for given in (([6, 6], 2), ([100_000, 1], 2), ([-3, 1], 2))),
+        *(with_counts(kind, [1, 1], 1) for kind in (Kind.SINGLE_SCORED, Kind.SINGLE)),
     ],
 )
 def test_bytes_that_are_no_message_end_their_connection_alone(
@@ -226,13 +217,11 @@ def test_save_ends_with_the_save_side_and_not_at_its_timeout(folder: Path) -> No
 
 
 def test_oldest_of_several_is_next(receiver: QueueReceiver, folder: Path, sender: QueueSender) -> None:
+    """Also of those that waited for a get side."""
     with sending(sender_in(folder)) as other:
         for stamp, saving in enumerate((sender, other, other, sender, other)):
             send(saving, message(stamp), stamp)
         assert numbers(receiver, 5) == [0, 1, 2, 3, 4]
-
-
-def test_oldest_of_several_that_waited_is_next(receiver: QueueReceiver, folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
         for stamp, connection in reversed([*enumerate(connections)]):
@@ -254,15 +243,13 @@ def test_connection_that_breaks_is_not_tried_again_at_once(folder: Path) -> None
             assert sender.counts.connections == 1
 
 
-def test_queue_that_nothing_gets_from_is_named(sender: QueueSender, caplog: pytest.LogCaptureFixture) -> None:
+def test_queue_that_is_not_reached_is_named(
+    folder: Path, sender: QueueSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing gets from it, and where its path cannot be connected to."""
     for number in range(200):
         send(sender, message(number), number)
     wait_until(lambda: "no process gets from the queue" in caplog.text)
-
-
-def test_path_that_cannot_be_connected_to_is_named(
-    folder: Path, sender: QueueSender, caplog: pytest.LogCaptureFixture
-) -> None:
     (folder / "q").symlink_to("q")
     send(sender, message(0), 0)
     wait_until(lambda: "queue cannot be reached" in caplog.text)

@@ -30,15 +30,7 @@ class Told:
     def step(
         self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True
     ) -> StepArrays:
-        message = self.message(*counts, computed=computed, prompt=prompt, is_running=is_running)
-        arrays, _ = arrays_of(message, Options())
-        self.registry.fill(arrays, message)
-        self._follow(arrays)
-        return arrays
-
-    @staticmethod
-    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Message:
-        return Message(
+        message = Message(
             kind=Kind.SPECULATED,
             stop_flag=1 if is_running else -1,
             flag=3,
@@ -46,6 +38,10 @@ class Told:
             tokens=np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1),
             lengths=Lengths(np.array(computed), np.full(len(computed), prompt)) if computed else None,
         )
+        arrays, _ = arrays_of(message, Options())
+        self.registry.fill(arrays, message)
+        self._follow(arrays)
+        return arrays
 
     def _follow(self, rows: StepArrays) -> None:
         """Assert that no token's place is missing or there twice, and that no row is about a request that has ended."""
@@ -66,14 +62,8 @@ def statuses(rows: StepArrays) -> list[RowStatus]:
 OVER = RowStatus.UNRECOVERABLE
 GOES_ON = ((1, 1), (), [ACTIVE] * 2)
 LIVES: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
-    "a length that grows is one request's": (
-        [((1,), (4,), [ACTIVE]), ((3,), (7,), [ACTIVE]), ((2,), (9,), [ACTIVE])],
-        [6],
-    ),
-    "a prompt in chunks has no tokens": (
-        [((0,), (2,), [PREFILLING]), ((0,), (3,), [PREFILLING]), ((1,), (4,), [ACTIVE])],
-        [1],
-    ),
+    "a length that grows is one request's": ([((1,), (4,), [ACTIVE]), ((3,), (7,), [ACTIVE])], [4]),
+    "a prompt in chunks has no tokens": ([((0,), (2,), [PREFILLING]), ((1,), (4,), [ACTIVE])], [1]),
     "another prompt ends the former request": (
         [((2, 2), (6, 6), [ACTIVE] * 2), ((0, 1), (2, 7), [FINISHED, ACTIVE]), ((1, 1), (4, 8), [ACTIVE] * 2)],
         [1, 4],
@@ -102,10 +92,7 @@ LIVES: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
         [((2,), (), [ACTIVE]), ((-9,), (), [PREEMPTED]), ((1,), (), [ACTIVE, REPLACED])],
         [1],
     ),
-    "a request that cannot be recovered is over": (
-        [((1,), (), [ACTIVE]), ((-3,), (), [OVER]), ((1,), (), [ACTIVE])],
-        [1],
-    ),
+    "a request that cannot be recovered is over": ([((-3,), (), [OVER]), ((1,), (), [ACTIVE])], [1]),
 }
 """Steps: tokens of slots, their lengths, the rows' statuses, and a prompt's length that differs; then what is open."""
 
@@ -136,11 +123,7 @@ def test_life_does_not_last_longer_than_a_request_may() -> None:
     assert statuses(told.step(1, 0)) == [ACTIVE, IDLE, REPLACED, REPLACED]
     assert sorted(told.open.values()) == [0, 1]
 
-
-def test_processor_ends_what_was_silent_for_a_day() -> None:
-    told = Told()
-    told.step(1, 0)
-    told.clock.advance(30 * HOUR)
+    told.clock.advance(30 * HOUR)  # its processor has ended what was silent for a day
     told.open.clear()
     assert statuses(told.step(1, 0)) == [ACTIVE, IDLE]
     assert sorted(told.open.values()) == [0, 1]
@@ -155,26 +138,16 @@ def test_step_that_is_refused_never_was() -> None:
     assert list(told.open.values()) == [3]
 
 
-def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
+@pytest.mark.parametrize("lost", [[0, 1, 2], [1]])
+def test_requests_whose_steps_were_lost_end_with_an_error(lost: list[int]) -> None:
+    """All of them, or those that the bus has ended; their slots have new ones."""
     told = Told()
     before = told.step(1, 1, 0).request_keys.tolist()
-    told.registry.lose()
-    rows = told.step(2, 0, 1)
-    assert statuses(rows)[3:] == [RowStatus.UNRECOVERABLE] * 3
-    assert rows.request_keys[3:].tolist() == before
-    assert not set(rows.request_keys[:3].tolist()) & set(before)
-    assert statuses(told.step(1, 1, 1)) == [ACTIVE] * 3
-    assert sorted(told.open.values()) == [1, 2, 3]
-
-
-def test_lives_that_the_bus_has_ended_end_alone() -> None:
-    told = Told()
-    before = told.step(1, 1, 1).request_keys.tolist()
-    told.registry.lose([before[1], 7])
-    rows = told.step(1, 1, 1)
-    assert rows.request_keys[3:].tolist() == before[1:2]
-    assert statuses(rows) == [ACTIVE, ACTIVE, ACTIVE, RowStatus.UNRECOVERABLE]
-    assert [key in before for key in rows.request_keys.tolist()] == [True, False, True, True]
+    told.registry.lose(None if len(lost) == 3 else [before[slot] for slot in (*lost,)] + [7])
+    rows = told.step(2, 1, 1)
+    assert statuses(rows)[3:] == [OVER] * len(lost)
+    assert rows.request_keys[3:].tolist() == [before[slot] for slot in lost]
+    assert [key in before for key in rows.request_keys[:3].tolist()] == [slot not in lost for slot in range(3)]
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:
@@ -206,20 +179,13 @@ def test_assigned_request_is_resumed_in_another_slot() -> None:
     assert told.open[77] == 5
 
 
-def test_assigned_request_that_moves_without_being_preempted() -> None:
+def test_assigned_request_moves_until_it_ends() -> None:
     told = Told()
     told.registry.assign(0, 77)
     told.step(2, 0)
     told.registry.assign(1, 77)
     rows = told.step(1, 1)
-    assert rows.request_keys[1] == 77
-    assert told.open[77] == 3
-
-
-def test_key_of_a_request_that_ended_is_not_taken_again() -> None:
-    told = Told()
-    told.registry.assign(0, 77)
-    told.step(-3)
-    with pytest.raises(ContractError) as refused:
-        told.registry.assign(0, 77)
-    assert str(refused.value) == "request_key: one whose request has not ended, got 77"
+    assert (rows.request_keys[1], told.open[77]) == (77, 3)
+    told.step(0, -3)
+    with pytest.raises(ContractError, match=r"^request_key: one whose request has not ended, got 77$"):
+        told.registry.assign(1, 77)
