@@ -58,39 +58,26 @@ def test_tokens_are_those_of_a_mixed_engine() -> None:
     assert {batch.header.phase for (batch,) in decode.batches} == {StepPhase.DECODE}
 
 
-def test_proposals_are_what_the_decode_engine_verifies_first() -> None:
-    generate = asked(1, include_draft_logprobs=True, seed=3, max_tokens=9)
-    prefill, states = handed_off([generate])
-    decode = ngram(role="decode")
-    decode.admit(generate, states[1], prefill.got[1])
-    decode.step()
-    first, row = decode.got[1].rows
-    assert row.draft_token_count == 3
-    assert decode.got[1].drafts[0].token_ids.tolist() == first.proposal_token_ids.tolist()
-
-
 def test_the_first_token_comes_with_proposals() -> None:
     """A row that is handed off has one token with its logprobs, and what the draft proposes to follow it (case 27)."""
-    prefill, states = handed_off([asked(1, top_logprobs=2, seed=1, max_tokens=9), asked(2, seed=2, max_tokens=9)])
+    requests = [
+        asked(1, top_logprobs=2, seed=1, max_tokens=9),
+        asked(2, seed=2, max_tokens=9, include_draft_logprobs=True),
+    ]
+    prefill, states = handed_off(requests, prefill_chunk=5)
     for key, got in prefill.got.items():
-        (row,) = got.rows
+        row = got.rows[-1]  # before it, the second prompt's first chunk
         assert (row.status, row.token_ids.size, row.proposal_token_ids.size) == (RowStatus.HANDED_OFF, 1, 3)
         state = json.loads(states[key])
         assert (state["tokens"], state["proposals"]) == (got.tokens, row.proposal_token_ids.tolist())
     assert len(prefill.got[1].alternatives[0]) == 2
     assert prefill.batches[0][0].header.phase is StepPhase.PREFILL
     assert not prefill.engine.has_work
-
-
-@pytest.mark.parametrize("speculate", [0, 7])
-def test_engines_may_draft_differently(speculate: int) -> None:
-    generate = asked(1, seed=1, max_tokens=20, ignore_end_token=True)
-    prefill, states = handed_off([generate])
-    decode = ngram(role="decode", speculate=speculate)
-    decode.admit(generate, states[1], prefill.got[1])
-    got = decode.to_the_end().got[1]
-    assert len(got.tokens) == 20
-    assert got.statuses[-1] is RowStatus.FINISHED_LENGTH
+    decode = ngram(role="decode")
+    decode.admit(requests[1], states[2], prefill.got[2])
+    decode.step()
+    assert decode.got[2].rows[-1].draft_token_count == 3  # and the decode engine verifies these first
+    assert decode.got[2].drafts[0].token_ids.tolist() == row.proposal_token_ids.tolist()
 
 
 def test_a_seed_that_was_drawn_goes_along() -> None:
@@ -110,11 +97,6 @@ def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
     assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
     assert run.got[2].statuses == [RowStatus.FINISHED_STOP]
     assert states == {}
-
-
-def test_a_prefill_engine_computes_long_prompts_in_chunks() -> None:
-    run, _ = handed_off([asked(1, seed=1)], prefill_chunk=3)
-    assert run.got[1].statuses == [RowStatus.PREFILLING, RowStatus.HANDED_OFF]
 
 
 def test_a_handed_off_request_may_be_preempted() -> None:

@@ -31,16 +31,11 @@ def test_framework_is_imported_late_and_missed_in_one_line() -> None:
     assert said.startswith("the engine needs paddle, of the extra paddle or gpu: ")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"context": 65_537}, "context: 2 to 65536, got 65537"),
-        ({"max_top_logprobs": 128}, "max_top_logprobs: 0 to 127, got 128"),
-    ],
-)
-def test_option_out_of_range_is_named(options: dict[str, int], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        PaddleOptions(**options)  # type: ignore[arg-type]
+def test_option_out_of_range_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^context: 2 to 65536, got 65537$"):
+        PaddleOptions(context=65_537)
+    with pytest.raises(ValueError, match=r"^max_top_logprobs: 0 to 127, got 128$"):
+        PaddleOptions(max_top_logprobs=128)
 
 
 class TestWithPaddle:

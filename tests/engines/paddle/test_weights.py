@@ -47,13 +47,10 @@ def test_committed_weights_are_small_and_whole() -> None:
     assert 300_000 < sum(array.size for array in weights.arrays.values()) < 1_000_000
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.safetensors") == "No such file or directory"
-    assert refusal(tmp_path) == "Is a directory"
-
-
-def test_damaged_file_is_named(tmp_path: Path) -> None:
+def test_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
+    assert refusal(path) == "No such file or directory"
+    assert refusal(tmp_path) == "Is a directory"
     whole = COMMITTED.read_bytes()
     for damaged in (whole[:-1], whole[:1000], b"", b"\xff" * 64):
         path.write_bytes(damaged)

@@ -48,13 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Network:  # noqa: ANN401 - a module
     network = Network(Shape())
     rate = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: _rate(step, steps))
-    optimizer = paddle.optimizer.AdamW(
-        rate,
-        parameters=network.layers.parameters(),
-        weight_decay=_DECAY,
-        beta2=0.98,
-        grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0),
-    )
+    parameters, clip = network.layers.parameters(), paddle.nn.ClipGradByGlobalNorm(1.0)
+    optimizer = paddle.optimizer.AdamW(rate, 0.9, 0.98, parameters=parameters, weight_decay=_DECAY, grad_clip=clip)
     batches = _batches(seed, lines, held_out=False)
     for step in range(steps):
         losses = _losses(network, paddle.to_tensor(next(batches)))
@@ -127,9 +122,8 @@ def _save(path: Path, network: Network) -> None:
     from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
 
     arrays = {name: each.numpy().astype(STORED) for name, each in network.layers.state_dict().items()}
-    save_file(
-        arrays, path, metadata={"format": FORMAT} | {name: str(size) for name, size in asdict(network.shape).items()}
-    )
+    sizes = {name: str(size) for name, size in asdict(network.shape).items()}
+    save_file(arrays, path, metadata={"format": FORMAT} | sizes)
 
 
 def _parser() -> argparse.ArgumentParser:
