@@ -227,7 +227,8 @@ class _CountingEngine(SyntheticEngine):
         self.told.append(name)
 
 
-@pytest.mark.parametrize("seed", range(many(150, 24)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(many(150, 4)))
 async def test_each_command_is_done_once_and_answered(seed: int, tmp_path: Path) -> None:
     """Processors are restarted, connections cut, and messages lost and repeated while commands are on their way."""
     random = Random(seed)  # noqa: S311 - the same each time, and no secret

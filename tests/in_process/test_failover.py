@@ -1,19 +1,17 @@
 """Several processors die, stand still and drain while workers move: every request's tokens come once and in order."""
 
-import os
 from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.in_process.several import SeveralWorld, Site
+from tests.in_process.test_state_machine import run
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
-_SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 _PLACES = st.integers(0, 7)
 _NOT_TAKEN = (ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_OVERLOADED)
 _NO_OVERRIDES: dict[str, object] = {}
@@ -187,14 +185,7 @@ class FaultyFailover(Failover):
 @pytest.mark.parametrize("machine", [Failover, FaultyFailover, HandoffFailover])
 def test_no_failover_makes_a_token_wrong(machine: type[Failover]) -> None:
     """Each request has its tokens, each once and in order, and an end; an error only where too much stands still."""
-    chosen = settings(
-        max_examples=_SOAK or 60,
-        stateful_step_count=40,
-        derandomize=not _SOAK,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=chosen)
+    run(machine)
 
 
 def play(machine: Failover, steps: str) -> None:
@@ -238,11 +229,11 @@ RUNS = {
 """What happened in runs that lost a request once, at one worker, a client and two processors."""
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_runs_that_lost_a_request_once(run: str) -> None:
+@pytest.mark.parametrize("steps", RUNS.values(), ids=RUNS)
+def test_runs_that_lost_a_request_once(steps: str) -> None:
     machine = Failover()
     machine.begin(sites=2, workers=1, clients=1, credit=64, window=8, by_columns=True)
-    play(machine, run)
+    play(machine, steps)
     assert all(asked.error is None for asked in machine.world.asked)
 
 
@@ -290,12 +281,12 @@ HANDOFF_RUNS = {
 """Sites, workers and pairs, and what happened in runs that lost or stranded a request once."""
 
 
-@pytest.mark.parametrize(("world", "run"), HANDOFF_RUNS.values(), ids=HANDOFF_RUNS)
+@pytest.mark.parametrize(("world", "steps"), HANDOFF_RUNS.values(), ids=HANDOFF_RUNS)
 @pytest.mark.parametrize("credit", [4, 64])
-def test_runs_that_stranded_a_request_once(world: tuple[int, int, int], run: str, credit: int) -> None:
+def test_runs_that_stranded_a_request_once(world: tuple[int, int, int], steps: str, credit: int) -> None:
     machine, (sites, workers, pairs) = HandoffFailover(), world
     machine.begin(sites=sites, workers=workers, pairs=pairs, clients=1, credit=credit, window=8, by_columns=False)
-    play(machine, run)
+    play(machine, steps)
 
 
 def begun(sites: int = 2, workers: int = 2, requests: int = 6, tokens: int = 120) -> SeveralWorld:

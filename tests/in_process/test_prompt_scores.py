@@ -78,7 +78,8 @@ def _ask(client: Client, random: Random) -> tuple[Generation, list[int], int]:
     return client.generate(prompt, max_tokens=random.choice([0, 30]), prompt_logprobs=k), prompt, k
 
 
-@pytest.mark.parametrize("seed", range(many(150, 24)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(many(150, 4)))
 @pytest.mark.parametrize("processors", [1, 2])
 async def test_no_score_is_lost_or_comes_twice(seed: int, processors: int) -> None:
     """Processors are restarted, connections cut, and messages lost and repeated while scores are on their way."""

@@ -1,45 +1,32 @@
 """The whole bus under a simulated network: hypothesis decides what happens, and when, and what goes wrong.
 
-`SOAK_EXAMPLES=20000 python -m pytest tests/in_process/test_state_machine.py` looks for what is rare: as many examples
-of each machine, new ones in each run.
+`SOAK=10 python -m pytest tests/in_process/test_state_machine.py` looks for what is rare: new examples in each run.
 """
 
-import os
-
+import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.in_process.machines import Bus, FaultlessBus, FaultyBus, HealingBus, LosslessBus
+from tests.in_process.machines import FaultlessBus, FaultyBus, HealingBus, LosslessBus
+from tests.support.campaigns import IS_SOAK, many
 
-_SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 
-
-def _run(machine: type[Bus], examples: int, steps: int) -> None:
+def run(machine: type[RuleBasedStateMachine], steps: int = 40) -> None:
+    """Let hypothesis put a machine's rules together: a few examples, or new ones and as many as SOAK says."""
     chosen = settings(
-        max_examples=_SOAK or examples,
+        max_examples=many(2000, 12),
         stateful_step_count=steps,
-        derandomize=not _SOAK,
+        derandomize=not IS_SOAK,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_without_faults_nothing_ends_with_an_error() -> None:
-    """Whatever is tight, and in whichever order messages arrive, every request has its tokens and no node complains."""
-    _run(FaultlessBus, 60, 40)
+@pytest.mark.parametrize("machine", [FaultlessBus, LosslessBus, HealingBus, FaultyBus])
+def test_no_fault_makes_a_token_wrong(machine: type[RuleBasedStateMachine]) -> None:
+    """Without faults, when processes and connections come and go, and when items are lost: requests have their tokens.
 
-
-def test_no_restart_and_no_broken_connection_loses_a_token() -> None:
-    """Processors, clients and connections come and go, and every request still has each of its tokens once."""
-    _run(LosslessBus, 60, 40)
-
-
-def test_what_is_lost_on_the_way_is_sent_again() -> None:
-    """Items that are lost, doubled, damaged or out of order come again until all are there: no request notices."""
-    _run(HealingBus, 60, 40)
-
-
-def test_no_fault_makes_a_token_wrong() -> None:
-    """Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end."""
-    _run(FaultyBus, 120, 50)
+    Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end.
+    """
+    run(machine)

@@ -69,7 +69,8 @@ async def _read(generation: Generation) -> list[Token]:
     return [token async for token in generation]
 
 
-@pytest.mark.parametrize("seed", range(many(150, 16)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(many(150, 4)))
 async def test_nothing_is_lost_or_mixed_up(seed: int) -> None:
     """Rows of every kind of wish share steps, while processors are restarted, and messages lost and repeated."""
     random = Random(seed)  # noqa: S311 - the same each time, and no secret
