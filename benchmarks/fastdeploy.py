@@ -92,7 +92,7 @@ def turn(  # noqa: PLR0913, PLR0917 - sizes
     lane: str, slots: int, top_k: int, steps: int, rate: float, queue: int
 ) -> tuple[Array, Array, Array]:
     order = lane, slots, top_k, steps, rate, queue
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, Child() as getter, Child() as saver:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder, Child() as getter, Child() as saver:
         getter.begin(get_side, folder, *order)
         getter.answer()
         saver.begin(save_side, folder, *order)

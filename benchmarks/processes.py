@@ -126,7 +126,7 @@ _OF_TESTS = ("heartbeat_ms", "heartbeat_timeout_ms", "reconnect_ms", "reconnect_
 @contextmanager
 def deployed(**settings: object) -> Iterator[Deployment]:
     """Yield a deployment with the default settings, but for these, with a double underscore for a key's dot."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         for name in _OF_TESTS:
             del deployment.overrides[f"bus.{name}"]

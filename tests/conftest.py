@@ -25,9 +25,15 @@ settings.load_profile("tokenbus")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-orphans.end_with_this_process()
+_OWN_FOLDER = orphans.end_with_this_process()
 _GUARD = Guard()
 _TABLE_AFTER_SECONDS = 60.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the folders of `tmp_path` in the run's own, by short paths."""
+    if _OWN_FOLDER and config.option.basetemp is None:
+        config.option.basetemp = f"{_OWN_FOLDER}/t"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -78,7 +84,7 @@ def logs_as_at_the_start() -> Iterator[None]:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="tb") as name:
         yield Path(name)
 
 

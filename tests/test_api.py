@@ -41,7 +41,7 @@ def _own(folder: str) -> dict[str, str]:
 
 @pytest.fixture
 def folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="tb") as name:
         yield name
 
 

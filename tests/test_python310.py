@@ -59,7 +59,7 @@ def python() -> Iterator[str]:
         pytest.skip("no Python 3.10 is on the path, nor among pyenv's")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tokenbus")
     packages = cache / f"python310-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
         made = f"{folder}/bin/python"
         if not packages.exists():
@@ -155,7 +155,7 @@ def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
         "declare(parser)\n"
         "run(parser.options(sys.argv[1:]))\n"
     )
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         environment = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": folder}
         run = subprocess.run(
             [python, "-c", command, "--", str(program), "thread", "2", "0"],
@@ -181,7 +181,7 @@ def test_workers_and_the_bus_pass_their_tests(python: str) -> None:
 
 @pytest.fixture
 async def processor() -> AsyncIterator[tokenbus.Processor]:
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",

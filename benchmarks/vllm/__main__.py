@@ -76,7 +76,7 @@ def _measured(options: argparse.Namespace, engine_options: list[str]) -> tuple[P
     most = max(options.streams)
     if not any(each.startswith("--max-num-seqs") for each in engine_options):
         engine_options = ["--max-num-seqs", str(max(256, min(most, MOST_ROWS))), *engine_options]
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         if options.model is None:
             progress("a model is made")
             make, own_options = SHAPES[options.shape]

@@ -33,7 +33,7 @@ class WaitingEngine(SyntheticEngine):
 @asynccontextmanager
 async def system(engine: SyntheticEngine) -> AsyncIterator[Processor]:
     """Run a processor with a worker, over TCP."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         async with processing(deployment) as (processor, addresses), working(deployment, engine, **addresses):
             await until(lambda: "worker-0" in processor.workers.by_id)

@@ -23,6 +23,7 @@ from coverage import CoverageData
 from tests.mutants.draw import Mutant, draw
 from tests.sabotage.copies import Copy, Outcome
 from tests.sabotage.table import ROOT, Line
+from tests.support import orphans
 
 TABLE = Path(__file__).with_name("mutants.toml")
 _ABOUT = """\
@@ -113,4 +114,5 @@ def _quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
+    orphans.end_with_this_process()
     sys.exit(main())

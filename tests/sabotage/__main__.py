@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 from tests.sabotage.copies import Copy, Outcome, Result
 from tests.sabotage.table import TABLE, Line, faults, lines
+from tests.support import orphans
 
 
 def main() -> int:
@@ -85,4 +86,5 @@ def _break_all(copies: list[Copy], chosen: list[Line]) -> Iterator[Result]:
 
 
 if __name__ == "__main__":
+    orphans.end_with_this_process()
     sys.exit(main())

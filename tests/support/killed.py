@@ -1,42 +1,36 @@
-"""Tests that are killed while servers run: tests/support/test_orphans.py starts them, in a pytest of their own."""
+"""A test that is killed or interrupted: tests/support/test_orphans.py starts it, in a pytest of its own."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.support import orphans
 from tests.support.nats import NatsServer
 
 pytestmark = pytest.mark.process
 STARTED = "STARTED"
-"""The variable that names the file into which a test writes the processes that it started."""
+"""The variable that names the file into which the test writes the run's folder and the processes that it started."""
+_SLEEP = "import time; time.sleep(3600)"
+_START = (
+    f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {_SLEEP!r}]).pid, flush=True); {_SLEEP}"
+)
 
 
-def _start() -> None:
-    sleep = "import time; time.sleep(3600)"
-    start = (
-        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid, flush=True); {sleep}"
-    )
-    other = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, start_new_session=True)
+def test_hangs(tmp_path: Path, folder: Path) -> None:
+    """Start a server, and a process in a session of its own that starts another; leave files, and end never."""
+    server = NatsServer(folder)
+    other = subprocess.Popen([sys.executable, "-c", _START], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert other.stdout is not None
     inner = int(other.stdout.readline())
-    started = Path(os.environ[STARTED])
-    started.write_text(f"{NatsServer(started.parent).process.pid} {other.pid} {inner}")
-
-
-def test_worker_is_killed() -> None:
-    _start()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_controller_is_killed() -> None:
-    """The process that started those that run the tests is killed, and one of those hangs."""
-    _start()
+    for each in (tmp_path, tempfile.mkdtemp()):
+        Path(each, "left").touch()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.kill(os.getppid(), signal.SIGKILL)
+    with Path(os.environ[STARTED]).open("w") as started:
+        started.write(f"{os.environ[orphans.FOLDER]} {server.process.pid} {other.pid} {inner}\n")
     while True:
         signal.pause()

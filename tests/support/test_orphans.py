@@ -1,4 +1,4 @@
-"""What tests start ends with them, whatever ends them."""
+"""What tests start and write ends with them, whatever ends them."""
 
 import os
 import signal
@@ -11,47 +11,37 @@ import pytest
 
 from tests.cli.local import is_running
 from tests.pages import ROOT
-from tests.support import killed, nats
+from tests.support import killed, nats, orphans
 from tests.support.nats import NatsServer
-from tests.support.waiting import MOST, wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Path]:
-    """Return the file of the processes that tests started; what a failure left of them is killed."""
+    """Return the file of what tests started; what a failure left of the processes is killed."""
     path = tmp_path / "started"
     yield path
-    for pid in map(int, path.read_text().split() if path.exists() else []):
+    for pid in map(int, path.read_text().split()[1:] if path.exists() else []):
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("test", [name for name in dir(killed) if name.startswith("test_")])
-def test_servers_end_with_the_tests(test: str, started: Path) -> None:
-    """A server, and what a process of a session of its own started, are gone after the tests' process was killed."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "1",
-        "--max-worker-restart",
-        "0",
-        f"{killed.__file__}::{test}",
-    ]
-    run = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {killed.STARTED: str(started)},
-        check=False,
-        capture_output=True,
-        timeout=MOST,
-    )
-    assert run.returncode != 0
-    pids = [int(pid) for pid in started.read_text().split()]
-    assert len(pids) == 3, run.stdout
-    wait_until(lambda: not any(map(is_running, pids)))
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGKILL, "1"), (signal.SIGINT, "0")])
+def test_nothing_is_left_of_tests_that_are_ended(number: int, workers: str, started: Path) -> None:
+    """The run is killed while one of its workers hangs, or is interrupted: its processes and its files are gone.
+
+    So is what a process in a session of its own started.
+    """
+    variables = {name: value for name, value in os.environ.items() if name not in (orphans.FOLDER, "TMPDIR")}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, f"{killed.__file__}"]
+    run = subprocess.Popen(command, cwd=ROOT, env=variables | {killed.STARTED: str(started)}, stdout=subprocess.DEVNULL)
+    wait_until(lambda: run.poll() is not None or (started.exists() and started.read_text().endswith("\n")))
+    folder, *pids = started.read_text().split()
+    assert folder != os.environ[orphans.FOLDER]
+    assert all(is_running(int(pid)) for pid in pids)
+    run.send_signal(number)
+    assert run.wait() != 0
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids) and not Path(folder).exists())
 
 
 def test_server_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

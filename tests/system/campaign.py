@@ -280,7 +280,7 @@ def _main() -> int:
     configure(LogSettings(level="error"))
     chance = random.Random(options.seed)  # noqa: S311 - a campaign can be run again
     victims = chance.choices([options.kill] if options.kill else VICTIMS, k=options.kills)
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         try:
             figures = asyncio.run(campaign(deployment, victims, options.seed, options.requests))

@@ -12,7 +12,7 @@ from tests.system.deployment import Deployment
 @pytest.fixture
 def deployment() -> Iterator[Deployment]:
     """Addresses of the test's own; every process that it starts ends with it."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         made = Deployment(Path(folder))
         try:
             yield made

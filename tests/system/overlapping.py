@@ -214,7 +214,7 @@ def _main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure(LogSettings(level="error"))
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         try:
             found = asyncio.run(overlapping(deployment, options.faults, options.seed))

@@ -46,7 +46,7 @@ class Served:
 @contextmanager
 def served(**overrides: object) -> Iterator[Served]:
     """Run a processor and a gateway in a folder with a short path."""
-    with TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         try:
             yield Served(deployment, **overrides)

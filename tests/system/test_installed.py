@@ -75,7 +75,7 @@ def test_wheel_without_a_compiler_is_pure(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def programs(wheel: Path) -> Iterator[Path]:
     """The folder of programs of an environment with the wheel; what it depends on is this environment's."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         made = Path(folder, "bin")
         _environment(made.parent, "--no-deps", "--no-index", str(wheel))
         (packages,) = made.parent.glob("lib/python*/site-packages")

@@ -121,7 +121,7 @@ def main() -> None:
         for done in range(0, each, _ROUND):
             seed, steps = options.seed + done, min(_ROUND, each - done)
             again = f"--form {form} --steps {steps} --seed {seed}"
-            with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, speaking(spoken(form), Path(folder)):
+            with tempfile.TemporaryDirectory(prefix="tb") as folder, speaking(spoken(form), Path(folder)):
                 try:
                     run(form, steps, seed)
                 except BaseException:

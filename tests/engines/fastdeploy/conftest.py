@@ -17,7 +17,7 @@ from tokenbus.engines import fastdeploy
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a short path, as the addresses of sockets must be."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="tb") as made:
         yield Path(made)
 
 

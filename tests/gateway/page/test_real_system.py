@@ -29,7 +29,7 @@ class System(NamedTuple):
 @contextlib.contextmanager
 def running(tokenizer: str, *engine: str) -> Iterator[System]:
     """Run a processor, a worker that takes its time, and a gateway."""
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder), {"bus.heartbeat_timeout_ms": 2000, "gateway.address": "127.0.0.1:0"})
         try:
             deployment.start_processor()
