@@ -1,4 +1,4 @@
-"""Messages with one change in a field or in their bytes; most then break the contract, and some do not."""
+"""Messages with a few changes in their fields or bytes; most then break the contract, and some do not."""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from tests.contracts.other_encodings import Field
+from tests.contracts.other_encodings import LONGEST_KEY, Field, reencoded
+from tests.contracts.valid_messages import canonical, valid_message
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 _LARGE = (127, 128, 255, 256, 2**16 - 1, 2**16, 2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1)
@@ -30,6 +31,27 @@ _PATTERNS = tuple(
     struct.pack("<I", bits)
     for bits in (0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7F800000, 0xFF800000, 1, 2**31 + 1, 2**32 - 1)
 )
+
+
+def mutated(rng: Random) -> bytes:
+    """Return an encoding of a message of which a few fields were changed."""
+    message = valid_message(rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        mutate(rng, message)
+    return _some_encoding(rng, message, LONGEST_KEY)
+
+
+def damaged(rng: Random) -> bytes:
+    """Return an encoding of a message of which a few bytes were changed."""
+    data = _some_encoding(rng, valid_message(rng), rng.choice((LONGEST_KEY, 2 * LONGEST_KEY)))
+    other = canonical(valid_message(rng))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        data = damage(rng, data, other)
+    return data
+
+
+def _some_encoding(rng: Random, message: pb.LogprobBatch, longest_key: int) -> bytes:
+    return canonical(message) if rng.random() < 0.7 else reencoded(rng, message, longest_key)
 
 
 def mutate(rng: Random, message: pb.LogprobBatch) -> None:
@@ -86,19 +108,8 @@ def _next(field: Field, value: Any, step: int) -> Any:  # noqa: ANN401 - a numbe
 
 
 _DAMAGES = (
-    "flip",
-    "flip",
-    "flip",
-    "flip",
-    "set",
-    "float",
-    "float",
-    "insert",
-    "delete",
-    "cut",
-    "double",
-    "truncate",
-    "splice",
+    *("flip", "flip", "flip", "flip", "set", "float", "float"),
+    *("insert", "delete", "cut", "double", "truncate", "splice"),
 )
 
 

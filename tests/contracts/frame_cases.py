@@ -15,6 +15,7 @@ from tokenbus_contracts.schema import bounds_in, fields_of, oneofs_of
 
 _MANY = 100
 """More elements than are looked at one by one."""
+_LONG = 10_000
 FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 
 
@@ -29,6 +30,8 @@ class Case:
     put: Callable[[Any], None]
     rule: Rule | None = None
     element: str = ""
+    is_long: bool = False
+    """Whether the field is a list of thousands."""
 
     @property
     def message(self) -> Message:
@@ -162,8 +165,8 @@ def _list_cases(frame: type[Message], path: tuple[str, ...], field: FieldDescrip
             good = [element for element in _distinct(field, before) if not bounds.unique or element != value]
             element = f"[{len(good)}]" if rule else ""
             yield Case(kind, f"{what} after {before}", frame, path, _fill(name, [*good, value]), rule, element)
-    yield Case("max_items", "full", frame, path, _fill_up(field, bounds.max_items))
-    yield Case("max_items", "too many", frame, path, _fill_up(field, bounds.max_items + 1), Rule.ITEMS)
+    for what, count, rule in (("full", bounds.max_items, None), ("too many", bounds.max_items + 1, Rule.ITEMS)):
+        yield Case("max_items", what, frame, path, _fill_up(field, count), rule, is_long=count > _LONG)
     if bounds.unique:
         yield Case("unique", "twice", frame, path, _fill(name, [5, 6, 5]), Rule.UNIQUE, "[2]")
         many = [*_distinct(field, few), 5]

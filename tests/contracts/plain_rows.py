@@ -68,6 +68,19 @@ class PlainRow(NamedTuple):
     stop: int
     extras: PlainExtras | None
 
+    def between(self, begin: int, end: int) -> "PlainRow":
+        """Return the row with its tokens from one place to another alone."""
+        scored = slice(begin, end) if self.logprobs else slice(0)
+        return self._replace(
+            position=self.position + begin,
+            token_ids=self.token_ids[begin:end],
+            logprobs=self.logprobs[scored],
+            ranks=self.ranks[scored],
+            alternative_token_ids=self.alternative_token_ids[begin:end],
+            alternative_logprobs=self.alternative_logprobs[begin:end],
+            extras=self.extras and self.extras.between(begin, end),
+        )
+
 
 def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
     """Yield a message's rows, taken from the columns one element after the other."""

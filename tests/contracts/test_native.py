@@ -1,29 +1,32 @@
 """The compiled check: it accepts exactly the plain messages that are valid, and reads nothing beyond them."""
 
 import os
-import random
 import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
-from tests.contracts.fuzz import Maker
+from tests.contracts.broken_messages import damage, mutated
 from tests.contracts.other_encodings import record, varint
+from tests.contracts.test_vectors import VALID, VECTORS
+from tests.contracts.valid_messages import seeded
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode, encode, native, wire
 from tokenbus_contracts.columns import MessageColumns
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.native.rules import rules_for
-from tokenbus_contracts.schema import COLUMNS, Column
+from tokenbus_contracts.schema import COLUMNS
 from tokenbus_contracts.validate import check_batch
 
 ROOT = Path(__file__).resolve().parents[2]
-VECTORS = ROOT / "contracts" / "vectors" / "v1"
 MESSAGES = {path.stem: path.read_bytes() for path in sorted(VECTORS.rglob("*.binpb"))}
+installed = pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
 SMALL = [data for data in MESSAGES.values() if len(data) < 10_000]
 
 
@@ -47,25 +50,10 @@ def _read(data: bytes) -> LogprobBatch | None:
     return LogprobBatch.of_message(header, MessageColumns(data, places))
 
 
-def _mutated(count: int) -> list[bytes]:
+def _damaged(count: int) -> list[bytes]:
     """Return golden messages with a few bytes changed, cut, or doubled."""
-    random_ = random.Random(20261121)  # noqa: S311 - it picks test data
-    found = []
-    for _ in range(count):
-        data = bytearray(random_.choice(SMALL))
-        for _ in range(random_.randint(1, 3)):
-            at = random_.randrange(len(data) + 1)
-            match random_.randrange(4):
-                case 0 if at < len(data):
-                    data[at] = random_.choice((0, 1, 2, 0x7F, 0x80, 0xFF, data[at] ^ 1 << random_.randrange(8)))
-                case 1:
-                    del data[at:]
-                case 2:
-                    data[at:at] = data[at : at + random_.randint(1, 9)]
-                case _:
-                    del data[at : at + random_.randint(1, 9)]
-        found.append(bytes(data))
-    return found
+    rng = seeded(20261121)
+    return [damage(rng, rng.choice(SMALL), rng.choice(SMALL)) for _ in range(count)]
 
 
 def test_it_is_in_use() -> None:
@@ -75,22 +63,20 @@ def test_it_is_in_use() -> None:
     assert native.available() or os.environ.get("TOKENBUS_PURE_PYTHON")
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
-@pytest.mark.parametrize("name", MESSAGES)
-def test_it_agrees_on_every_vector(name: str) -> None:
+@installed
+def test_it_agrees_on_every_vector() -> None:
     """A golden message is accepted if it is plain and valid, and otherwise left to the checks in Python."""
-    data = MESSAGES[name]
     # Field orders that Python still reads as plain, and what lies in the header, may be left to Python.
     left = {"fields_in_reverse", "padded_varints", "widest_values", "newer_minor", "step_twice", "header_twice"}
-    assert native.accepts(data, Limits.default()) == (_holds_in_python(data) and name not in left)
+    for name, data in MESSAGES.items():
+        assert native.accepts(data, Limits.default()) == (_holds_in_python(data) and name not in left), name
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 def test_it_accepts_nothing_that_python_refuses() -> None:
-    """Of tens of thousands of damaged messages it accepts only what the checks in Python accept, and reads it alike."""
+    """Of thousands of damaged messages it accepts only what the checks in Python accept, and reads it alike."""
     accepted = 0
-    maker = Maker(20261121)
-    for data in (*_mutated(30_000), *(maker.message(index)[0] for index in range(10_000))):
+    for data in (*_damaged(6000), *(mutated(seeded(seed)) for seed in range(600))):
         if native.accepts(data, Limits.default()):
             accepted += 1
             assert _holds_in_python(data), data.hex()
@@ -98,18 +84,18 @@ def test_it_accepts_nothing_that_python_refuses() -> None:
     assert accepted > 200  # else the damage is too rough to prove anything
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
-@pytest.mark.parametrize("column", COLUMNS, ids=[column.name for column in COLUMNS])
-def test_column_without_elements_is_not_plain(column: Column) -> None:
-    empty = varint(column.key) + b"\0"
+@installed
+def test_column_without_elements_is_not_plain() -> None:
     data = MESSAGES["empty_step"]
     assert native.accepts(data, Limits.default())
-    assert not native.accepts(data + empty, Limits.default())
-    assert wire.read(data + empty) is None
-    assert decode(data + empty) == decode(data)
+    for column in COLUMNS:
+        empty = varint(column.key) + b"\0"
+        assert not native.accepts(data + empty, Limits.default())
+        assert wire.read(data + empty) is None
+        assert decode(data + empty) == decode(data)
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 @pytest.mark.parametrize("digit", [1, 2, 3, 0x7F])
 def test_number_above_64_bits_is_not_accepted(digit: int) -> None:
     """A varint of ten bytes may have one bit in its last: what has more is left to Python, as parsers differ there."""
@@ -122,54 +108,54 @@ def test_number_above_64_bits_is_not_accepted(digit: int) -> None:
     assert native.accepts(data, Limits.default()) == (digit == 1)
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 def test_it_accepts_all_that_the_codec_writes() -> None:
     """What encode writes takes the fast way back, whatever the batch holds."""
-    for name in sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")):
+    for name in VALID:
         if name != "widest_values":  # its worker id is not ASCII
             assert native.accepts(encode(decode(MESSAGES[name])), Limits.default()), name
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
-@pytest.mark.parametrize("name", sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")))
-def test_it_takes_the_rows_that_numpy_takes(name: str) -> None:
-    read, arrays = _read(MESSAGES[name]), wire.read(MESSAGES[name])
-    if read is None or arrays is None:
-        return  # the vectors that are left to Python are named above
-    random_ = random.Random(name)  # noqa: S311 - it picks test data
-    for _ in range(20):
-        rows = random_.sample(range(read.row_count), random_.randint(0, read.row_count))
-        taken, expected = read.select(rows), arrays.select(rows)
-        assert taken == expected
-        assert wire.write(taken, Limits.default()) == wire.write(expected, Limits.default())
-        assert taken.in_batch_order() == expected.in_batch_order()
-        again = random_.sample(range(len(rows)), len(rows) // 2)
-        assert taken.select(again) == expected.select(again)
-        assert taken.headed(read.header) == expected.headed(read.header)
-    # As they are, whatever else the message has: what is written again is written plainly.
-    assert wire.write(read, Limits.default()) == wire.write(arrays, Limits.default())
+def _read_twice() -> Iterator[tuple[Random, LogprobBatch, LogprobBatch]]:
+    """Yield each valid golden message as the compiled code reads it, and as Python does; and what draws choices."""
+    for name in VALID:
+        read, arrays = _read(MESSAGES[name]), wire.read(MESSAGES[name])
+        if read is not None and arrays is not None:  # the vectors that are left to Python are named above
+            yield Random(name), read, arrays  # noqa: S311 - it picks test data
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
-@pytest.mark.parametrize("name", sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")))
-def test_it_cuts_a_message_as_numpy_does(name: str) -> None:
+@installed
+def test_it_takes_the_rows_that_numpy_takes() -> None:
+    for rng, read, arrays in _read_twice():
+        for _ in range(5):
+            rows = rng.sample(range(read.row_count), rng.randint(0, read.row_count))
+            taken, expected = read.select(rows), arrays.select(rows)
+            assert taken == expected
+            assert wire.write(taken, Limits.default()) == wire.write(expected, Limits.default())
+            assert taken.in_batch_order() == expected.in_batch_order()
+            again = rng.sample(range(len(rows)), len(rows) // 2)
+            assert taken.select(again) == expected.select(again)
+            assert taken.headed(read.header) == expected.headed(read.header)
+        # As they are, whatever else the message has: what is written again is written plainly.
+        assert wire.write(read, Limits.default()) == wire.write(arrays, Limits.default())
+
+
+@installed
+def test_it_cuts_a_message_as_numpy_does() -> None:
     """Parts that are cut at once, empty ones among them, are those that are taken and written one by one."""
-    read, arrays = _read(MESSAGES[name]), wire.read(MESSAGES[name])
-    if read is None or arrays is None:
-        return  # as above
-    random_ = random.Random(name)  # noqa: S311 - it picks test data
-    for _ in range(20):
-        rows = np.array(random_.sample(range(read.row_count), random_.randint(0, read.row_count)), np.intp)
-        ends = np.array([*sorted(random_.choices(range(rows.size + 1), k=random_.randint(0, 5))), rows.size])
-        again = read.select(rows)
-        for some, other, places in ((read, arrays, rows), (again, again, np.arange(rows.size))):
-            parts = wire.write_parts(some, places, ends, Limits.default())
-            assert parts == wire.write_parts(other, places, ends, Limits.default())
-            shares = [other.select(share).headed(other.header) for share in np.split(places, ends[:-1])]
-            assert parts == [wire.write(share, Limits.default()) for share in shares]
+    for rng, read, arrays in _read_twice():
+        for _ in range(5):
+            rows = np.array(rng.sample(range(read.row_count), rng.randint(0, read.row_count)), np.intp)
+            ends = np.array([*sorted(rng.choices(range(rows.size + 1), k=rng.randint(0, 5))), rows.size])
+            again = read.select(rows)
+            for some, other, places in ((read, arrays, rows), (again, again, np.arange(rows.size))):
+                parts = wire.write_parts(some, places, ends, Limits.default())
+                assert parts == wire.write_parts(other, places, ends, Limits.default())
+                shares = [other.select(share).headed(other.header) for share in np.split(places, ends[:-1])]
+                assert parts == [wire.write(share, Limits.default()) for share in shares]
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 @pytest.mark.parametrize(
     ("rows", "ends"), [([0, 0], [1, 2]), ([-1], [1]), ([9], [1]), ([0, 1], [2, 1]), ([0, 1], [-1, 2])]
 )
@@ -188,7 +174,7 @@ def test_part_above_the_limit_is_refused() -> None:
         wire.write_parts(batch, np.arange(batch.row_count), np.array([batch.row_count]), limits)
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 @pytest.mark.parametrize("rows", [[-1], [0, 0], [2**40], [10_000], list(range(3_000))])
 def test_it_takes_no_row_that_is_not_there(rows: list[int]) -> None:
     """A place that is no row's, or is named twice, is refused in the same words, whatever the batch is made of."""
@@ -196,7 +182,7 @@ def test_it_takes_no_row_that_is_not_there(rows: list[int]) -> None:
     _assert_not_there(data, rows)
 
 
-@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@installed
 @pytest.mark.parametrize("rows", [[1, 1], [0, 0], [0, 1, 0], [3, 2, 3]])
 def test_it_takes_no_row_twice(rows: list[int]) -> None:
     """A row of several that is named twice is refused, though there are as many rows: they need not fit their block."""
@@ -216,22 +202,9 @@ def _assert_not_there(data: bytes, rows: list[int]) -> None:
 
 
 @pytest.mark.process
-def test_without_it_everything_is_the_same() -> None:
-    """With TOKENBUS_PURE_PYTHON set the compiled check is not used, and all golden messages fare the same."""
-    tests = [
-        str(ROOT / "tests" / "contracts" / name) for name in ("test_vectors.py", "test_encode.py", "test_limits.py")
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    environment = os.environ | {"TOKENBUS_PURE_PYTHON": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout
-    check = "from tokenbus_contracts import native; print(native.available())"
-    run = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout == "False\n"
-
-
-@pytest.mark.process
+@pytest.mark.nightly
 def test_it_stays_within_the_message(tmp_path: Path) -> None:
+    """Compiled with checks of each access it gives the same verdicts, and reads nothing beyond a message."""
     harness = tmp_path / "harness"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -240,7 +213,7 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
     flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     source = ROOT / "tests" / "contracts" / "accept_harness.c"
     subprocess.run([compiler, *flags, "-I", str(include), "-o", str(harness), str(source)], check=True)
-    messages = [*MESSAGES.values(), *_mutated(20_000)]
+    messages = [*MESSAGES.values(), *_damaged(20_000)]
     feed = bytes(rules_for(Limits.default())) + b"".join(struct.pack("<I", len(data)) + data for data in messages)
     run = subprocess.run([harness], input=feed, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr.decode()
@@ -253,6 +226,7 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_library_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
+    """Neither a damaged one, nor one of another source, nor any where TOKENBUS_PURE_PYTHON is set."""
     copy = tmp_path / "tokenbus_contracts"
     shutil.copytree(ROOT / "contracts" / "tokenbus_contracts", copy, ignore=shutil.ignore_patterns("__pycache__"))
     library, source = copy / "native" / "accept.so", copy / "native" / "accept.c"
@@ -279,6 +253,9 @@ def test_library_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     library.unlink()  # a mapped library is not written over
     library.write_bytes(whole)
     assert used() == ("True [42]\n", "")
+    environment["TOKENBUS_PURE_PYTHON"] = "1"
+    assert used() == ("False [42]\n", "")
+    del environment["TOKENBUS_PURE_PYTHON"]
     source.write_text(source.read_text() + "\n")
     out, err = used()
     assert out == "False [42]\n"

@@ -1,7 +1,6 @@
 """Messages that keep the contract, of every shape, made in plain Python with the generated classes alone.
 
-They are made from a `random.Random`, here and in the modules beside this one. So hypothesis can drive the
-making, and shrink what it finds, while the fuzz runs the same code at full speed.
+They are made from a `random.Random`, here and in the modules beside this one: a seed makes a message again.
 """
 
 from collections.abc import Sequence
@@ -37,6 +36,11 @@ _MAY_HAVE_TOKENS: tuple[Any, ...] = (
     pb.ROW_STATUS_FINISHED_LENGTH,
 )
 _MAY_PROPOSE = (pb.ROW_STATUS_ACTIVE, pb.ROW_STATUS_HANDED_OFF)
+
+
+def canonical(message: pb.LogprobBatch) -> bytes:
+    """Return the encoding that the codec must write."""
+    return message.SerializeToString(deterministic=True)
 
 
 def seeded(seed: int) -> Random:

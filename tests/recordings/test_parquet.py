@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.cli.helpers import hello, payloads, recording
-from tests.contracts.strategies import canonical, valid_messages
+from tests.contracts.valid_messages import canonical, seeded, valid_message
 from tests.in_process.builders import BATCH, EPOCH, EVENT, WORKER
 from tokenbus.delivery.step import TokenExtras, extras_by_token
 from tokenbus.recordings import parquet
@@ -22,7 +20,6 @@ from tokenbus.recordings.parquet import EXTRAS, RequestFile, TokenFile
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, Scoring, ValueKind, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent, TokenScoring
 
 Values = dict[str, Any]
@@ -220,14 +217,16 @@ def assert_lists(request: Values, tokens: Sequence[Values]) -> None:
 # Every shape.
 
 
-@given(st.lists(valid_messages, max_size=4))
-def test_any_valid_messages(messages: Sequence[pb.LogprobBatch]) -> None:
-    items = [StreamItem(hello(), 1, number, BATCH, canonical(each)) for number, each in enumerate(messages, 1)]
-    found, file = written(items, BytesIO())
-    assert found == tokens_of(items)
-    assert (file.refused_items, file.tokens) == (0, len(found))
-    requests, _ = written(items, BytesIO(), RequestFile)
-    assert sum(len(each["token_ids"]) + len(each["draft_token_ids"]) for each in requests) == len(found)
+def test_any_valid_messages() -> None:
+    for seed in range(30):
+        rng = seeded(seed)
+        data = [canonical(valid_message(rng)) for _ in range(rng.randint(1, 4))]
+        items = [StreamItem(hello(), 1, number, BATCH, each) for number, each in enumerate(data, 1)]
+        found, file = written(items, BytesIO())
+        assert found == tokens_of(items)
+        assert (file.refused_items, file.tokens) == (0, len(found))
+        requests, _ = written(items, BytesIO(), RequestFile)
+        assert sum(len(each["token_ids"]) + len(each["draft_token_ids"]) for each in requests) == len(found)
 
 
 def test_prompt_of_many_named_tokens(tmp_path: Path) -> None:
