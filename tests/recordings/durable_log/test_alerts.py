@@ -96,6 +96,7 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
         assert not health(bus.processor).outside
 
 
+@pytest.mark.nightly
 async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
     """One of three servers goes: a replica is missing; two: nothing is acked; all are back: all is in the log."""
     with cluster(tmp_path) as nodes:
@@ -115,9 +116,16 @@ async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path)
             await bus.serve(requests=2, tokens=6)
             retained = len(bus.publisher.retention)
             assert retained >= 4
+            waiting = Bus(chosen).processor  # it finds no quorum, and takes no request until there is one
+            starting = asyncio.create_task(waiting.__aenter__())
+            await until(lambda: waiting.item_log and "no quorum" in waiting.item_log.problem)
+            assert not starting.done()
+            assert not health(waiting).is_ready
             assert told(bus.processor)("log_waiting_items") == retained
             for node in nodes[1:]:
                 node.start()
+            await starting
+            await waiting.__aexit__(None, None, None)
             await until(lambda: not bus.publisher.retention)
             assert told(bus.processor)("fill_ratio", of="log_buffer") == 0
             await until(lambda: not OF_A_CLUSTER & firing(calm, told(bus.processor)))

@@ -11,18 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus
-from tests.recordings.durable_log.using import (
-    JETSTREAM,
-    full,
-    health,
-    logged,
-    logging_to,
-    numbered,
-    read,
-    restarted,
-    told,
-    whole,
-)
+from tests.recordings.durable_log.using import health, logging_to, numbered, read, told, whole
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.small_disk import why_no_small_disk
@@ -61,22 +50,7 @@ def _answers(monitor: str, path: str) -> bool:
         return False
 
 
-async def test_jetstream_that_is_full_takes_items_again_once_it_has_room(server: NatsServer) -> None:
-    restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }"))
-    chosen = logging_to(server, durable_log__max_bytes=500_000)
-    bus = Bus(chosen)
-    async with bus.running():
-        await bus.serve(requests=1, tokens=3)
-        await logged(bus)
-        async with full(chosen):
-            await bus.serve(requests=2, tokens=90)
-            await until(lambda: "insufficient resources" in " ".join(health(bus.processor).outside))
-            assert (told(bus.processor)("log_failed_messages_total") or 0) > 0
-        await until(lambda: not health(bus.processor).outside)
-        last = await logged(bus)
-    assert numbered(await read(chosen)) == whole(last)
-
-
+@pytest.mark.nightly
 async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
     """All three disks are full: no request ends for that, and once there is room all is acked, and all is in the log.
 

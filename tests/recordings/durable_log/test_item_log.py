@@ -13,6 +13,7 @@ from tests.recordings.durable_log.using import (
     logging_to,
     numbered,
     read,
+    restarted,
     sequences,
     told,
     whole,
@@ -41,9 +42,13 @@ def test_promise_without_replicas_is_refused() -> None:
         settings(durable_log__durable=True, durable_log__replicas=3)
 
 
-async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
+async def test_promise_of_a_single_server_is_refused(server: NatsServer) -> None:
     reason = await refusal(logging_to(server, durable_log__durable=True, durable_log__replicas=3))
     assert "replicas > 1 not supported in non-clustered mode" in reason
+
+
+@pytest.mark.nightly
+async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         durable = partial(logging_to, *nodes, durable_log__durable=True)
         await until_ready(durable())
@@ -57,9 +62,7 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         await until(lambda: waiting.item_log and unknown in waiting.item_log.problem)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        server.kill()
-        server._config = server._config.replace("}", ", sync_interval: always }", 1)
-        server.start()
+        restarted(server, server._config.replace("}", ", sync_interval: always }", 1))
         async with Bus(durable(durable_log__monitors=server.monitor)).running():
             pass
 
@@ -81,6 +84,7 @@ async def test_item_that_another_processor_still_holds_is_not_missing(server: Na
     assert numbered(await read(chosen)) == whole(5)
 
 
+@pytest.mark.nightly
 async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         chosen = logging_to(*nodes, durable_log__durable=True, durable_log__max_bytes=3_000_000_000)

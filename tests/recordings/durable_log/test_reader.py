@@ -148,23 +148,23 @@ async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server:
             assert await soon(each) == list(range(1, 901))
 
 
-async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(server: NatsServer) -> None:
+async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    settings = log_settings(server)
+    settings, read_by = log_settings(server), [list[int](), list[int]()]
     async with writer_of(settings) as writer:
-        for begin in (1, 11):
-            reading = [asyncio.create_task(followed(settings, 20 + begin)) for _ in range(3)]
-            await write(writer, range(begin, begin + 10))
-            await until(lambda: read(settings))
-            await asyncio.sleep(0.2)  # until they wait for what comes next
-            server.kill()
-            server.start()
-            await asyncio.sleep(0.2)
-            for each in reading:
-                each.cancel()
-            await asyncio.wait(reading)
-            del reading, each
+        await write(writer, range(1, 11))
+        reading = [asyncio.create_task(followed(settings, 20, found)) for found in read_by]
+        await until(lambda: all(len(found) == 10 for found in read_by))  # they wait for what comes next
+        server.kill()
+        server.start()
+        await until(lambda: caplog.text.count("log is read again") >= 2)
+        for each in reading:
+            each.cancel()
+        await asyncio.wait(reading)
+        del reading, each
     gc.collect()
     await asyncio.sleep(0)
     assert not errors

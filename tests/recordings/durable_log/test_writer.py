@@ -159,30 +159,6 @@ async def test_item_that_is_too_large_is_refused_and_named(
     assert f"most={2**20 - 1024}" in caplog.text + capfd.readouterr().err
 
 
-@pytest.mark.parametrize("answer", [b"INFO 5\r\n", b"x" * 300_000], ids=["damaged", "endless"])
-async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: NatsServer, answer: bytes) -> None:
-    asked = asyncio.Event()
-
-    async def misanswer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        writer.write(answer)
-        writer.close()
-
-    settings = log_settings(server, durable_log__buffer_bytes=1000, limits__max_message_bytes=1000)
-    async with writer_of(settings) as writer:
-        await write(writer, [1])
-        await written(writer)
-        server.kill()
-        async with await asyncio.start_server(misanswer, "127.0.0.1", server.port):
-            writing = asyncio.create_task(write(writer, range(2, 50)))
-            await soon(asked.wait())
-            await until(lambda: not writer.has_room)
-            assert writer.unwritten_items < 20
-        server.start()
-        await soon(writing)
-    assert sequences(await read(settings)) == list(range(1, 50))
-
-
 async def test_log_that_was_deleted_is_made_again_once_it_can_be(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:

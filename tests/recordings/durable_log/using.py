@@ -162,7 +162,7 @@ def says_that_it_does_not_log(processor: Processor) -> bool:
 
 
 async def logged(bus: Bus) -> int:
-    await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+    await until(lambda: told(bus.processor)("log_waiting_items") == 0, every=0.05)
     return bus.publisher.retention.next_sequence - 1
 
 
