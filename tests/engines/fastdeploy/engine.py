@@ -238,11 +238,7 @@ class Steps:
 
 def _named(scored: dict[str, Array]) -> dict[str, Array]:
     """Return columns by the names under which the speculative ops take them."""
-    return {
-        "logprob_token_ids": scored["ids"],
-        "logprob_scores": scored["logprobs"],
-        "logprob_ranks": scored["ranks"],
-    }
+    return {"logprob_token_ids": scored["ids"], "logprob_scores": scored["logprobs"], "logprob_ranks": scored["ranks"]}
 
 
 def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:

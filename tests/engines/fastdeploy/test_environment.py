@@ -8,14 +8,7 @@ import pytest
 
 from tests.engines.fastdeploy.bus import Getter, save
 from tests.engines.fastdeploy.engine import Steps
-from tokenbus.engines.fastdeploy.environment import (
-    is_off,
-    is_published,
-    message_id,
-    queue_id,
-    queue_path,
-    settings_for,
-)
+from tokenbus.engines.fastdeploy.environment import is_off, is_published, message_id, queue_id, queue_path, settings_for
 from tokenbus.settings import SettingsError
 
 

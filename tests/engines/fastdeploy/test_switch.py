@@ -358,11 +358,7 @@ def test_switch_and_form_are_handed_on(machine: Machine, command: Command) -> No
     found = command(machine, "--form", "2.4", "--", "python", *SERVER, "thread", "3")
     assert found.command == ["python", *SERVER, "thread", "3"]
     handed = {name: text for name, text in found.environment.items() if name.startswith(("TOKENBUS_", "PYTHONPATH"))}
-    assert handed == {
-        "TOKENBUS_FASTDEPLOY": "on",
-        "TOKENBUS_FASTDEPLOY_FORM": "2.4",
-        "PYTHONPATH": str(machine.folder),
-    }
+    assert handed == {"TOKENBUS_FASTDEPLOY": "on", "TOKENBUS_FASTDEPLOY_FORM": "2.4", "PYTHONPATH": str(machine.folder)}
     off = command(machine, "--", "python", *SERVER, TOKENBUS_FASTDEPLOY="off")
     assert off.line == "tokenbus: TOKENBUS_FASTDEPLOY=off: FastDeploy's own ops stay\n"
     assert off.environment["TOKENBUS_FASTDEPLOY"] == "off"

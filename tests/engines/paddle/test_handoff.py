@@ -126,8 +126,7 @@ def test_state_that_is_wrong_is_named() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4),
-    st.integers(min_value=0),
+    st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4), st.integers(min_value=0)
 )
 def test_damaged_state_is_refused_or_harmless(changes: list[tuple[int, int]], cut: int) -> None:
     """Whatever bytes come, the answer is a ValueError in one line, or a request as a sound state could make it."""

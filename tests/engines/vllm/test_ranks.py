@@ -85,10 +85,7 @@ def test_rank_runs_as_an_engine_that_is_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            Arguments(2),
-            r"--data-parallel-size: a worker for each .* from 0 to 1 \(`tokenbus up` .*, got 2 without",
-        ),
+        (Arguments(2), r"--data-parallel-size: a worker for each .* from 0 to 1 \(`tokenbus up` .*, got 2 without"),
         (Arguments(2, 2), "--data-parallel-rank: at least 0 and below --data-parallel-size 2, got 2"),
         (Arguments(2, -1), "--data-parallel-rank: at least 0 and below --data-parallel-size 2, got -1"),
         (Arguments(1, 3), "--data-parallel-rank: at least 0 and below --data-parallel-size 1, got 3"),
