@@ -3,9 +3,6 @@
 import math
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Any
-
-from google.protobuf.descriptor import FieldDescriptor
 
 from tokenbus.engines.requests import Request, Stops
 from tokenbus.plugins import Tokenizer
@@ -40,23 +37,18 @@ def check_ids(name: str, ids: Sequence[int], size: int) -> None:
 def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
     """Raise a ValueError for a sampling parameter that the engine does not offer, unless its value changes nothing."""
     for field, value in sampling.ListFields():
-        if field.name not in offered:
-            _check_neutral(field, value)
-
-
-def _check_neutral(field: FieldDescriptor, value: Any) -> None:  # noqa: ANN401 - of any field
-    neutral = _NEUTRAL.get(field.name, field.default_value)
-    if field.is_repeated:
-        limit = f"no element with this engine, got {len(value)}"
-    elif field.message_type is not None:
-        limit = f"none with this engine, got {value.WhichOneof('constraint')}"
-    elif value == neutral:
-        return
-    elif isinstance(value, str):
-        limit = f"none with this engine, got {value!r}"
-    else:
-        limit = f"only {neutral:g} with this engine, got {f'{value:g}' if isinstance(value, float) else value}"
-    raise ValueError(f"sampling.{field.name}: {limit}")
+        neutral = _NEUTRAL.get(field.name, field.default_value)
+        if field.name in offered or (value == neutral and not field.is_repeated):
+            continue
+        if field.is_repeated:
+            limit, got = "no element", str(len(value))
+        elif field.message_type is not None:
+            limit, got = "none", value.WhichOneof("constraint")
+        elif isinstance(value, str):
+            limit, got = "none", repr(value)
+        else:
+            limit, got = f"only {neutral:g}", f"{value:g}" if isinstance(value, float) else str(value)
+        raise ValueError(f"sampling.{field.name}: {limit} with this engine, got {got}")
 
 
 def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:

@@ -66,8 +66,12 @@ def alternatives(
 
 def true_tokens(key: int, begin: int, end: int, weight_version: int = 0) -> TrueTokens:
     """Return the tokens that a request has from one position to before another."""
+    return sampled(_numbers(key, begin, end, weight_version))
+
+
+def _numbers(key: int, begin: int, end: int, weight_version: int) -> Words:
     positions = np.arange(begin, end, dtype=np.uint64)
-    return sampled(draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions))
+    return draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions)
 
 
 def _weighed(keys: Words, weight_version: int) -> Words:
@@ -77,9 +81,8 @@ def _weighed(keys: Words, weight_version: int) -> Words:
 
 def true_extras(key: int, begin: int, end: int, asked: TokenScoring, weight_version: int = 0) -> Extras:
     """Return what a request that asked for more has beside its tokens from one position to before another."""
-    positions = np.arange(begin, end, dtype=np.uint64)
-    numbers = draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions)
-    places, of_none = np.zeros(positions.size, np.uint64), slice(0)
+    numbers = _numbers(key, begin, end, weight_version)
+    places, of_none = np.zeros(numbers.size, np.uint64), slice(0)
     given = np.array(asked.token_ids, np.uint64)
     of_given = mixed(numbers[:, None] ^ given)
     sizes = (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1

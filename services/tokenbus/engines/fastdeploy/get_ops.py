@@ -39,7 +39,10 @@ class _GetOp:
             self._get((output,), COLUMNS, packs=False, wait=wait)
 
     def _get(self, given: tuple[Tensor, ...], columns: int, *, packs: bool, wait: bool) -> None:
-        arrays = [self._array(name, tensor) for (name, _), tensor in zip(_OUTPUTS, given, strict=False)]
+        arrays = []
+        for (name, _), tensor in zip(_OUTPUTS, given, strict=False):
+            tensors.check_writable(f"{self.__name__}.{name}", tensor)
+            arrays.append(tensors.host(f"{self.__name__}.{name}", tensor))
         outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
         kind, outcome = self._kind, native.Outcome()
 
@@ -62,10 +65,6 @@ class _GetOp:
             raise ContractError(f"{self.__name__}.message", limit, dropped, rule=Rule.KIND)
         for tensor, array in zip(given, arrays, strict=True):
             tensors.store(tensor, array)
-
-    def _array(self, name: str, tensor: Tensor) -> Host:
-        tensors.check_writable(f"{self.__name__}.{name}", tensor)
-        return tensors.host(f"{self.__name__}.{name}", tensor)
 
     def _error(self, fault: native.Outcome, arrays: list[Host]) -> ContractError:
         (name, dtype), array = _OUTPUTS[fault.role], arrays[fault.role]

@@ -46,8 +46,9 @@ def replace_ops(name: str) -> None:
     }
     if any(save in ops and get in ops for save, get in _PAIRS):
         PROCESS.is_xpu = name.endswith(".xpu")
-        for each in (module, *_submodules(name)):
-            _replace(each, ops)
+        for names in map(vars, (module, *_submodules(name))):
+            for op in ops:
+                names.update(dict.fromkeys({op, f"{_STATIC}{op}"} & names.keys(), getattr(fastdeploy, op)))
         engine = installed()
         version = engine.version if engine else "unknown"
         with _shown():
@@ -69,13 +70,6 @@ def _submodules(name: str) -> list[ModuleType]:
     """Return a module's submodules that are loaded: FastDeploy loads its compiled ops from one, and may import it."""
     below: list[object] = [module for other, module in list(sys.modules.items()) if other.startswith(f"{name}.")]
     return [module for module in below if isinstance(module, ModuleType)]
-
-
-def _replace(module: ModuleType, ops: list[str]) -> None:
-    found = vars(module)
-    for op in ops:
-        for place in {op, f"{_STATIC}{op}"} & set(found):
-            found[place] = getattr(fastdeploy, op)
 
 
 @contextlib.contextmanager

@@ -165,14 +165,10 @@ class Runner:
 
     def logits(self, hidden: Tensor) -> Logits:
         """Return the logits of the token after each."""
-        return _on_host(self._network.logits(hidden))
+        found: Logits = self._network.logits(hidden).numpy()
+        return found
 
     def further(self, place: int, state: Tensor, tokens: npt.NDArray[np.int64]) -> tuple[Tensor, Logits]:
         """Return the state and the logits of a draft head, given the state before it and the tokens chosen."""
         state, logits = self._network.further(place, state, self._paddle.to_tensor(tokens))
-        return state, _on_host(logits)
-
-
-def _on_host(tensor: Tensor) -> Logits:
-    found: Logits = tensor.numpy()
-    return found
+        return state, logits.numpy()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenbus.engines.admission import prompt_of
-from tokenbus.engines.vllm.adapters import Adapter
 from tokenbus.engines.vllm.columns import NO_ROWS, Logprobs
 from tokenbus.engines.vllm.compatibility import OF_SAMPLER, check_members, load_vllm
 from tokenbus.engines.vllm.configuration import check_model, configured, tokenizer_of
@@ -90,7 +89,10 @@ class VllmEngine(ControlledCore):
                     check_members(self._inputs.tokenizer, ("encode", "max_chars_per_token"))
                 self._tasks = self._core.get_supported_tasks()
                 for adapter in adapters:
-                    self._load_first(adapter)
+                    try:
+                        self._load(adapter)
+                    except Exception as error:
+                        raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
             except self._refusals as error:
                 raise ValueError(_line(error)) from error
             except Exception as error:
@@ -201,12 +203,6 @@ class VllmEngine(ControlledCore):
     def close(self) -> None:
         """End vLLM and its processes."""
         self._core.shutdown()
-
-    def _load_first(self, adapter: Adapter) -> None:
-        try:
-            self._load(adapter)
-        except Exception as error:
-            raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
 
     def _compute(self) -> None:
         try:

@@ -24,7 +24,8 @@ class PromptsToScore:
 
     def __init__(self) -> None:
         self._wanted: dict[str, _Wanted] = {}
-        self._alone: set[str] = set()
+        self.alone: set[str] = set()
+        """The requests that want the scores and no token, which vLLM makes in any case."""
 
     def add(self, name: str, generate: Generate) -> None:
         """Add a request that vLLM has from now on, if it asks for scores."""
@@ -33,16 +34,12 @@ class PromptsToScore:
             first, given = max(1, asked.first_position), len(asked.token_ids)
             self._wanted[name] = _Wanted(generate.request_key, first, given or asked.top_logprobs, given > 0)
             if asked.without_generation:
-                self._alone.add(name)
+                self.alone.add(name)
 
     def remove(self, name: str) -> None:
         """Forget a request that has ended."""
         self._wanted.pop(name, None)
-        self._alone.discard(name)
-
-    def are_alone(self, name: str) -> bool:
-        """Tell whether a request wants the scores and no token, which vLLM makes in any case."""
-        return name in self._alone
+        self.alone.discard(name)
 
     def taken(self, computed: Mapping[str, Any]) -> list[PromptScores]:
         """Return the scores of the prompts that a step has computed to their ends, from its LogprobsTensors."""

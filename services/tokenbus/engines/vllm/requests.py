@@ -177,7 +177,7 @@ class Requests:
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
         stop = STOP_TOKEN if isinstance(output.stop_reason, int) else 0
         request = self._with_stops.get(output.request_id)
-        if status in _WHOLE and self.prompts.are_alone(output.request_id):
+        if status in _WHOLE and output.request_id in self.prompts.alone:
             return [], RowStatus.FINISHED_LENGTH, 0
         if request is not None:
             kept, text = _until_stop(request.detokenizer, tokens, is_stop=reason == self._stop)
