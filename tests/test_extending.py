@@ -20,12 +20,12 @@ from tests.system.deployment import COMMAND
 from tests.system.programs import Program
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client, Generation
-from tokenbus.delivery import RequestFailedError, Step
+from tokenbus.delivery import Step
 from tokenbus.delivery.step import Token
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 (BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block.text]
 EXAMPLE: Any = module_of(BLOCK, "words")
@@ -120,22 +120,6 @@ async def test_drafts_are_verified_and_shown() -> None:
         counts.append(len(words))
         word = words[-1]
     assert set(counts[:-1]) == {1, 2, 3}  # nothing, one and both of the drafts were right
-
-
-async def test_wrong_prompt_is_one_line() -> None:
-    """A prompt that the engine refuses is answered with the field, the limit and the value, and the engine goes on."""
-    async with running() as (_, client), asyncio.timeout(MOST):
-        for wrong, line in (
-            (asked(1, [64], 4), "prompt: at least 1 token id, all below 64, got [64]"),
-            (
-                Generate(request_key=2, text=TextPrompt(text="words"), sampling=SamplingParameters()),
-                "prompt: at least 1 token id, all below 64, got []",
-            ),
-        ):
-            with pytest.raises(RequestFailedError) as refused:
-                await taken(client.generate(wrong))
-            assert (refused.value.code, refused.value.reason) == (ErrorCode.ERROR_CODE_INVALID_REQUEST, line)
-        assert len(await taken(client.generate(asked(3, [1], 4)))) == 4
 
 
 async def test_aborted_request_has_a_last_row() -> None:

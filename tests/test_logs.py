@@ -136,13 +136,6 @@ def test_traceback_cannot_pass_for_a_line() -> None:
     assert all(line.startswith("    ") and line.isprintable() for line in rest)
 
 
-def test_traceback_in_json() -> None:
-    error = ValueError("why")
-    assert json_of(exc_info=error)["exception"] == "    ValueError: why"
-    assert json_of(exc_info=(ValueError, error, None))["exception"] == "    ValueError: why"
-    assert "exception" not in json_of(exc_info=True)
-
-
 @pytest.mark.parametrize(
     ("style", "terminal", "no_color", "expected"),
     [
@@ -171,22 +164,6 @@ def test_level(level: str) -> None:
         method("happened")
     names = ["debug", "info", "warning", "error", "critical"]
     assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == names[names.index(level) :]
-
-
-def test_loggers_follow_a_later_configuration() -> None:
-    log = logger("part").bind(worker="w0")
-    for _ in range(2):
-        stream = configured(format="json")
-        log.info("happened")
-        assert json.loads(stream.getvalue())["worker"] == "w0"
-
-
-def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    configure(LogSettings(format="json"))
-    logger("part").info("happened")
-    captured = capsys.readouterr()
-    assert json.loads(captured.err)["event"] == "happened"
-    assert not captured.out
 
 
 def test_stream_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,16 +223,6 @@ def test_episode_is_logged_once() -> None:
     assert len(episodes) == 0
 
 
-def test_kinds_and_keys_are_apart() -> None:
-    _, heard, episodes = deduplicated(most=4)
-    for key, event in [("w0", "slow"), ("w0", "gap"), ("w1", "slow"), ("w0", "slow"), ("w0", "gap")]:
-        episodes.begin(key, heard, event)
-    assert heard.names == ["slow", "gap", "slow"]
-    episodes.end("w0")
-    assert heard.names[3:] == ["slow: over", "gap: over"]
-    assert len(episodes) == 1
-
-
 def test_episode_ends_in_quiet() -> None:
     clock, heard, episodes = deduplicated()
     episodes.begin("w0", heard, "slow")
@@ -289,15 +256,6 @@ def test_keys_are_bounded() -> None:
     event, values = heard.events[3]
     assert (event, values["count"]) == ("refused: over", 98)
     assert heard.events[4:] == [("refused", {"client": 100})]
-
-
-def test_close_sums_up_all() -> None:
-    _, heard, episodes = deduplicated(most=1)
-    for key in ("w0", "w0", "w1", "w1", "w1"):
-        episodes.begin(key, heard, "slow")
-    episodes.close()
-    episodes.close()
-    assert [values["count"] for event, values in heard.events if event == "slow: over"] == [2, 3]
 
 
 def test_episode_holds_on_to_nothing_large() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from benchmarks.__main__ import main, titles
 from benchmarks.errors import NotRunError
-from benchmarks.report import Report
 from tests.engines.fastdeploy.kernel import skip
 
 Tables = dict[str, list[dict[str, Any]]]
@@ -43,12 +42,6 @@ def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found) == set(stay.split())
 
 
-def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["steam"])
-    assert "NAME: one of bus, codec, " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "why"),
     [
@@ -60,18 +53,6 @@ def test_wrong_options(name: str, arguments: list[str], why: str, capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         import_module(f"benchmarks.{name}").main(arguments)
     assert why in capsys.readouterr().err
-
-
-def test_report_prints_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table is Markdown with a column for each key, and --json has the figures as they were measured."""
-    made = Report("some_thing", "measures")
-    made.parse(["--json", str(tmp_path / "found")])
-    made.table([{"": "a", "us": 4.251, "a second": 12_345.6, "more": None}, {"": "b", "us": 1}])
-    made.write()
-    shown = capsys.readouterr().out
-    assert shown.startswith("`python -m benchmarks.some_thing --json ")
-    assert "\n| a   | 4.25 | 12,346   |      |\n| b   | 1    |          |      |\n" in shown
-    assert json.loads((tmp_path / "found").read_text())["figures"][0]["us"] == 4.251
 
 
 @pytest.mark.nightly

@@ -50,6 +50,7 @@ def test_whole_demo(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
     """A demo whose worker is killed says which one in a line, with status 1, and leaves nothing behind."""
     with Command(["demo"], environment(folder)) as command:
@@ -64,6 +65,7 @@ def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
     with Command(["demo", "--json"], environment(folder)) as command:
         # The processor is there, and a worker has been started.

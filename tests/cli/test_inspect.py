@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -20,7 +19,7 @@ from tests.pages import blocks
 from tokenbus.cli import main
 from tokenbus.recordings.items import Recorder, StreamItem, read_recording
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import BatchKind, LogprobBatch, Row, Scoring, encode
+from tokenbus_contracts import BatchKind, LogprobBatch, Row, encode
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
@@ -116,15 +115,6 @@ def test_one_request_as_text(tmp_path: Path, inspect: Inspect) -> None:
     _, found = inspect(path, "--request", "0x5", "--tokenizer", "bytes")
     (request,) = found["requests"]
     assert (request["request_id"], [each["text"] for each in request["values"]]) == ("5", ["h", "i"])
-
-
-def test_tokens_without_logprobs(tmp_path: Path, inspect: Inspect) -> None:
-    made = batch([RowShape(5, tokens=2, scoring=Scoring.NONE)])
-    item = StreamItem(hello(), EPOCH, 1, PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, encode(made))
-    path = tmp_path / "a"
-    path.write_bytes(Recorder(EPOCH, hello()).add(item))
-    _, found = inspect(path)
-    assert found["summary"] == {"requests": 1, "tokens": 2, "mean_logprob": None}
 
 
 def test_torn_recording_is_shown_up_to_its_fault(
@@ -250,12 +240,3 @@ def test_wrong_uses(tmp_path: Path, inspect: Inspect) -> None:
     assert found["error"].startswith("tokenbus: tokenbus.tokenizers: one of ")
     status, found = inspect(tmp_path / "nowhere")
     assert (status, found["error"]) == (1, f"tokenbus: {tmp_path / 'nowhere'}: no such file or directory\n")
-
-
-def test_without_pyarrow(tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.delitem(sys.modules, "pyarrow.dataset", raising=False)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    status, found = inspect(tmp_path / "a.parquet")
-    assert (status, found["error"]) == (1, "tokenbus: Parquet needs pyarrow: install the extra, tokenbus[parquet]\n")
-    assert inspect(recorded(tmp_path / "b", rollout(seeded(1))))[0] == 0

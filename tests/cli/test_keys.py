@@ -69,13 +69,6 @@ def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: 
     assert list(Path().iterdir()) == []
 
 
-def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("")
-    status, _, err = said(capsys, "keys", "make", "w0", "--folder", "file")
-    assert (status, err.count("\n")) == (2, 1)
-    assert err.startswith("tokenbus: file: ")
-
-
 def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     """A key is added by its certificate's path or its text, listed, revoked by its name or itself, and stays listed."""
     for name in ("w0", "g"):

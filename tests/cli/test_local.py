@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import stat
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -149,12 +148,6 @@ def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkey
         assert made.parent not in (long, folder)
 
 
-def test_no_place_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: Path("/proc/tokenbus").mkdir())
-    with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): .*/tmp: "):
-        runtime_folder().__enter__()
-
-
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     """A service that does nothing for its time ends the start, and the line names the option that allows more."""
     services = plan(folder, {"processor.metrics_address": ""}).services
@@ -176,16 +169,6 @@ async def test_service_runs_no_module_of_the_current_folder(
     assert child.ended is not None
     await child.ended
     assert (child.status, "another" in child.last_line) == (0, False)
-
-
-async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    system = Supervisor(plan(folder).services, folder, lambda _: None)
-    with pytest.raises(CommandError, match="processor: no process can be started: resource temporarily unavailable"):
-        await system.run(never)
 
 
 async def never() -> None:

@@ -6,8 +6,6 @@ import os
 import struct
 import termios
 
-import pytest
-
 from tokenbus.cli.terminal import Progress
 
 
@@ -28,15 +26,6 @@ def test_terminal_shows_progress_now_and_then() -> None:
     progress.clear()
     progress.clear()
     assert stream.getvalue() == "\r8 items\r10 items\r        \r"
-
-
-def test_shorter_line_leaves_nothing_of_the_longer() -> None:
-    stream, time = Terminal(), [0.0]
-    progress = Progress(stream, lambda: time[0])
-    for text in ("long line", "short"):
-        progress.show(text.__str__)
-        time[0] += 1
-    assert stream.getvalue() == "\rlong line\rshort    "
 
 
 def test_nothing_is_shown_elsewhere() -> None:
@@ -62,13 +51,3 @@ def test_line_is_no_wider_than_the_terminal() -> None:
             shown += os.read(ours, 100)
         assert shown == expected
     os.close(ours)
-
-
-def test_terminal_that_cannot_write_over_a_line_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dumb terminal is not filled with lines that were meant to be one."""
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Terminal()
-    progress = Progress(stream)
-    progress.show("line".__str__)
-    progress.clear()
-    assert stream.getvalue() == ""

@@ -1,7 +1,6 @@
 """tokenbus record: a stream is written as it was published, and gaps are named."""
 
 import asyncio
-import json
 from io import BytesIO
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 from tests.cli.helpers import (
     EVENT,
     WORKER,
-    Service,
-    addresses,
     after_hello,
     hello,
     memory_settings,
@@ -20,7 +17,6 @@ from tests.cli.helpers import (
     recording,
     take_all,
 )
-from tests.support.settings import settings_of
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli import main
@@ -35,9 +31,7 @@ from tokenbus.recordings.items import StreamItem, read_items, read_recording
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(recording(payloads()), id="plain"),
         pytest.param(recording(payloads(drafts=True, parts=3)), id="drafts and parts"),
-        pytest.param(recording(payloads(), without=range(5, 6)), id="gap"),
         pytest.param(recording(payloads(first=2**40, tokens=30), first=2**40), id="from the middle"),
         pytest.param(recording(payloads(requests=1, tokens=900), without=range(3, 300)), id="gap beyond credit"),
     ],
@@ -93,11 +87,6 @@ def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_text() == "mine"
 
 
-def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="nowhere: no directory"):
-        Files(str(tmp_path / "nowhere" / "steps"))
-
-
 def test_disk_that_is_full(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "{worker}"))
     files.write(seen("a", 1))
@@ -130,25 +119,6 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
 
 
 # The commands.
-
-
-def test_recorded_by_a_process(tmp_path: Path) -> None:
-    data = recording(without=range(5, 6))
-    clients = addresses(tmp_path)[2:]
-    patience = ["--set", "bus.heartbeat_timeout_ms=600000", "--metrics-address", ""]
-    with (
-        Service("processor", *addresses(tmp_path), *patience, processor__unclaimed_timeout_ms=1) as processor,
-        Service("record", str(tmp_path / "again"), "--worker", WORKER, "--count", "5", "--json", *clients) as recorder,
-    ):
-        processor.logged("client connected")
-        recorder.logged("connected")
-        asyncio.run(publish(data, settings_of({"bus.workers_address": f"ipc://{tmp_path}/w"})))
-        status, output, _ = recorder.end()
-    summary = json.loads(output)
-    assert status == 1
-    assert (summary["items"], summary["missing_items"]) == (5, 1)
-    assert summary["files"][0]["last_sequence"] == "6"
-    assert after_hello((tmp_path / "again").read_bytes()) == after_hello(data)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 SERVICES = ("worker", "consumer", "trainer")
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ["worker", *(pytest.param(name, marks=pytest.mark.nightly) for name in SERVICES[1:])])
 def test_their_tests_pass(name: str, tmp_path: Path) -> None:
     """As in a repository of their own, with pytest-asyncio's strict mode; warnings of ours are errors there."""
     options = ["-c", str(EXAMPLES / "pytest.ini"), "-W", "error", "-p", "no:cacheprovider", "-p", "no:schemathesis"]

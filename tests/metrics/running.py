@@ -37,6 +37,7 @@ _USUAL = {
     "processor.metrics_address": "127.0.0.1:0",
     "worker.metrics_address": "127.0.0.1:0",
     "processor.drain_timeout_ms": 0,
+    "worker.drain_timeout_ms": 0,
 }
 
 

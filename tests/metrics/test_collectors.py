@@ -5,7 +5,6 @@ import math
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.metrics.running import FAMILIES, Bus, Scrape, scrape, settings
@@ -236,32 +235,3 @@ async def test_names_end_in_units_and_labels_are_few(watched: Watched) -> None:
             for sample in metric.samples:
                 assert set(sample.labels) <= LABELS, sample
                 assert math.isfinite(sample.value), sample
-
-
-async def test_no_label_has_a_requests_key(watched: Watched) -> None:
-    series = []
-    async with watched.bus.running():
-        for requests in (1, 20):
-            await watched.bus.serve(requests=requests, tokens=3)
-            told = watched.processor().families.values()
-            series.append({(s.name, tuple(s.labels.items())) for family in told for s in family.samples})
-    assert series[0] == series[1]
-
-
-async def test_a_scrape_reads_while_everything_changes(watched: Watched) -> None:
-    seen = []
-
-    def scrape_on() -> None:
-        while not done:
-            seen.append(watched.processor()("stream_tokens_total", worker=W) or 0)
-
-    done: list[bool] = []
-    async with watched.bus.running():
-        scraping = asyncio.create_task(asyncio.to_thread(scrape_on))
-        try:
-            await watched.bus.serve(requests=100, tokens=9)
-        finally:
-            done.append(True)
-            await scraping
-    assert len(seen) > 1
-    assert np.all(np.diff(seen) >= 0)

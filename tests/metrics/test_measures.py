@@ -56,15 +56,6 @@ def test_lag_is_how_long_an_answer_takes() -> None:
     assert len(loop.asked) == 1
 
 
-def test_a_loop_that_is_not_there_is_not_stalled() -> None:
-    clock, loop = ManualClock(), SlowLoop()
-    loop.is_closed = True
-    for watch in (watched(None, clock), watched(loop, clock)):
-        watch.ask()
-        clock.advance(9.0)
-        assert watch.stalled_seconds == 0.0
-
-
 def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
     batch = rows([(2, 2)])
     produced = SimpleNamespace(

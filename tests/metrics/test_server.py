@@ -16,13 +16,11 @@ from prometheus_client.registry import Collector
 from tests.metrics.running import Bus, Scrape, settings
 from tests.support.waiting import MOST, until
 from tokenbus.bus import AddressError
-from tokenbus.bus.link import SessionState
 from tokenbus.delivery import Step
 from tokenbus.metrics.processor import serve_processor
-from tokenbus.metrics.publisher import publisher_health, serve_publisher
+from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.metrics.server import _MOST_CONNECTIONS, Health, LoopWatch, MetricsServer
 from tokenbus.testing import ManualClock
-from tokenbus_contracts.generated.stream_pb2 import Refusal
 
 
 def get(url: str) -> tuple[int, str, str]:
@@ -132,17 +130,6 @@ async def test_a_stuck_loop_is_told_by_who_is_not_stuck() -> None:
     assert problem.startswith("its event loop has not answered for ")
 
 
-def test_a_refused_worker_is_not_healthy() -> None:
-    publisher = Bus().publisher
-    publisher.begin()
-    watch = LoopWatch(lambda: None, ManualClock().now)
-    assert publisher_health(publisher, watch).problems == ()
-    publisher.session.state = SessionState.REFUSED
-    publisher.session.refusal = Refusal(message="hello.limits.max_rows: at most 8, got 9")
-    expected = ("its processor refuses it: hello.limits.max_rows: at most 8, got 9",)
-    assert publisher_health(publisher, watch).problems == expected
-
-
 async def test_steps_cost_nothing_where_nothing_is_served() -> None:
     bus = Bus(settings(processor__metrics_address="", worker__metrics_address=""))
     async with serve_processor(bus.processor) as server:
@@ -194,14 +181,6 @@ def test_other_paths_and_methods_are_answered(served: MetricsServer) -> None:
         b"GET / HTTP/1.1\r\n" + b"x" * 8192,
     ):
         assert say(served, garbage).startswith(b"HTTP/1.1 400 Bad Request\r\n")
-
-
-def test_the_address_is_free_after_the_end(served: MetricsServer) -> None:
-    address = served.address
-    served.stop()
-    assert served.address == ""
-    host, port = address.rsplit(":", 1)
-    socket.create_server((host, int(port))).close()
 
 
 def test_head_has_no_body(served: MetricsServer) -> None:

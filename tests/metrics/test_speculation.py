@@ -4,10 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.metrics.running import Bus, scrape
-from tests.support.waiting import until
-from tokenbus.metrics.processor import StepTimes, processor_collector
-from tokenbus.metrics.server import LoopWatch
 from tokenbus.processor.speculation import MOST_HEADS, Speculation
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 
@@ -50,19 +46,6 @@ def test_rows_without_drafts_do_not_count() -> None:
     """Rows that verified no draft, or emitted nothing, say nothing about the draft model (case 25)."""
     speculation = counted([(0, 1), (0, 3)], [], [(4, 0)])
     assert (speculation.rows, speculation.heads()) == (0, [])
-
-
-async def test_worker_without_drafts_has_no_heads() -> None:
-    """Case 25: a worker that does not speculate has no rows that verified drafts, and no heads."""
-    bus = Bus()
-    times = StepTimes(bus.processor.clock.now)
-    bus.processor.intake.step_observers.append(times.observe)
-    async with bus.running():
-        bus.publisher.publish(rows([(0, 1)]))
-        await until(lambda: bus.processor.intake.steps)
-        told = scrape(processor_collector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
-    assert told("speculative_rows_total", worker="worker-0") == 0
-    assert told.families["tokenbus_speculative_draft_tokens"].samples == []
 
 
 PAIR = st.tuples(st.integers(0, MOST_HEADS), st.integers(0, 16))

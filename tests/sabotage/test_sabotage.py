@@ -49,6 +49,7 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_broken_line_is_killed_by_a_test_that_fails(tmp_path: Path) -> None:
     """A line is killed where its test fails; one that changes nothing survives, and one that cannot start is none."""
@@ -58,21 +59,3 @@ def test_broken_line_is_killed_by_a_test_that_fails(tmp_path: Path) -> None:
     assert run.returncode == 1, run.stdout + run.stderr
     assert [result["outcome"] for result in json.loads(results.read_text())] == ["killed", "survived", "invalid"]
     assert run.stdout.splitlines()[-1] == "3 lines broken, 2 survivors"
-
-
-@pytest.mark.process
-def test_lines_that_are_all_killed_are_no_failure() -> None:
-    """A line of the table itself is killed, in a copy: the tree is as it was."""
-    run = _run("test_what_is_written_is_read")
-    assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "1 lines broken, 0 survivors"), run.stdout + run.stderr
-    assert [fault for line in lines() for fault in faults(line)] == []
-
-
-@pytest.mark.process
-def test_table_that_does_not_fit_is_not_run(tmp_path: Path) -> None:
-    """Where a text of the table is not in its source, nothing is run, and the status says that it is no survivor."""
-    table = tmp_path / "lines.toml"
-    table.write_text(_KILLED.replace("in self.roles", "of"))
-    run = _run("--table", table)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "exactly once, got 0 times" in run.stderr

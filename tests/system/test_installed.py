@@ -62,6 +62,7 @@ def test_wheel_has_the_compiled_check_for_its_platform(wheel: Path) -> None:
     assert f"Root-Is-Purelib: false\nTag: py3-none-{platform}\n" in contents.read(about).decode()
 
 
+@pytest.mark.nightly
 def test_wheel_without_a_compiler_is_pure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     nowhere = os.environ | {"CC": str(tmp_path / "no-compiler")}
@@ -121,6 +122,7 @@ def test_installed_system_answers_and_shows_its_page(
         assert command.end() == (0, "", "")
 
 
+@pytest.mark.nightly
 def test_installed_switch_replaces_the_ops(programs: Path, folder: Path) -> None:
     """From the wheel too, TOKENBUS_FASTDEPLOY=on is heeded, with no word of anything that is missing."""
     stand_in.install(folder)
@@ -130,6 +132,7 @@ def test_installed_switch_replaces_the_ops(programs: Path, folder: Path) -> None
     assert "has no effect" not in run.stderr
 
 
+@pytest.mark.nightly
 def test_switch_of_an_editable_install_is_live(tmp_path: Path) -> None:
     """Where the sources are installed as `make setup` does it, TOKENBUS_FASTDEPLOY=on is heeded."""
     copy, environment = tmp_path / "copy", tmp_path / "environment"
