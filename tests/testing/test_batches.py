@@ -1,7 +1,7 @@
 """Builders of batches, and the golden messages: what they make, the contract takes, or refuses as it says."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenbus
@@ -31,6 +31,7 @@ def shapes(draw: st.DrawFn) -> testing.RowShape:
     )
 
 
+@settings(max_examples=30)
 @given(rows=st.lists(shapes(), max_size=12, unique_by=lambda row: row.key), data=st.data())
 def test_batch_of_any_shape_is_valid(rows: list[testing.RowShape], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(rows))))

@@ -45,8 +45,8 @@ KINDS = {
     "ngram": Kind(
         lambda: NgramEngine(NgramOptions(role="prefill")),
         lambda: NgramEngine(NgramOptions(role="decode")),
-        lambda key: asked(key, seed=key, max_tokens=1500, ignore_end_token=True, top_logprobs=0),
-        100,
+        lambda key: asked(key, seed=key, max_tokens=400, ignore_end_token=True, top_logprobs=0),
+        40,
     ),
     "paddle": Kind(
         lambda: PaddleEngine(PaddleOptions(role="prefill", context=256)),
@@ -56,7 +56,9 @@ KINDS = {
     ),
 }
 EVERY_KIND = pytest.mark.parametrize(
-    "name", ["synthetic", "ngram", pytest.param("paddle", marks=NEEDS_PADDLE)], ids=["synthetic", "ngram", "paddle"]
+    "name",
+    ["synthetic", "ngram", pytest.param("paddle", marks=[*NEEDS_PADDLE, pytest.mark.nightly])],
+    ids=["synthetic", "ngram", "paddle"],
 )
 
 

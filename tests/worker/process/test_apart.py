@@ -208,7 +208,7 @@ async def test_arrays_that_are_none_end_their_requests() -> None:
 
 async def test_what_finds_no_room_is_named() -> None:
     """Under the policy fail the engine never waits: the next publisher says which requests ended."""
-    async with apart(policy="fail") as worker:
+    async with apart(policy="fail", handover_items=16) as worker:
         requests = await asked(worker, tokens=10_000)
         most = worker.settings.worker.handover_items
         await worker.lose_publisher()
@@ -230,7 +230,7 @@ async def test_what_finds_no_room_is_named() -> None:
 
 async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "_MOST_LOST", 2)
-    async with apart(policy="fail") as worker:
+    async with apart(policy="fail", handover_items=16) as worker:
         requests = await asked(worker, tokens=10_000)
         await worker.lose_publisher()
         for _ in range(worker.settings.worker.handover_items + 2):
@@ -262,8 +262,8 @@ async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher
 
 async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> None:
     """Under the policy block the engine's thread waits, and goes on when a new publisher has taken something."""
-    async with apart(block_timeout_ms=10_000_000) as worker:
-        requests = await asked(worker, 1, tokens=2000)
+    async with apart(block_timeout_ms=10_000_000, handover_items=16) as worker:
+        requests = await asked(worker, 1, tokens=100)
         await worker.lose_publisher()
         handed = threading.Event()
 
@@ -280,8 +280,8 @@ async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> Non
         await asyncio.to_thread(thread.join, MOST)
         assert handed.is_set()
         await worker.bus.settle()
-        await worker.turn(2000 - len(requests[0].ids))
-        assert all_exact(requests, 2000)
+        await worker.turn(100 - len(requests[0].ids))
+        assert all_exact(requests, 100)
 
 
 async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
