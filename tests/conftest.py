@@ -96,7 +96,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         skipped[report.nodeid.split("::")[0].rpartition("/")[0], reason.removeprefix("Skipped: ")] += 1
     for (folder, reason), count in sorted(skipped.items()):
         terminalreporter.write_line(f"not run: {count} tests of {folder}: {reason}")
-    reports = [each for state in ("", "passed", "failed", "error") for each in terminalreporter.getreports(state)]
+    found = [each for state in ("", "passed", "failed", "error") for each in terminalreporter.getreports(state)]
+    reports = [each for each in found if isinstance(each, pytest.TestReport)]  # and not of a module that has errors
     if sum(each.duration for each in reports) > _TABLE_AFTER_SECONDS:
         for line in seconds.table((each.nodeid, each.duration) for each in reports):
             terminalreporter.write_line(line)
