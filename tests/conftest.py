@@ -13,12 +13,15 @@ from hypothesis import settings
 
 from tests.support import orphans, seconds
 from tests.support.alone import Guard, marks_of
+from tests.support.campaigns import many
 from tokenbus.logs.output import unconfigure
 
 # A failure must be the same on every machine and in every run: examples follow from the test, not from chance.
 settings.register_profile("tokenbus", derandomize=True, deadline=None, database=None)
 # `make soak` looks for new ones; what fails is printed with all that repeats it.
-settings.register_profile("soak", derandomize=False, deadline=None, database=None, print_blob=True, max_examples=500)
+settings.register_profile(
+    "soak", derandomize=False, deadline=None, database=None, print_blob=True, max_examples=many(500, 100)
+)
 settings.load_profile("tokenbus")
 
 # Hundreds of processes are started here; each would compile all modules anew where a machine forbids to keep bytecode.

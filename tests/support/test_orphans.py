@@ -44,6 +44,24 @@ def test_nothing_is_left_of_tests_that_are_ended(number: int, workers: str, star
     wait_until(lambda: not any(is_running(int(pid)) for pid in pids) and not Path(folder).exists())
 
 
+def test_no_temporary_file_lies_elsewhere() -> None:
+    """No test and no benchmark chooses where its temporary files lie: the run's folder is removed with them."""
+    for path in (each for folder in ("tests", "benchmarks") for each in (ROOT / folder).rglob("*.py")):
+        assert 'dir="/tmp"' not in path.read_text() or path in map(Path, (orphans.__file__, __file__)), path
+
+
+def test_busy_loops_end_with_their_command() -> None:
+    """Each of the loops runs as long as a command beside them, whose status is the whole's."""
+    count = "import os; print(*open(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read().split()); exit(3)"
+    command = [sys.executable, "-m", "tests.support.busy", "2", "--", sys.executable, "-c", count]
+    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 3
+    watcher, *loops, _ = map(int, run.stdout.split())
+    assert len(loops) == 2
+    assert not any(map(is_running, loops))
+    wait_until(lambda: not is_running(watcher))
+
+
 def test_server_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of a server that never says that it listens is gone when the wait for that has failed."""
 
