@@ -34,11 +34,7 @@ class Peer:
         """Let at most so many rows of a request wait; with requests of another peer, both belong to one client."""
         self.requests = OpenRequests(most, patience=30.0, has_several=has_several) if requests is None else requests
         self.session = ClientSession(
-            client_hello(**window or {}),
-            self.requests,
-            settings().limits,
-            interval=INTERVAL,
-            timeout=TIMEOUT,
+            client_hello(**window or {}), self.requests, settings().limits, interval=INTERVAL, timeout=TIMEOUT
         )
         self.now = FIRST
         self.number = 0

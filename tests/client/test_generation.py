@@ -185,21 +185,13 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
         ([1], {"priority": 2**63}, f"priority: at most {2**63 - 1}, got {2**63}"),
         ([1], {"priority": -(2**64)}, f"priority: at least {-(2**63)}, got {-(2**64)}"),
         ([1], {"cache_salt": "s" * 257}, "cache_salt: at most 256 bytes, got 257"),
-        (
-            [1],
-            {"structured_output": {}},
-            f"structured_output: one of {FORMS}, got none",
-        ),
+        ([1], {"structured_output": {}}, f"structured_output: one of {FORMS}, got none"),
         (
             [1],
             {"structured_output": {"regex": "a", "choice": ["b"]}},
             f"structured_output: one of {FORMS}, got regex, choice",
         ),
-        (
-            [1],
-            {"structured_output": "regex"},
-            f"structured_output: one of {FORMS}, got str",
-        ),
+        ([1], {"structured_output": "regex"}, f"structured_output: one of {FORMS}, got str"),
         ([1], {"structured_output": {"json_object": False}}, "structured_output.json_object: True, got False"),
         ([1], {"structured_output": {"choice": []}}, "structured_output.choice: at least 1 text, got none"),
         ([1], {"structured_output": {"regex": ""}}, "structured_output.regex.pattern: text, got empty text"),

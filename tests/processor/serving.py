@@ -24,9 +24,6 @@ def places(client: BenchClient) -> list[tuple[int, int, int]]:
 
 def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False, deadline_unix_ms: int = 0) -> None:
     frame = Resume(
-        request_key=key,
-        next_position=position,
-        include_draft_logprobs=drafts,
-        deadline_unix_ms=deadline_unix_ms,
+        request_key=key, next_position=position, include_draft_logprobs=drafts, deadline_unix_ms=deadline_unix_ms
     )
     client.say(ClientFrame(resume=frame))

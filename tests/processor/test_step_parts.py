@@ -26,11 +26,7 @@ class Table:
         self.route[self.slots], self.stream[self.slots], self.state[self.slots] = routes, _STREAM, _RUNNING
         self.next_position[self.slots] = made.positions
         self.running = RequestColumns.of(
-            streams=self.stream,
-            shares=self.route,
-            states=self.state,
-            positions=self.next_position,
-            running=_RUNNING,
+            streams=self.stream, shares=self.route, states=self.state, positions=self.next_position, running=_RUNNING
         )
 
 

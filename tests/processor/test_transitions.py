@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from tests.in_process.builders import generate_of
 from tests.processor.settling import source
-from tokenbus.processor.requests import (
-    NO_STREAM,
-    UNCLAIMED,
-    Deadline,
-    Request,
-    RequestTable,
-    State,
-    TransitionError,
-)
+from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Deadline, Request, RequestTable, State, TransitionError
 
 ID, DEADLINE = 7, Deadline(1.0)
 CLOSED, QUEUED, RUNNING, HANDED_OFF, ORPHANED, RESUMED, ENDED = State
@@ -25,14 +17,8 @@ Change = Callable[[RequestTable, Request], object]
 OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
     "queue": (lambda table: table.submit(generate_of(ID), NO_STREAM, 1, 5, DEADLINE), QUEUED),
     "dispatch": (lambda table: table.submit(generate_of(ID), 0, 1, 5, DEADLINE), RUNNING),
-    "appear": (
-        lambda table: table.appear(ID, 0, source(0), DEADLINE, UNCLAIMED, is_midway=False),
-        RUNNING,
-    ),
-    "appear midway": (
-        lambda table: table.appear(ID, 9, source(0), DEADLINE, UNCLAIMED, is_midway=True),
-        ORPHANED,
-    ),
+    "appear": (lambda table: table.appear(ID, 0, source(0), DEADLINE, UNCLAIMED, is_midway=False), RUNNING),
+    "appear midway": (lambda table: table.appear(ID, 9, source(0), DEADLINE, UNCLAIMED, is_midway=True), ORPHANED),
 }
 CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "dispatch": (lambda table, request: table.dispatch(request, 1), {QUEUED: RUNNING}),
@@ -49,10 +35,7 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
         {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED},
     ),
     "hand off": (lambda table, request: table.hand_off(request, 0.0), {RUNNING: HANDED_OFF}),
-    "go on": (
-        lambda table, request: table.go_on(request, 2),
-        {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING},
-    ),
+    "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING}),
     "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
 }

@@ -344,14 +344,7 @@ class RequestTable:
         return request
 
     def appear(  # noqa: PLR0913 - what a request begins with
-        self,
-        request_id: int,
-        position: int,
-        source: Source,
-        deadline: Deadline,
-        route: int,
-        *,
-        is_midway: bool,
+        self, request_id: int, position: int, source: Source, deadline: Deadline, route: int, *, is_midway: bool
     ) -> Request:
         """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
         is_its = not is_midway or (request_id in source.owners and not source.takes_over)

@@ -11,15 +11,7 @@ import numpy.typing as npt
 from tokenbus.delivery import Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import LEAVES
-from tokenbus.processor.requests import (
-    NO_STREAM,
-    UNCLAIMED,
-    EarlyRow,
-    Request,
-    RequestTable,
-    Source,
-    State,
-)
+from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, EarlyRow, Request, RequestTable, Source, State
 from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
 from tokenbus_contracts import RowStatus
