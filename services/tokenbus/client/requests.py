@@ -18,7 +18,7 @@ from tokenbus.client.steps import RequestEnd, StepRows
 from tokenbus.client.tokens import RequestTokens, stop_of
 from tokenbus.client.waiter import WakeUps
 from tokenbus.client.weight_spans import WeightSpans
-from tokenbus.delivery import PendingAck, RequestFailedError, Step
+from tokenbus.delivery import RequestFailedError, Step
 from tokenbus.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
@@ -344,7 +344,7 @@ class OpenRequests:
         if self._sent_anew:
             target, draft = self._under_ids(session, target, draft)
         header = target.header
-        step = Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
+        step = Step(header.worker_id, header.epoch, header.step, target, draft)
         slots, is_next = self._progress.advance(session.ordinal, target)
         self._weights.note(header.weight_version, target.request_keys[is_next], target.positions[is_next])
         had = is_next.astype(np.intp) - 1

@@ -60,7 +60,7 @@ class RequestTokens:
     # For the deliverer.
 
     def put(self, step: Step, row: int) -> int:
-        """Add a row of a step, which the step's pending ack counts; return how many rows wait now."""
+        """Add a row of a step; return how many rows wait now."""
         self.waiting.append((step, row))
         self.wake()
         return len(self.waiting)
@@ -79,8 +79,6 @@ class RequestTokens:
 
     def close(self) -> None:
         """Drop what was not taken."""
-        for step, _ in self.waiting:
-            step.pending_ack.release()
         self.waiting.clear()
         self._tokens.clear()
 
@@ -124,7 +122,6 @@ class RequestTokens:
     def _take_tokens(self) -> None:
         step, place = self.waiting.popleft()
         tokens = step.token_lists.tokens_of(place)
-        step.pending_ack.release()
         if tokens and tokens[0].position < self.position:
             tokens = [token for token in tokens if token.position >= self.position]
         if tokens:
@@ -135,7 +132,6 @@ class RequestTokens:
         while self.waiting:
             step, place = self.waiting.popleft()
             row = step.rows.row(place)
-            step.pending_ack.release()
             position, tokens = row.position, len(row.token_ids)
             skip = self.position - position
             if tokens > skip and tokens:

@@ -149,7 +149,7 @@ class Step:
     """All of the step's rows, in the order in which they came: handing rows to requests needs no other."""
     draft_rows: LogprobBatch | None
     """What the draft model proposed for them, its rows a selection of theirs, in some order."""
-    pending_ack: PendingAck = field(repr=False)
+    pending_ack: PendingAck = field(default_factory=PendingAck, repr=False)
     first_arrival: float = 0.0
     """When its first part arrived, by the processor's clock."""
     is_whole: bool = True
