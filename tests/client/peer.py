@@ -84,3 +84,9 @@ def opened(most: int = 100, **window: int) -> Peer:
 def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
     found = [step.rows.row(place) for step, place in tokens.waiting]
     return [(row.position, row.token_ids.size) for row in found]
+
+
+def code_of(tokens: RequestTokens) -> int:
+    """Return the code of the error that a request ended with."""
+    assert tokens.error is not None
+    return tokens.error.code

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.in_process.breaking import BreakingTransport, UselessTransport
-from tests.in_process.builders import generate_of, hello_of, ids, item_of, settings
+from tests.in_process.breaking import BreakingTransport
+from tests.in_process.builders import generate_of, hello_of, item_of, settings
 from tests.support.waiting import soon, turns
-from tokenbus.bus import AddressError, Listener
+from tokenbus.bus import Listener
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client, Generation, RequestEnd, StepRows
 from tokenbus.delivery import RequestFailedError, Token
@@ -73,19 +73,6 @@ async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor
 
 async def taken(tokens: Generation) -> list[Token]:
     return [token async for token in tokens]
-
-
-async def test_request_gets_its_tokens() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        tokens = client.generate(generate_of(5))
-        await processor.welcome()
-        assert (await processor.body("generate")).generate == generate_of(5)
-        processor.rows(RowShape(5, 0, 2))
-        processor.rows(RowShape(5, 2, 1, FINISHED))
-        assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
-        assert (await processor.body("confirm")).confirm.through_number == 2
-    assert len(client.requests) == 0
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
@@ -193,12 +180,6 @@ async def test_requests_end_when_the_connection_fails_for_good() -> None:
         await soon(client.__aexit__(None, None, None))
 
 
-async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
-    chosen = settings({"bus.clients_address": ADDRESS})
-    with pytest.raises(AddressError, match="of no use"):
-        await Client(chosen, transport=UselessTransport(chosen.bus)).__aenter__()
-
-
 async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
     """Rows are yielded step by step as they come; while too many wait nothing is acked, and then it is (case 20)."""
     processor, client, clock = await meeting()
@@ -268,15 +249,6 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
             bodies.append(str(read_frame(ClientFrame, parts[0]).WhichOneof("body")))
         assert "watch" not in bodies
         asked.cancel()
-
-
-async def test_second_watch_is_refused_without_a_processor() -> None:
-    client = Client(settings({"bus.clients_address": "tcp://127.0.0.1:1"}))
-    watched = client.watch("w")
-    with pytest.raises(RuntimeError, match="close that iterator first"):
-        client.watch("w")
-    await watched.aclose()
-    await client.watch("w").aclose()
 
 
 async def test_status_is_what_the_processor_answers() -> None:

@@ -57,23 +57,6 @@ async def test_drain_that_is_cancelled_leaves_nothing() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_connection_that_fails_while_the_client_drains() -> None:
-    before = asyncio.all_tasks()
-    line = await Line(HERE, THERE).open()
-    tokens = line.requests.open(generate_of(7))
-    closing = asyncio.create_task(line.close())
-    await turns()
-    line.fail(line.requests.sessions[0])
-    await turns()
-    assert not closing.done()
-    line.clock.advance(60.0)
-    with pytest.raises(ExceptionGroup) as raised:
-        await soon(closing)
-    assert raised.group_contains(RuntimeError, match="nothing to say")
-    assert tokens.error is not None
-    assert asyncio.all_tasks() == before
-
-
 async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pytest.LogCaptureFixture) -> None:
     line = await Line(HERE, THERE).open()
     welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)

@@ -1,16 +1,13 @@
 """A request's deadline is a moment: its client says it each time it asks, and ends the request if no end comes."""
 
-import asyncio
-
 import pytest
 
 from tests.client.peer import HELLO_FIRST, TIMEOUT, opened
-from tests.client.test_client import meeting, taken
+from tests.client.test_client import meeting
 from tests.in_process.builders import generate_of, ids
-from tests.support.waiting import soon, turns
+from tests.support.waiting import turns
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
-from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
@@ -82,19 +79,6 @@ async def test_request_whose_end_is_not_heard_ends_here() -> None:
     assert len(client.requests) == 0
 
 
-async def test_request_that_ends_in_time_is_left_alone() -> None:
-    processor, client, clock = await meeting()
-    async with client:
-        await processor.welcome()
-        tokens = client.generate(generate_of(5, deadline_ms=6000))
-        await processor.body("generate")
-        processor.rows(RowShape(5, 0, 2, RowStatus.FINISHED_LENGTH))
-        await turns()
-        clock.advance(60)
-        await turns()
-        assert len(await taken(tokens)) == 2
-
-
 def test_processors_word_comes_first() -> None:
     """Within the grace the processor's own word ends the request; beyond it the client asks for its end."""
     peer = opened()
@@ -120,19 +104,3 @@ def test_what_the_processor_settles_replaces_what_was_asked() -> None:
     peer.numbered(admitted=admitted(6, 2**64 - 1))
     peer.requests.end_overdue(4001 + GRACE_MS)
     assert set(peer.requests.requests) == {6}
-
-
-async def test_request_whose_deadline_passes_while_the_client_drains_ends_then() -> None:
-    processor, client, clock = await meeting({"client.drain_timeout_ms": 600_000})
-    async with client:
-        await processor.welcome()
-        generation = client.generate(generate_of(5, deadline_ms=6000))
-        await processor.body("generate")
-        closing = asyncio.create_task(client.__aexit__(None, None, None))
-        await turns()
-        assert not closing.done()
-        clock.advance((6000 + GRACE_MS) / 1000 + 1)
-        await soon(closing)
-        with pytest.raises(RequestFailedError) as failed:
-            await anext(generation)
-        assert failed.value.code == DEADLINE

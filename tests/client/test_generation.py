@@ -1,6 +1,5 @@
 """Generations, steps and watches of a client can be closed, dropped and used beside each other."""
 
-import asyncio
 import gc
 from typing import Any
 
@@ -264,24 +263,6 @@ async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str
         assert len(client.requests) == 0
 
 
-async def test_generation_that_is_iterated_where_it_is_made_ends_when_the_loop_is_left() -> None:
-    """`async for ... in client.generate(...)` with a `break` ends the request: nothing refers to its iterator then."""
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
-    async with client:
-        await processor.welcome()
-
-        async def first_token() -> int:
-            async for token in client.generate(generate_of(5)):
-                return token.id
-            raise AssertionError
-
-        first = asyncio.create_task(first_token())
-        await processor.body("generate")
-        processor.rows(RowShape(5, 0, 2))
-        assert await soon(first) == ids(5, 0, 1)[0]
-        assert (await processor.body("abort")).abort.request_key == 5
-
-
 async def test_generation_that_ended_needs_no_abort() -> None:
     """Closing or dropping what had its last row says nothing to the processor, and keeps its status."""
     processor, client, _ = await meeting()
@@ -345,17 +326,6 @@ def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> 
     peer.says()
     peer.welcome(processor_id="other")
     assert [frame.WhichOneof("body") for frame in peer.says_all()] == ["resume", "abort"]
-
-
-def test_closed_request_that_was_never_sent_is_never_sent() -> None:
-    peer = opened()
-    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
-    peer.says()
-    peer.requests.open(generate_of(5))
-    peer.requests.discard(5)
-    assert peer.requests.open_count == 0
-    peer.welcome()
-    assert "generate" not in peer.bodies()
 
 
 async def test_closed_requests_are_bounded_with_the_open_ones() -> None:
@@ -435,16 +405,6 @@ async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() ->
         client.submit(generate_of(6))
         processor.rows(RowShape(6, 0, 1))
         assert isinstance(await soon(anext(second)), StepRows)
-
-
-async def test_consumer_that_waits_for_steps_ends_when_they_are_closed() -> None:
-    _, client, _ = await meeting()
-    async with client:
-        steps = client.steps()
-        waiting = asyncio.create_task(anext(steps, None))
-        await turns()
-        await steps.aclose()
-        assert await soon(waiting) is None
 
 
 async def test_submitted_requests_end_with_the_steps() -> None:

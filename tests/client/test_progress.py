@@ -6,7 +6,7 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus.client.progress import MOST_POSITION, Progress
 from tokenbus.delivery.step import Step
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus
@@ -57,33 +57,12 @@ def test_other_rows_change_nothing(other: RowShape) -> None:
     assert [progress.next_position(key) for key in (1, 2, 3)] == [6, 5, 6]
 
 
-def test_row_of_another_session_is_looked_at() -> None:
-    progress = progress_of(1, 2)
-    progress.set_sender(2, NO_SENDER)
-    assert next_of(progress, RowShape(1, 5), RowShape(2, 5)) == [True, False]
-    assert next_of(progress, RowShape(1, 6), RowShape(2, 5), sender=ELSEWHERE) == [False, False]
-
-
 @pytest.mark.parametrize("position", [MOST_POSITION - 2, MOST_POSITION - 1, 2**32 - 2])
 def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
     progress = progress_of(1, position=min(position, MOST_POSITION))
     made = batch([RowShape(1, 5, 2)])
     far = LogprobBatch.of_views(made.header, made.columns | {"positions": np.array([position], np.uint32)})
     assert progress.advance(HERE, far)[1].tolist() == [position + 2 <= MOST_POSITION]
-
-
-def test_slot_is_used_again_by_another_request() -> None:
-    """A request that takes an ended one's place begins anew, and rows of the old one are unknown."""
-    progress = progress_of(1, 2)
-    assert next_of(progress, RowShape(1, 5), RowShape(2, 5)) == [True, True]
-    assert progress.close(1) == 6
-    waiting: deque[object] = deque()
-    progress.open(9, 0, waiting)  # type: ignore[arg-type]
-    assert next_of(progress, RowShape(9, 0), RowShape(1, 6), RowShape(2, 6)) == [False, False, True]
-    progress.set_sender(9, HERE)
-    slots, is_next = progress.advance(HERE, batch([RowShape(9, 0)]))
-    assert is_next.all()
-    assert progress.waiting[slots[0]] is waiting
 
 
 def test_rows_of_an_ended_request_are_not_kept() -> None:

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.client.peer import HELLO_FIRST, Peer, opened, positions
-from tests.in_process.builders import generate_of, hello_of, ids, item_of
+from tests.in_process.builders import generate_of, ids
 from tokenbus.client import RequestEnd, StepRows
-from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import ContractError, RowStatus, encode
-from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
+from tokenbus.testing import RowShape
+from tokenbus_contracts import ContractError, RowStatus
+from tokenbus_contracts.generated.client_pb2 import Outputs
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 
@@ -44,18 +44,6 @@ def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: 
         peer.requests.resume(0, 0, include_drafts=False)
     assert peer.session.outstanding == 0
     assert peer.bodies() == []
-
-
-def test_request_is_what_it_was_when_it_was_asked_for() -> None:
-    peer = Peer()
-    generate = generate_of(5, 4)
-    peer.requests.open(generate)
-    generate.sampling.max_tokens = 99
-    generate.top_logprobs = 500
-    peer.says()
-    peer.welcome()
-    (frame,) = peer.says_all()
-    assert frame.generate == generate_of(5, 4)
 
 
 def test_repeated_and_overlapping_rows_are_taken_once() -> None:
@@ -101,16 +89,6 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
     assert peer.bodies() == ["abort", "confirm"]
 
 
-def test_errors_end_their_requests() -> None:
-    peer = opened()
-    tokens, other = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
-    peer.numbered(error=BROKEN)
-    peer.numbered(error=RequestError(request_key=99, code=ErrorCode.ERROR_CODE_GAP, message="x"))
-    assert tokens.error == BROKEN
-    assert not other.has_ended
-    assert peer.session.outstanding == 1
-
-
 def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
@@ -129,23 +107,7 @@ def test_request_that_is_not_open_here_may_be_aborted() -> None:
     assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [99]
 
 
-def test_rows_of_what_ended_here_are_ended_there() -> None:
-    peer = opened()
-    for position in range(2):
-        peer.rows(RowShape(9, position, 1))
-    peer.rows(RowShape(8, 0, 1, FINISHED))
-    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [9]
-
-
 # Acks.
-
-
-def test_what_came_is_confirmed() -> None:
-    peer = opened()
-    for position in range(3):
-        peer.rows(RowShape(5, position, 1, FINISHED))
-    assert [frame.confirm.through_number for frame in peer.says_all()] == [3]
-    assert peer.bodies() == []
 
 
 @pytest.mark.parametrize(
@@ -184,16 +146,6 @@ def test_few_frames_are_acked_after_a_while() -> None:
     assert peer.session.seconds_to_wait(peer.now) > wait
 
 
-def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
-    """A client that takes nothing for now acks nothing, so that the processor stops sending (case 20)."""
-    peer = opened()
-    peer.requests.is_paused = True
-    peer.rows(RowShape(5, 0, 1, FINISHED))
-    assert peer.bodies() == []
-    peer.requests.is_paused = False
-    assert peer.bodies() == ["confirm"]
-
-
 def test_frame_that_comes_again_is_dropped() -> None:
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
@@ -217,18 +169,6 @@ def test_frame_that_is_missing_is_asked_for() -> None:
     for position in range(2):
         peer.rows(RowShape(5, position, 1))
     assert positions(tokens) == [(0, 1), (1, 1)]
-
-
-def test_outputs_that_cannot_be_read_end_the_requests_they_may_have_been_of() -> None:
-    """A batch that breaks the contract is lost: any open request may have had rows in it, and none waits for them."""
-    peer = opened()
-    tokens = peer.requests.open(generate_of(5))
-    with pytest.raises(ContractError):
-        peer.numbered(encode(batch([RowShape(5)]))[:-1], outputs=Outputs())
-    assert tokens.error is not None
-    assert tokens.error.code == ErrorCode.ERROR_CODE_GAP
-    assert peer.session.outstanding == 0
-    assert [frame.confirm.through_number for frame in peer.says_all() if frame.HasField("confirm")] == [1]
 
 
 @pytest.mark.parametrize("parts", [[], [b"x", b"y"]])
@@ -273,17 +213,6 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
     assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
     assert seen[1].token_ids.tolist() == ids(5, 2, 3)
-
-
-def test_watched_items_are_shown() -> None:
-    """An item goes to the watcher with its payload, and with the stream that was announced last."""
-    peer = opened()
-    seen: list[tuple[int, int, bytes]] = []
-    peer.session.watch("w", lambda stream, item, payload: seen.append((stream.epoch, item.sequence, payload)))
-    for epoch in (1, 2):
-        peer.numbered(watched_stream=WatchedStream(epoch=epoch, hello=hello_of()))
-        peer.numbered(b"abc", watched_item=item_of(b"abc", 4))
-    assert seen == [(1, 4, b"abc"), (2, 4, b"abc")]
 
 
 # What is known after the connection broke.
@@ -367,12 +296,3 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
     assert not fresh.has_ended
     assert taken.error is not None
     assert taken.error.emitted_tokens == 2
-
-
-def test_frames_before_the_handshake_change_nothing() -> None:
-    peer = Peer()
-    tokens = peer.requests.open(generate_of(5))
-    peer.says()
-    peer.rows(RowShape(5))
-    peer.numbered(error=BROKEN)
-    assert (len(tokens), tokens.has_ended) == (0, False)

@@ -2,14 +2,9 @@
 
 import pytest
 
-from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer
 from tests.in_process.builders import generate_of
-from tokenbus.bus.link import SessionState
-from tokenbus.testing import RowShape
-from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_contracts.generated.stream_pb2 import Refusal, RefusalReason
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:
@@ -33,18 +28,6 @@ def test_hello_is_said_more_rarely_and_at_random_times() -> None:
     assert max(found[1] for found in each) <= 2 * INTERVAL < max(found[-1] for found in each)
 
 
-def test_heartbeat_once_an_interval() -> None:
-    peer = opened()
-    peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
-    peer.now += 0.99
-    assert peer.says() is None
-    assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
-    peer.now = FIRST + 1.0
-    frame = peer.says()
-    assert frame is not None
-    assert (frame.heartbeat.echo_ns, frame.heartbeat.sent_at_ns) == (77, int((FIRST + 1.0) * 1e9))
-
-
 def test_times_are_the_processors() -> None:
     peer = Peer()
     peer.says()
@@ -54,29 +37,6 @@ def test_times_are_the_processors() -> None:
     assert peer.bodies() == ["heartbeat"]
     peer.now += 0.11
     assert peer.bodies() == ["hello"]
-
-
-def test_goodbye_is_the_last_word() -> None:
-    peer = opened()
-    tokens = peer.requests.open(generate_of(5))
-    frame = read_frame(ClientFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
-    assert frame.goodbye.message == "done"
-    peer.rows(RowShape(5))
-    peer.now += TIMEOUT + 1
-    assert peer.bodies() == []
-    assert (peer.state(), len(tokens)) == (SessionState.LEFT, 0)
-
-
-def test_giving_up_ends_every_request() -> None:
-    """When there was no processor for too long, each open request ends with an error that says how far it got."""
-    peer = opened()
-    tokens = [peer.requests.open(generate_of(key)) for key in (5, 6)]
-    peer.rows(RowShape(5, 0, 2))
-    peer.requests.give_up("nobody there")
-    assert peer.session.outstanding == 0
-    errors = [each.error for each in tokens]
-    assert [error.emitted_tokens for error in errors if error is not None] == [2, 0]
-    assert all(error is not None and error.code == ErrorCode.ERROR_CODE_DEADLINE for error in errors)
 
 
 def test_processor_is_missed_only_while_there_are_requests() -> None:

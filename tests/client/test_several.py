@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
+from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, code_of, positions
 from tests.in_process.builders import WORKER, generate_of
-from tokenbus.client.requests import OpenRequests
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import worker_hash
@@ -106,16 +105,6 @@ def test_new_requests_go_where_there_is_room() -> None:
     assert keys(two.a, "generate") == [7]
 
 
-def test_request_waits_for_the_first_processor() -> None:
-    two = Two(are_open=False)
-    two.requests.open(generate_of(5))
-    two.b.says()
-    two.b.welcome()
-    two.a.says()
-    two.a.welcome()
-    assert (keys(two.b, "generate"), keys(two.a, "generate")) == ([5], [])
-
-
 @pytest.mark.parametrize("code", [FULL, NO_WORKER])
 def test_request_that_one_does_not_take_goes_to_the_other(code: ErrorCode) -> None:
     two = Two()
@@ -125,8 +114,7 @@ def test_request_that_one_does_not_take_goes_to_the_other(code: ErrorCode) -> No
     assert keys(two.b, "generate") == [5]
     assert not source.has_ended
     error(two.b, code)
-    assert source.error is not None
-    assert source.error.code == code
+    assert code_of(source) == code
     assert len(two.requests) == 0
 
 
@@ -150,8 +138,7 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
     for _ in range(round(TIMEOUT) + 1):
         two.pass_time(1, two.b)
         error(two.b, FULL, 6)
-    assert sources[1].error is not None
-    assert sources[1].error.code == FULL
+    assert code_of(sources[1]) == FULL
 
 
 def test_new_request_waits_for_the_workers_of_a_lost_processor() -> None:
@@ -172,26 +159,7 @@ def test_new_request_waits_for_the_workers_of_a_lost_processor() -> None:
     assert not sources[1].has_ended
     two.pass_time(2 * GRACE, two.b)
     error(two.b, NO_WORKER, 6)
-    assert sources[1].error is not None
-    assert sources[1].error.code == NO_WORKER
-
-
-def test_next_life_of_a_processor_that_closed_does_not_close() -> None:
-    """Its connection came back before it was missed: it is asked like any other, and its refusal counts at once."""
-    two = Two()
-    two.room(two.a, any=1)
-    source = two.requests.open(generate_of(5))
-    assert keys(two.a, "generate") == [5]
-    two.a.numbered(error=RequestError(request_key=5, code=FULL, message="closes"))
-    assert keys(two.b, "generate") == [5]
-    two.a.session.disconnected(two.a.now)
-    assert two.a.bodies() == ["hello"]
-    two.a.welcome(processor_id="a-2")
-    error(two.b, NO_WORKER)
-    assert keys(two.a, "generate") == [5]
-    error(two.a, NO_WORKER)
-    assert source.error is not None
-    assert source.error.code == NO_WORKER
+    assert code_of(sources[1]) == NO_WORKER
 
 
 def test_worker_that_comes_while_a_request_waits_at_another_processor_gets_it() -> None:
@@ -257,15 +225,6 @@ def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
-def test_request_stays_where_it_is_if_its_worker_was_seen_elsewhere_too_late() -> None:
-    two, source = begun()
-    two.room(two.b, arrivals=2, workers=[worker_hash(WORKER)], any=1)
-    assert keys(two.b, "resume") == [5]
-    error(two.b, UNKNOWN)
-    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_LENGTH))
-    assert source.status is RowStatus.FINISHED_LENGTH
-
-
 def test_processor_that_wakes_up_ends_nothing() -> None:
     """What the former home says of a request that went on elsewhere does not reach it, and aborts nothing."""
     two, source = begun()
@@ -305,19 +264,8 @@ def test_search_ends_in_time_when_a_processor_does_not_come_back() -> None:
     error(two.b, UNKNOWN)
     assert not source.has_ended
     two.pass_time(PATIENCE, two.b)
-    assert source.error is not None
-    assert source.error.code == ErrorCode.ERROR_CODE_DEADLINE
+    assert code_of(source) == ErrorCode.ERROR_CODE_DEADLINE
     assert source.error.message == "no processor answered for 30000 ms"
-
-
-def test_request_that_is_looked_for_does_not_run_out_of_time_while_processors_come() -> None:
-    two, source = begun()
-    for life in range(3):
-        two.pass_time(PATIENCE - 2, two.b)
-        assert not source.has_ended
-        two.a.welcome(processor_id=f"a-{life}")
-    two.a.rows(RowShape(5, 2, 1, RowStatus.FINISHED_LENGTH))
-    assert source.status is RowStatus.FINISHED_LENGTH
 
 
 def test_loss_of_a_worker_is_not_put_off_by_processors_that_come_and_go() -> None:
@@ -330,8 +278,7 @@ def test_loss_of_a_worker_is_not_put_off_by_processors_that_come_and_go() -> Non
         looks += 1
         error(two.b, UNKNOWN)
         two.a.welcome(processor_id=f"a-{looks}")
-    assert source.error is not None
-    assert source.error.code == LOST
+    assert code_of(source) == LOST
     assert 2 * GRACE <= looks <= 2 * GRACE + 2
 
 
@@ -347,8 +294,7 @@ def test_worker_counts_as_lost_only_once_a_processor_has_stayed() -> None:
     assert not source.has_ended
     two.pass_time(GRACE, two.b)
     error(two.b, UNKNOWN)
-    assert source.error is not None
-    assert source.error.code == LOST
+    assert code_of(source) == LOST
 
 
 def sent_anew() -> tuple[Two, Any, int]:
@@ -446,21 +392,7 @@ def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> No
     two.pass_time(SHORT_GRACE + 1, two.a, two.b)
     for peer in (two.a, two.b):
         error(peer, NO_WORKER)
-    assert source.error is not None
-    assert source.error.code == NO_WORKER
-
-
-def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_waited_for() -> None:
-    two = Two()
-    two.room(two.a, workers=[1], any=9)
-    two.room(two.b, workers=[1], any=9)
-    two.pass_time(2 * TIMEOUT + 1, two.b)
-    source = two.requests.open(generate_of(5))
-    assert keys(two.b, "generate") == [5]
-    error(two.b, NO_WORKER)
-    two.requests.look(two.a.now)
-    assert source.error is not None
-    assert source.error.code == NO_WORKER
+    assert code_of(source) == NO_WORKER
 
 
 def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -> None:
@@ -496,17 +428,6 @@ def test_request_that_was_sent_anew_is_asked_for_and_ended_under_its_last_key() 
     assert source.error.request_key == 5
 
 
-def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> None:
-    two, source = begun()
-    error(two.a, LOST)
-    two.requests.abort(5)
-    assert (keys(two.a, "abort"), keys(two.b, "abort")) == ([], [])
-    two.b.rows(RowShape(5, 2, 1))
-    assert keys(two.b, "abort") == [5]
-    two.b.rows(RowShape(5, 3, 0, RowStatus.ABORTED))
-    assert source.status is RowStatus.ABORTED
-
-
 def test_closed_request_is_ended_where_it_turns_up() -> None:
     """One whose consumer left, and whose processor is lost, is not looked for: its rows are answered with an abort."""
     two, _ = begun()
@@ -528,25 +449,6 @@ def test_request_of_another_client_is_looked_for_everywhere() -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
-def test_same_processor_goes_on_after_a_short_break() -> None:
-    two, _ = begun()
-    two.a.now += 0.5
-    two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
-    two.a.says()
-    two.a.welcome(resumed=True, processor_id="a")
-    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([], [])
-
-
-def test_processor_whose_connection_broke_keeps_its_requests_if_it_answers_soon() -> None:
-    two, _ = begun()
-    two.a.session.disconnected(two.a.now)
-    assert two.a.bodies() == ["hello"]
-    two.a.now += INTERVAL / 4
-    two.a.welcome(resumed=True, processor_id="a")
-    two.a.now += INTERVAL / 2
-    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([], [])
-
-
 def test_requests_of_a_processor_that_died_are_looked_for_within_an_interval() -> None:
     """Its connection broke and it does not answer: the others are asked, and new requests go to them at once."""
     two, _ = begun()
@@ -559,16 +461,6 @@ def test_requests_of_a_processor_that_died_are_looked_for_within_an_interval() -
     assert two.a.now < FIRST + INTERVAL
     assert two.a.bodies() == []
     assert keys(two.b, "resume") == [5]
-
-
-def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
-    two, _ = begun()
-    two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
-    two.a.says()
-    two.a.welcome(processor_id="a-2")
-    for peer in (two.a, two.b):
-        (frame,) = [each.resume for each in peer.says_all() if each.HasField("resume")]
-        assert (frame.next_position, frame.only_if_here) == (2, True)
 
 
 def test_processors_hear_which_requests_have_ended() -> None:
@@ -619,38 +511,6 @@ def test_what_is_not_acked_has_not_ended() -> None:
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
 
 
-def test_processor_whose_line_breaks_again_and_again_has_stayed() -> None:
-    two, source = begun()
-    error(two.a, LOST)
-    looks = 0
-    while not source.has_ended and looks < 4 * GRACE:
-        two.b.session.disconnected(two.b.now)
-        two.b.says()
-        two.b.welcome(resumed=True, processor_id="b")
-        two.a.session.disconnected(two.a.now)
-        two.pass_time(1, two.b)
-        looks += 1
-        error(two.b, UNKNOWN)
-        two.a.welcome(processor_id=f"a-{looks}")
-    assert source.error is not None
-    assert source.error.code == LOST
-
-
-def test_request_that_ended_with_an_error_has_ended_wherever_its_worker_comes() -> None:
-    """The client wants no more of it, unless it resumes it; but what another connection took up is that one's."""
-    two, _ = begun()
-    error(two.a, ErrorCode.ERROR_CODE_INTERNAL)
-    for key in (6, 7):
-        two.requests.open(generate_of(key))
-        list(two.a.says_all())
-    error(two.a, ErrorCode.ERROR_CODE_TAKEN_UP, key=6)
-    two.room(two.b, arrivals=2)
-    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
-    two.requests.resume(5, 2, include_drafts=False)
-    two.room(two.b, arrivals=3)
-    assert "ended" not in two.b.bodies()
-
-
 def test_processor_that_stood_still_has_not_stayed() -> None:
     two, source = begun()
     error(two.a, LOST)
@@ -663,33 +523,3 @@ def test_processor_that_stood_still_has_not_stayed() -> None:
         two.b.welcome(resumed=True, processor_id="b")
         error(two.b, UNKNOWN)
     assert not source.has_ended
-
-
-def test_one_processor_alone_is_waited_for() -> None:
-    """With a single address there is no search: the request stays, and goes on in the way that it always did."""
-    peer = Peer(requests=OpenRequests(100, PATIENCE))
-    peer.says()
-    peer.welcome()
-    source = peer.requests.open(generate_of(5))
-    peer.rows(RowShape(5, 0, 2))
-    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
-    list(peer.says_all())
-    peer.now += INTERVAL
-    peer.says()
-    peer.welcome(processor_id="next")
-    (resume,) = [frame.resume for frame in peer.says_all() if frame.HasField("resume")]
-    assert (resume.next_position, resume.only_if_here) == (2, False)
-    error(peer, LOST)
-    assert source.error is not None
-
-
-def test_request_waits_while_no_processor_answers() -> None:
-    requests = OpenRequests(100, PATIENCE, has_several=True)
-    for _ in range(2):
-        Peer(requests=requests)
-    requests.resume(5, 27, include_drafts=False)
-    for now in (0.0, 1.0, 10.0, PATIENCE - 1):
-        requests.look(now)
-        assert requests.is_open(5)
-    requests.look(PATIENCE)
-    assert not requests.is_open(5)

@@ -94,29 +94,6 @@ async def test_rows_without_scores_or_alternatives_are_cut_too(scoring: Scoring)
     assert (row.logprobs.size, row.ranks.size, len(row.alternative_token_ids)) == (scored, scored, 2)
 
 
-async def test_repeated_and_overlapping_rows_add_nothing_twice() -> None:
-    """A row that was taken before, or in part, gives only the tokens that were not (case 14, 17)."""
-    tokens = RequestTokens(KEY)
-    for position, count in ((0, 2), (0, 2), (1, 3), (2, 2), (4, 1)):
-        put(tokens, position, count)
-    tokens.finish(RowStatus.FINISHED_LENGTH)
-    assert [token.id for token in await taken(tokens)] == ids(KEY, 0, 5)
-
-
-async def test_row_is_held_until_it_is_taken() -> None:
-    """A row's step is let go when the row is taken, and neither before nor twice."""
-    tokens = RequestTokens(KEY)
-    steps = [put(tokens, 0, 2), put(tokens, 2, 1)]
-    assert [step.pending_ack.count for step in steps] == [2, 2]
-    assert len(tokens) == 2
-    await anext(tokens)
-    assert [step.pending_ack.count for step in steps] == [1, 2]
-    await anext(tokens)
-    assert [step.pending_ack.count for step in steps] == [1, 2]
-    await anext(tokens)
-    assert [step.pending_ack.count for step in steps] == [1, 1]
-
-
 async def test_consumer_waits_until_something_comes() -> None:
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))

@@ -108,27 +108,6 @@ def test_task_that_waits_can_be_cancelled(new_loop: Callable[[], asyncio.Abstrac
         runner.run(run())
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_waiter_that_timed_out_can_be_awaited_again(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def run() -> None:
-        (waiter,), seen = waiters(1), list[int]()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(rounds(waiter, seen, 0), 0)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.001):
-                await waiter
-        waiter.wake()  # nobody waits: this is no wake-up for the next
-        task = asyncio.create_task(rounds(waiter, seen, 1, 1))
-        await turns()
-        assert not task.done()
-        waiter.wake()
-        await soon(task)
-        assert seen == [1]
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run())
-
-
 def test_task_that_exits_the_process_holds_no_other_back() -> None:
     """A task that raises SystemExit ends the loop's run, as it does with futures; the others go on in the next."""
     loop = asyncio.new_event_loop()

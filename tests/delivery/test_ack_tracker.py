@@ -15,33 +15,6 @@ def held(*sequences: int) -> tuple[AckTracker, list[PendingAck]]:
     return acks, made
 
 
-def test_nothing_is_acknowledged_while_it_is_held() -> None:
-    acks, (pending_ack,) = held(1)
-    pending_ack.keep()
-    pending_ack.release()
-    assert not acks.advance()
-    pending_ack.release()
-    assert acks.advance()
-    assert not acks.advance()
-    assert (acks.acknowledged, len(acks), acks.bytes) == (1, 0, 0)
-
-
-def test_step_is_acknowledged_whole() -> None:
-    """Between a step's items nothing is acknowledged, as a processor that starts anew must have all of its parts."""
-    acks = AckTracker(0)
-    step, other = PendingAck(), PendingAck()
-    for sequence, pending_ack in ((1, step), (2, other), (3, step), (4, other)):
-        acks.add(sequence, pending_ack, 1)
-    assert (step.last_sequence, step.bytes) == (3, 2)
-    step.release()
-    acks.advance()
-    assert acks.acknowledged == 0
-    assert len(acks) == 3
-    other.release()
-    assert acks.advance()
-    assert acks.acknowledged == 4
-
-
 def test_step_that_is_not_complete_yet_is_not_acknowledged() -> None:
     """A later part of a step may come after its first one was passed: that is taken back to the step's beginning."""
     acks = AckTracker(0)

@@ -24,9 +24,3 @@ def test_rows_that_were_taken_out_are_not_shown() -> None:
     step.keep(step.rows.select([1]), None)
     assert step.target.request_keys.tolist() == [8]
     assert step.draft is None
-
-
-def test_last_sequence_is_its_holds() -> None:
-    step = step_of(batch(row_shapes([7])))
-    step.pending_ack.last_sequence = 5
-    assert step.sequence == 5

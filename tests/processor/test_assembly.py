@@ -14,8 +14,7 @@ from tokenbus.delivery import Step
 from tokenbus.processor.assembly import Assembler
 from tokenbus.processor.stream import Fate
 from tokenbus.testing import RowShape, batch, row_shapes
-from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, SpeculativeMethod
-from tokenbus_contracts.generated.enums import SpeculativeMethod as Method
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch
 
 DRAFT = BatchKind.DRAFT
 WAIT = 2.0
@@ -120,17 +119,6 @@ def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
     assert step.draft.request_keys.tolist() == [1, 2]
 
 
-def test_draft_of_other_lengths_is_not_cut() -> None:
-    """A row whose draft has more or fewer tokens than were accepted keeps all of both (case 4, 12)."""
-    made = assembler()
-    made.add(batch([RowShape(1, tokens=1), RowShape(2, tokens=4)], draft_follows=True), 0.0)
-    made.add(batch([RowShape(1, tokens=3), RowShape(2, tokens=2)], kind=DRAFT), 0.0)
-    step = only(made)
-    assert step.draft is not None
-    assert step.target.token_counts.tolist() == [1, 4]
-    assert step.draft.token_counts.tolist() == [3, 2]
-
-
 @pytest.mark.parametrize(
     ("drafted", "field"),
     [
@@ -152,53 +140,6 @@ def test_draft_of_other_rows_is_an_error(drafted: list[RowShape], field: str) ->
     assert made.unpaired is not None
     assert made.unpaired[0] is draft
     assert made.unpaired[1].field.startswith(field)
-
-
-def test_draft_for_a_step_without_rows_is_an_error() -> None:
-    made = assembler()
-    made.add(batch([], draft_follows=True), 0.0)
-    made.add(batch(row_shapes([1]), kind=DRAFT), 0.0)
-    assert only(made).draft is None
-    assert made.unpaired is not None
-
-
-@pytest.mark.parametrize("method", [*Method, 100])
-def test_every_method_takes_one_path(method: int) -> None:
-    """Whatever proposed the drafts, and where nothing did, a step is put together in the same way (case 2, 31)."""
-    if method == SpeculativeMethod.UNSPECIFIED:
-        return
-    wanted, order = [RowShape(key, tokens=2) for key in (5, 6, 7)], [2, 0, 1]
-    for drafts in (False, True):
-        made = assembler()
-        for part in parts_of(wanted, order, [1], method=method, draft_follows=drafts):
-            made.add(part, 0.0)
-        if drafts:
-            assert numbers(made) == []
-            for part in parts_of(wanted, order, [], method=method, kind=DRAFT):
-                made.add(part, 0.0)
-        step = only(made)
-        assert step.target.request_keys.tolist() == [5, 6, 7]
-        assert (step.draft is not None) is drafts
-
-
-def test_sixty_four_parts() -> None:
-    made = assembler()
-    parts = parts_of(row_shapes(range(1, 65)), list(range(64)), list(range(1, 64)))
-    for part in parts[:63]:
-        made.add(part, 0.0)
-    assert numbers(made) == []
-    made.add(parts[63], 0.0)
-    assert only(made).target.row_count == 64
-
-
-def test_steps_come_out_in_order() -> None:
-    made = assembler()
-    first = parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)
-    made.add(first[0], 0.0)
-    made.add(batch(row_shapes([1]), step=2), 0.0)
-    assert numbers(made) == []
-    made.add(first[1], 0.0)
-    assert numbers(made) == [1, 2]
 
 
 def test_missing_part_is_waited_for_until_the_timeout() -> None:

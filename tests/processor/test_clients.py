@@ -2,41 +2,16 @@
 
 import pytest
 
-from tests.in_process.bench import Bench, BenchClient
 from tests.in_process.builders import generate_of
 from tests.processor.serving import places, serving
-from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
-from tokenbus_contracts import BatchKind, RowStatus
+from tokenbus_contracts import BatchKind
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
-
-
-def test_hello_is_answered() -> None:
-    """The welcome names the processor, how often peers are heard, and that this session is new (case 19)."""
-    bench = Bench({"bus.heartbeat_timeout_ms": 1500})
-    client = bench.client()
-    (heard,) = client.heard()
-    welcome = heard.frame.welcome
-    assert (welcome.processor_id, welcome.resumed, heard.frame.number) == ("bench", False, 0)
-    assert (welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms) == (500, 1500)
-
-
-def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
-    bench = Bench()
-    bench.worker()
-    client = BenchClient(bench, 5)
-    for _ in range(2):
-        client.ask(generate_of(1))
-    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
-    bench.clock.advance(1.0)
-    client.beat()
-    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
-    assert len(bench.core.registry.table) == 0
 
 
 def test_one_too_many_is_refused_unless_another_is_idle() -> None:
@@ -119,21 +94,6 @@ def test_nonsense_is_refused(parts: list[bytes]) -> None:
     assert read_frame(ServerFrame, message[0]).refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
 
 
-def test_abort_of_own_request_reaches_its_worker() -> None:
-    """A request is aborted by any connection of its owner, and by no other client."""
-    bench, worker, client = serving(1)
-    worker.heard()
-    other = bench.client(6, name="other")
-    for key in (1, 99):
-        other.say(ClientFrame(abort=Abort(request_key=key)))
-    assert worker.heard() == []
-    bench.client(7).say(ClientFrame(abort=Abort(request_key=1)))
-    assert [frame.abort.request_key for frame in worker.heard()] == [1]
-    worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
-    client.say(ClientFrame(abort=Abort(request_key=1)))
-    assert client.errors() == {}
-
-
 def test_letters_wait_for_the_window() -> None:
     """A client gets as many frames as its window allows, and the next one when it acks (case 20)."""
     bench, worker, client = serving()
@@ -145,18 +105,6 @@ def test_letters_wait_for_the_window() -> None:
     client.ack()
     assert places(client) == [(1, 1, 1)]
     assert bench.core.clients.sessions[5].send_queue.bytes > 0
-
-
-def test_full_connection_is_tried_again() -> None:
-    bench, worker, client = serving(1)
-    client.heard()
-    bench.outcomes[client.peer] = Outcome.FULL
-    worker.publish(row_shapes([1]))
-    bench.outcomes.clear()
-    assert client.heard() == []
-    bench.advance(0.0)
-    (heard,) = client.outputs()
-    assert heard.frame.number == 1
 
 
 def test_drafts_go_to_those_who_want_them() -> None:
@@ -171,25 +119,3 @@ def test_drafts_go_to_those_who_want_them() -> None:
     assert sorted(target.request_keys.tolist()) == [1, 2]
     assert draft.request_keys.tolist() == [2]
     assert bench.core.registry.router.counts.delivered == 2
-
-
-def test_several_clients_get_their_own_rows() -> None:
-    bench, worker, client = serving(1, 3)
-    other = bench.client(6)
-    for key in (2, 4):
-        other.ask(generate_of(key))
-    worker.publish(row_shapes([4, 3, 2, 1]))
-    assert sorted(key for key, _, _ in places(client)) == [1, 3]
-    assert sorted(key for key, _, _ in places(other)) == [2, 4]
-
-
-def test_items_are_acknowledged_when_the_client_acknowledged() -> None:
-    """What a client did not ack is not acknowledged to its worker: it may be needed again (case 21)."""
-    bench, worker, client = serving(1)
-    worker.publish(row_shapes([1]))
-    bench.advance(0.0)
-    client.heard()
-    assert "ack" not in worker.heard_bodies()
-    client.ack()
-    bench.advance(0.0)
-    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [1]

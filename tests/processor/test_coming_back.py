@@ -3,32 +3,18 @@
 import pytest
 
 from tests.in_process.bench import Bench
-from tests.in_process.builders import client_hello, generate_of
+from tests.in_process.builders import generate_of
 from tests.processor.serving import places, resume, serving
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason, WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerRole
 
 FINISHED = RowStatus.FINISHED_LENGTH
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
-
-
-def test_client_that_comes_back_gets_what_it_did_not_acknowledge() -> None:
-    """After a broken connection all unconfirmed frames come again, in order, and then what follows (case 17)."""
-    _, worker, client = serving(1)
-    for position in range(3):
-        worker.publish(row_shapes([1], position=position))
-    client.heard()
-    client.ack(1)
-    worker.publish(row_shapes([1], position=3))
-    client.reconnect()
-    worker.publish(row_shapes([1], position=4))
-    assert places(client) == [(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]
 
 
 def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
@@ -151,22 +137,6 @@ def test_other_client_takes_over_what_was_not_acknowledged(position: int, expect
     assert client.errors() == {1: ErrorCode.ERROR_CODE_TAKEN_UP}
 
 
-def test_third_life_of_a_client_gets_each_row_once() -> None:
-    bench, worker, client = serving(1)
-    for place in range(3):
-        worker.publish(row_shapes([1], position=place))
-    bench.outcomes[client.peer] = Outcome.GONE
-    second = bench.client(6)
-    resume(second, 1, 0)
-    worker.publish(row_shapes([1], position=3))
-    bench.outcomes[second.peer] = Outcome.GONE
-    third = bench.client(7)
-    resume(third, 1, 0)
-    assert places(third) == [(1, 0, 1), (1, 1, 1), (1, 2, 1), (1, 3, 1)]
-    worker.publish(row_shapes([1], position=4))
-    assert places(third) == [(1, 4, 1)]
-
-
 def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
     """Tokens that an earlier session acknowledged are gone: a later one that lacks them gets a gap error (case 21)."""
     bench, worker, client = serving(1)
@@ -239,38 +209,6 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")][-1] == 3
 
 
-def test_client_that_acknowledges_no_news_is_ended() -> None:
-    size = 2**21  # no less than one message may have
-    bench = Bench({"clients.send_queue_bytes": size})
-    client = bench.client()
-    key = 0
-    while bench.core.clients.sessions:
-        key += 1
-        client.ask(generate_of(key))
-        held = sum(session.send_queue.bytes for session in bench.core.clients.sessions.values())
-        assert held <= size
-    assert size // 1024 < key <= size // 512
-
-
-def test_heartbeats_go_out_once_an_interval() -> None:
-    bench, _, client = serving()
-    client.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=66)))
-    client.heard()
-    bench.advance(0.99)
-    assert client.heard() == []
-    bench.advance(0.01)
-    (heard,) = client.heard()
-    assert (heard.frame.heartbeat.echo_ns, heard.frame.number) == (66, 0)
-
-
-def test_own_standstill_is_not_the_clients_silence() -> None:
-    bench, _, _ = serving(1)
-    bench.clock.advance(60.0)
-    bench.core.extend_deadlines(60.0, bench.clock.now())
-    bench.core.tick(bench.clock.now())
-    assert bench.core.clients.sessions[5].peer is not None
-
-
 def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
     bench, worker, client = serving(1)
     client.heard()
@@ -279,18 +217,6 @@ def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
     bench.outcomes.clear()
     bench.core.clients.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "bye")
     assert [heard.body for heard in client.heard()] == ["outputs", "goodbye"]
-
-
-def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
-    bench, worker, client = serving(1)
-    old = client.peer
-    client.reconnect()
-    worker.publish(row_shapes([1]))
-    assert places(client) == [(1, 0, 1)]
-    frame = write_frame(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
-    bench.core.clients.receive(old, [frame], bench.clock.now())
-    assert read_frame(ServerFrame, bench.sent[old][-1][0]).refusal.reason == HELLO_FIRST
-    assert client_hello().session == client.session
 
 
 def test_welcome_that_finds_no_room_begins_no_connection() -> None:

@@ -2,8 +2,6 @@
 
 from zlib import crc32
 
-import pytest
-
 from tests.in_process.builders import EPOCH, hello_of, item_of, settings
 from tests.processor.streams import come, payload, stream, take
 from tokenbus.processor.stream import Fate, Stream
@@ -48,15 +46,6 @@ def test_grants_are_made_when_they_are_worth_a_message() -> None:
     made.grant()
     assert made.credit.through_sequence == 10
     assert not made.is_credit_due
-
-
-@pytest.mark.parametrize("items", [1, 2, 3])
-def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
-    made = stream(credit_items=items)
-    assert not made.is_credit_due
-    take(made, 1)
-    come(made)
-    assert made.is_credit_due
 
 
 def test_bytes_that_were_taken_are_granted_again() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.in_process.bench import Bench, BenchWorker
 from tests.in_process.builders import generate_of
+from tests.processor.serving import serving
 from tokenbus.bus import Outcome
 from tokenbus.processor.requests import NO_OWNER
 from tokenbus.processor.workers import Worker
@@ -140,22 +141,9 @@ def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
     assert (keys(workers[2]), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
 
 
-def test_request_of_a_prefill_worker_that_says_goodbye_ends() -> None:
-    bench = Bench()
-    bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
-    leaving, staying = [bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL) for name in "ab"]
-    client = bench.client()
-    client.ask(generate_of(1))
-    assert keys(leaving) == [1]
-    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
-    assert (keys(staying), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
-
-
 def test_request_that_the_last_worker_refuses_ends() -> None:
     """Without another worker the request ends at the next tick, with the error that lets its client try again."""
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
-    client.ask(generate_of(1))
+    bench, worker, client = serving(1)
     worker.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     bench.advance(0.1)
     assert client.errors() == {1: ErrorCode.ERROR_CODE_OVERLOADED}
@@ -172,14 +160,6 @@ def test_worker_takes_exactly_as_many_as_it_says() -> None:
     assert error.retry_after_ms > 0
     assert keys(worker) == [1, 2]
     assert bench.core.dispatch.refused == {"overloaded": 1}
-
-
-@pytest.mark.parametrize("count", [64, 65, 130])
-def test_many_requests_are_counted_right(count: int) -> None:
-    bench = Bench()
-    bench.worker(max_requests=count)
-    assert [submit(bench, generate_of(key)) for key in range(1, count + 1)] == [None] * count
-    assert code(submit(bench, generate_of(count + 1))) == ErrorCode.ERROR_CODE_OVERLOADED
 
 
 @pytest.mark.parametrize(
@@ -332,56 +312,6 @@ def test_own_standstill_is_no_time_in_which_a_worker_could_come() -> None:
     client.ask(generate_of(2))
     assert client.errors() == {}
     assert set(keys(bench.worker())) == {1, 2}
-
-
-def test_worker_that_has_a_waiting_request_keeps_it() -> None:
-    bench = Bench()
-    bench.core.begin(bench.clock.now())
-    client = bench.client()
-    client.ask(generate_of(1))
-    has_it = bench.worker("b", next_sequence=1, request_keys=[1])
-    assert keys(has_it) == []
-    has_it.publish([RowShape(1, 0, 2)])
-    assert [heard.batches[0].request_keys.tolist() for heard in client.outputs()] == [[1]]
-
-
-def test_request_that_waited_and_ended_is_not_handed_out() -> None:
-    bench = Bench()
-    bench.core.begin(bench.clock.now())
-    client = bench.client()
-    client.ask(generate_of(1))
-    request = bench.core.registry.table.get(1)
-    assert request is not None
-    bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
-    assert keys(bench.worker()) == []
-
-
-def test_request_waits_behind_none_of_another_kind() -> None:
-    """One that no worker can be sent holds up its like alone: another tokenizer's goes to the worker that comes."""
-    bench = Bench()
-    bench.core.begin(bench.clock.now())
-    client = bench.client()
-    for key, digest in ((1, 8), (2, 7), (3, 8)):
-        client.ask(generate_of(key, tokenizer_digest=digest))
-    assert set(keys(bench.worker(tokenizer_digest=7))) == {2}
-
-
-def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    bench.core.begin(bench.clock.now())
-    client, worker, table = bench.client(), bench.worker(max_requests=1), bench.core.registry.table
-    for key in range(1, 52):
-        client.ask(generate_of(key, model="" if key % 2 else "m"))
-    assert (keys(worker), bench.core.dispatch.waiting) == ([1], 50)
-    looks, load_of = list[int](), table.load_of
-
-    def look(stream: int) -> int:
-        looks.append(stream)
-        return load_of(stream)
-
-    monkeypatch.setattr(table, "load_of", look)
-    bench.core.dispatch.hand_out_waiting()
-    assert (len(looks), bench.core.dispatch.waiting) == (1, 50)
 
 
 def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> None:

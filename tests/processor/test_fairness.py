@@ -9,8 +9,7 @@ from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.processor import client_frames, send_queue
 from tokenbus.processor.requests import UNCLAIMED, Deadline, RequestTable, Source
 from tokenbus.testing import RowShape, row_shapes
-from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
+from tokenbus_contracts import Limits, LogprobBatch, decode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
@@ -83,36 +82,6 @@ def test_client_that_is_behind_for_a_moment_is_not_evicted_with_a_hoarder(*, com
     assert other.errors() == ({} if comes_back else {2: SLOW})
 
 
-def test_what_a_client_holds_of_other_streams_does_not_count() -> None:
-    bench, worker, hoarder, other = hoarding(32)
-    others = [bench.worker(f"worker-{number}") for number in range(1, 6)]
-    for number, each in enumerate(others, 10):
-        each.publish([RowShape(number)])
-        resume(other, number, 0)
-        for position in range(1, 5):
-            each.publish([RowShape(number, position)])
-    for position in range(34):
-        worker.publish(row_shapes([1, 2] if position < 4 else [1], position=position))
-    assert (hoarder.errors(), other.errors()) == ({1: SLOW}, {})
-
-
-def test_worker_waits_for_clients_that_are_all_behind() -> None:
-    bench, worker, client = serving(1, processor__pending_items=200, processor__credit_items=200)
-    client.reconnect(window_frames=1)
-    worker.heard()
-    for position in range(120):
-        worker.publish(row_shapes([1], position=position))
-    bench.advance(0.0)
-    before = granted(worker)
-    worker.publish(row_shapes([1], position=120))
-    assert granted(worker) == before
-    assert client.errors() == {}
-    victim = bench.client(6)
-    victim.ask(generate_of(2))
-    bench.advance(0.0)
-    assert granted(worker) >= before
-
-
 def test_worker_hears_with_a_clients_ack_what_it_may_forget_and_send() -> None:
     _, worker, client = serving(1, processor__pending_items=400, processor__credit_items=100)
     client.reconnect(window_frames=64)
@@ -132,20 +101,6 @@ def test_worker_hears_with_a_clients_ack_what_it_may_forget_and_send() -> None:
     assert client.errors() == {}
 
 
-def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
-    """A client that acknowledges half of what it is sent falls behind alone."""
-    bench, worker, trickler, victim = hoarding(32)
-    for position in range(200):
-        assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(row_shapes([1, 2], position=position))
-        victim.heard()
-        victim.ack()
-        if trickler.outputs():
-            trickler.say(ClientFrame(confirm=Confirm(through_number=trickler.number // 2)))
-    table = bench.core.registry.table
-    assert (table.get(1) is None, table.get(2) is None) == (True, False)
-
-
 def test_all_clients_together_are_bounded() -> None:
     bench, worker, big = serving(1, clients__buffer_bytes=2**21, clients__send_queue_bytes=2**21)
     small = bench.client(6)
@@ -163,25 +118,6 @@ def test_all_clients_together_are_bounded() -> None:
     assert SLOW in big.errors().values()
     assert small.errors() == {}
     assert bench.core.registry.table.get(2) is not None
-
-
-def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, worker, victim = serving(1)
-    for position in range(50):
-        worker.publish(row_shapes([1], position=position))
-    attacker = bench.client(6, name="attacker")
-    attacker.ask(generate_of(9))
-    worker.publish([RowShape(9, 0, 1, RowStatus.FINISHED_LENGTH)])
-    attacker.heard()
-    attacker.ack()
-    decoded: list[tuple[object, ...]] = []
-    monkeypatch.setattr(client_frames, "decode", lambda *arguments: decoded.append(arguments))
-    for _ in range(100):
-        resume(attacker, 9, 0)
-        resume(attacker, 1, 0)
-        resume(attacker, 77, 0)
-    assert decoded == []
-    assert len(places(victim)) == 50
 
 
 def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,25 +302,6 @@ def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
     client = bench.client()
     resume(client, 1, 0)
     assert len(places(client)) == 40
-
-
-def test_late_resume_is_told_that_its_client_was_away() -> None:
-    """A killed client's request ends before `clients.detached_timeout_ms` where its tokens fill the stream's bound.
-
-    The next life that resumes it learns that: it reads as fast as any.
-    """
-    bench, worker, killed, victim = hoarding(32)
-    bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1, worker, victim)
-    assert bench.core.clients.sessions[killed.session].peer is None
-    for position in range(40):
-        worker.publish(row_shapes([1, 2], position=position))
-        victim.heard()
-        victim.ack()
-    late = bench.client(7)
-    resume(late, 1, 0)
-    (heard,) = [each for each in late.heard() if each.body == "error"]
-    assert heard.frame.error.code == SLOW
-    assert heard.frame.error.message.startswith("its client was away and left 33 frames with ")
 
 
 def test_handshakes_are_bounded() -> None:

@@ -43,30 +43,6 @@ def test_frames_are_gathered_for_a_millisecond() -> None:
     assert places(client) == [(1, 0, 1)]
 
 
-def test_step_is_not_acknowledged_while_its_frames_are_gathered() -> None:
-    bench, worker, client, other = gathering()
-    worker.publish(row_shapes([1, 2]))
-    bench.advance(0.0)
-    assert len(worker.known.stream.acks) == 1
-    bench.core.clients.send_gathered()
-    for peer in (client, other):
-        peer.heard()
-        peer.ack()
-    bench.advance(0.0)
-    assert not len(worker.known.stream.acks)
-
-
-def test_client_that_is_gone_keeps_nothing_back() -> None:
-    """A client that lost its connection meanwhile is sent its rows when it is back, and the others theirs."""
-    bench, worker, client, other = gathering()
-    worker.publish(row_shapes([1, 2]))
-    bench.core.clients.peers.disconnect(bench.core.clients.sessions[client.session])
-    bench.core.clients.send_gathered()
-    assert places(other) == [(2, 0, 1)]
-    client.reconnect()
-    assert places(client) == [(1, 0, 1)]
-
-
 def test_too_much_is_seen_at_once() -> None:
     """A client whose frames are more than may wait loses its requests with the first that is too much, not later."""
     bench, worker, client, _ = gathering(clients__send_queue_frames=16)

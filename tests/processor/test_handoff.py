@@ -56,23 +56,6 @@ def test_prefill_worker_is_told_who_goes_on() -> None:
     assert sorted(addresses.values()) == ["memory://one"] * 2 + ["memory://two"] * 2
 
 
-def test_prefill_worker_is_given_the_key_that_goes_with_the_address() -> None:
-    bench = Bench()
-    client, first, mixed = bench.client(), prefill(bench), bench.worker("m", max_requests=1)
-    decode(bench, handoff_server_key=b"k" * 32)
-    for key in (1, 2, 3):
-        client.ask(generate_of(key, handoff_ticket=b"mine", handoff_server_key=b"m" * 32))
-    given = [
-        [
-            (each.generate.handoff_ticket, each.generate.handoff_server_key)
-            for each in worker.heard()
-            if each.generate.request_key
-        ]
-        for worker in (first, mixed)
-    ]
-    assert given == [[(b"", b"k" * 32)] * 2, [(b"", b"")]]
-
-
 def given(worker: BenchWorker) -> list[Generate]:
     """Return the requests that a worker was handed since the last time."""
     return [frame.generate for frame in worker.heard() if frame.HasField("generate")]
@@ -120,54 +103,6 @@ def test_ticket_of_a_request_that_left_its_prefill_worker_is_void(end: str) -> N
     assert void(second) == [ticket]
 
 
-@pytest.mark.parametrize("way", ["taken", "taken first", "moved"])
-def test_ticket_that_is_used_or_may_be_used_is_not_void(way: str) -> None:
-    bench = Bench()
-    client, first = bench.client(), prefill(bench, processors=1)
-    second = decode(bench, handoff_key=KEY)
-    client.ask(generate_of(1))
-    if way == "moved":
-        first.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
-    elif way == "taken":
-        first.publish(FIRST)
-        second.admit(1)
-    else:
-        second.admit(1)
-        first.publish(FIRST)
-    if way != "moved":
-        second.publish([RowShape(1, 1, 1, RowStatus.FINISHED_STOP)])
-    assert void(second) == []
-
-
-def test_decode_worker_that_leaves_is_not_named() -> None:
-    bench = Bench()
-    client, first = bench.client(), prefill(bench)
-    leaving, staying = decode(bench, "d1", handoff_address="memory://one"), decode(bench, "d2")
-    leaving.beat(takes_no_more=True)
-    for key in (1, 2):
-        client.ask(generate_of(key))
-    assert told(first) == {1: ADDRESS, 2: ADDRESS}
-    staying.beat(takes_no_more=True)
-    client.ask(generate_of(3))
-    assert (told(first), client.errors()) == ({}, {3: ErrorCode.ERROR_CODE_OVERLOADED})
-
-
-def test_worker_that_does_all_is_told_nobody() -> None:
-    bench = Bench()
-    client, worker = bench.client(), bench.worker()
-    decode(bench)
-    client.ask(generate_of(1, handoff_address=ADDRESS))
-    assert told(worker) == {1: ""}
-
-
-def test_decode_worker_without_an_address_is_not_named() -> None:
-    bench = Bench()
-    client, first = bench.client(), prefill(bench)
-    decode(bench, handoff_address="")
-    client.ask(generate_of(1))
-    assert told(first) == {1: ""}
-
-
 @pytest.mark.parametrize("hello", [{"model": "other"}, {"tp_rank": 1}, {"role": WorkerRole.WORKER_ROLE_MIXED}])
 def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str, Any]) -> None:
     bench = Bench()
@@ -187,21 +122,6 @@ def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None
     everyone = (alone, single, paired, second)
     bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1.5, *everyone)
     assert [each for each in everyone if each.worker_id not in bench.core.workers.by_id] == [alone]
-
-
-def test_full_decode_workers_are_as_good_as_full() -> None:
-    bench = Bench()
-    client, first, second = bench.client(), prefill(bench), decode(bench, max_requests=2)
-    for key in (1, 2, 3):
-        client.ask(generate_of(key))
-    assert client.errors() == {3: ErrorCode.ERROR_CODE_OVERLOADED}
-    first.publish([RowShape(1, 0, 1, RowStatus.HANDED_OFF)])
-    second.admit(1)
-    client.ask(generate_of(4))
-    assert client.errors() == {4: ErrorCode.ERROR_CODE_OVERLOADED}
-    second.publish([RowShape(1, 1, 1, RowStatus.FINISHED_STOP)])
-    client.ask(generate_of(5))
-    assert client.errors() == {}
 
 
 @pytest.mark.parametrize("order", ["row, admitted", "admitted, row"])
@@ -343,16 +263,6 @@ def test_request_that_ends_is_ended_at_everybody_who_works_on_it() -> None:
     second.heard()
     bench.pass_time(4, second, client)
     assert client.errors() == {1: LOST}
-    assert aborted(second) == [1]
-
-
-def test_rows_that_nobody_claims_end_at_the_decode_worker() -> None:
-    bench = Bench({"processor.unclaimed_timeout_ms": 1000})
-    second = decode(bench, first_sequence=2, next_sequence=2, request_keys=[1])
-    second.sequence = 1
-    second.publish(row_shapes([1], position=5))
-    second.heard()
-    bench.pass_time(1.1, second)
     assert aborted(second) == [1]
 
 

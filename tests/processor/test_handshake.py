@@ -6,6 +6,7 @@ import pytest
 
 from tests.in_process.bench import Bench, BenchWorker
 from tests.in_process.builders import generate_of, hello_of
+from tests.processor.serving import serving
 from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -72,9 +73,7 @@ def test_reconnected_worker_goes_on_where_it_was() -> None:
 
 def test_what_left_the_retention_while_it_was_away_is_lost() -> None:
     """A worker that has less than is expected ends the requests whose rows may be gone, and the stream goes on."""
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
-    client.ask(generate_of(1))
+    _, worker, client = serving(1)
     worker.admit(1)
     worker.say_hello(first_sequence=4, next_sequence=4, request_keys=[1])
     assert client.errors() == {1: ErrorCode.ERROR_CODE_GAP}
@@ -173,20 +172,6 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
     assert worker.heard()[0].HasField("welcome")
 
 
-def test_worker_without_proof_may_come_back_only_where_it_is_gone() -> None:
-    bench = Bench()
-    first = bench.worker(proof=b"")
-    first.say_hello(proof=b"")
-    assert first.refusals() == []
-    again = BenchWorker(bench, "worker-0", 7)
-    again.peer = b"another connection"
-    again.say_hello(proof=b"")
-    assert again.refusals() == [TAKEN]
-    bench.outcomes[first.peer] = Outcome.GONE
-    again.say_hello(proof=b"")
-    assert again.heard()[0].HasField("welcome")
-
-
 def test_no_epoch_locks_a_name_out_for_good() -> None:
     """After a life of the largest epoch has left or was lost, an ordinary one is taken as soon as its time is over."""
     bench = Bench()
@@ -244,16 +229,6 @@ def test_older_life_is_refused() -> None:
     assert bench.worker(epoch=9).heard()[0].HasField("welcome")
 
 
-def test_silent_worker_may_come_back() -> None:
-    bench = Bench()
-    worker = bench.worker()
-    bench.pass_time(4.0)
-    assert bench.core.workers.by_id == {}
-    worker.heard()
-    worker.say_hello()
-    assert worker.heard()[0].HasField("welcome")
-
-
 def test_workers_are_bounded() -> None:
     bench = Bench({"processor.max_workers": 2})
     assert [bench.worker(name).refusals() for name in "abc"] == [
@@ -261,12 +236,6 @@ def test_workers_are_bounded() -> None:
         [],
         [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS],
     ]
-
-
-def test_closing_processor_takes_no_worker() -> None:
-    bench = Bench()
-    bench.core.worker_connections.is_draining = True
-    assert bench.worker().refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
 
 
 def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:

@@ -52,16 +52,6 @@ def gap(worker: BenchWorker, first: int, last: int, *keys: int) -> None:
     worker.say(WorkerFrame(gap=lost))
 
 
-def test_steps_reach_their_clients() -> None:
-    """A worker's batch goes to the clients whose requests have rows in it, and its counts are kept."""
-    bench, worker, client = asked(1, 2)
-    worker.publish(row_shapes([2, 1], tokens=3))
-    assert tokens(client) == {1: 3, 2: 3}
-    counts = worker.known.stream.counts
-    assert (counts.taken, counts.steps, counts.tokens) == (1, 1, 6)
-    assert bench.core.intake.steps == 1
-
-
 def test_gap_ends_those_it_names_and_no_others() -> None:
     """Items that are lost end the requests that had rows in them, saying which items and why (case 18, 21)."""
     _, worker, client = asked(1, 2)
@@ -82,15 +72,6 @@ def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
     assert client.errors() == {1: GAP, 2: GAP}
     other.publish(row_shapes([3]))
     assert tokens(client) == {3: 1}
-
-
-def test_gap_does_not_end_requests_of_other_streams() -> None:
-    bench, worker, client = asked(1)
-    other = bench.worker("other")
-    gap(other, 1, 1, 1)
-    assert client.errors() == {}
-    worker.publish(row_shapes([1]))
-    assert tokens(client) == {1: 1}
 
 
 def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() -> None:
@@ -157,13 +138,6 @@ def test_own_standstill_does_not_count_against_a_step() -> None:
     _assert_whole(worker, client)
 
 
-def test_silence_of_a_worker_does_not_count_against_its_step() -> None:
-    """A worker whose link stalls cannot send the rest of its step: it has that step's time anew."""
-    bench, worker, client = _half_a_step()
-    bench.pass_time(2.5, client, most=0.25)
-    _assert_whole(worker, client)
-
-
 def test_time_without_credit_does_not_count_against_a_step() -> None:
     """A worker that gets no credit, as consumers do not keep up, cannot send the rest of its step, alive as it is."""
     bench, worker, client = asked(1, 2, step_timeout_ms=2000, step_queue=1)
@@ -215,15 +189,6 @@ def test_refused_item_ends_the_requests_in_it() -> None:
     assert tokens(client) == {2: 1}
 
 
-def test_draft_of_other_rows_is_refused_and_its_target_delivered() -> None:
-    """A draft that is not about its target's rows is refused alone (case 4)."""
-    bench, worker, client = asked(1)
-    worker.publish(row_shapes([1]), step=1, draft_follows=True)
-    worker.publish([RowShape(1, position=5)], step=1, kind=BatchKind.DRAFT)
-    assert tokens(client) == {1: 1}
-    assert bench.core.intake.refused == worker.known.stream.counts.missing_drafts == 1
-
-
 def test_worker_tells_of_its_requests() -> None:
     """An admission reaches the client, with the prompt's length; an error ends the request without an abort."""
     bench, worker, client = asked(1, 2)
@@ -236,16 +201,6 @@ def test_worker_tells_of_its_requests() -> None:
     assert request is not None
     assert request.generate is None
     assert worker.heard() == []
-
-
-def test_worker_tells_nothing_of_others_requests() -> None:
-    bench, worker, client = asked(1)
-    other = bench.worker("other")
-    other.admit(1)
-    other.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
-    assert client.heard() == []
-    worker.publish(row_shapes([1]))
-    assert tokens(client) == {1: 1}
 
 
 def test_reconciling_ends_what_the_worker_lost_and_asks_again_for_what_it_never_got() -> None:
@@ -328,21 +283,6 @@ def test_steps_are_handed_to_the_step_queue_and_kept_for_it() -> None:
     assert bench.core.intake.is_throttled(worker.known)
 
 
-def test_full_feed_gives_no_credit() -> None:
-    """While steps are not taken the worker gets no more credit, and gets it again when they are (case 20)."""
-    bench, worker, _ = asked(1, credit_items=4, step_queue=2)
-    feed = bench.core.intake.step_queue = asyncio.Queue()
-    worker.publish(row_shapes([1]))
-    assert "credit" in worker.heard_bodies()
-    worker.publish(row_shapes([1], position=1))
-    worker.publish(row_shapes([1], position=2))
-    bench.advance(0.0)
-    assert "credit" not in worker.heard_bodies()
-    release_all(feed)
-    bench.advance(0.0)
-    assert [frame.credit.through_sequence for frame in worker.heard() if frame.HasField("credit")] == [7]
-
-
 @pytest.mark.parametrize("bound", ["pending_items", "pending_bytes"])
 def test_who_holds_too_much_gives_way(bound: str) -> None:
     """A client that keeps more of a stream waiting than may wait is ended as slow, and the stream goes on (case 20)."""
@@ -356,15 +296,6 @@ def test_who_holds_too_much_gives_way(bound: str) -> None:
     assert client.errors() == {1: ErrorCode.ERROR_CODE_SLOW_CLIENT}
     bench.advance(0.0)
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [3]
-
-
-def test_items_are_shown_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, worker, _ = asked(1)
-    shown: list[int] = []
-    monkeypatch.setattr(bench.core.clients.watchers, "show_item", lambda _worker, entry: shown.append(entry.sequence))
-    for position in range(3):
-        worker.publish(row_shapes([1], position=position))
-    assert shown == [1, 2, 3]
 
 
 def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:

@@ -41,14 +41,6 @@ def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_miss
     assert "abort" not in worker.heard_bodies()
 
 
-def test_same_visit_is_the_same_stream() -> None:
-    bench = Bench()
-    worker, client = bench.worker(processors=2, max_requests=9), bench.client()
-    client.ask(generate_of(1))
-    worker.say_hello(processors=2, request_keys=[1])
-    assert client.errors() == {}
-
-
 def test_worker_that_moved_may_come_back_in_the_same_life_and_no_older_one_may() -> None:
     """Its goodbye ends its requests here; the epoch is no obstacle, as that of a worker that stopped is."""
     bench = Bench()
@@ -60,20 +52,6 @@ def test_worker_that_moved_may_come_back_in_the_same_life_and_no_older_one_may()
     worker.heard()
     worker.say_hello(processors=3)
     assert worker.heard_bodies()[0] == "welcome"
-
-
-def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
-    bench = Bench()
-    client = bench.client(wants_room=True)
-    client.say(resume(1, 4))
-    assert client.errors() == {1: UNKNOWN}
-    worker = bench.worker(processors=2, first_sequence=3, next_sequence=3, request_keys=[1])
-    bench.advance(0.1)
-    (room,) = [heard.frame.room for heard in client.heard() if heard.body == "room"]
-    assert room.arrivals > 0
-    client.say(resume(1, 4))
-    worker.publish(row_shapes([1], position=3, tokens=2))
-    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
 def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_request() -> None:
@@ -149,15 +127,6 @@ def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
     worker.publish(row_shapes([1], position=2, tokens=1))
     assert places(client) == [(1, 2, 1)]
     return bench, worker, client
-
-
-def test_client_is_not_sent_what_it_got_from_another_processor() -> None:
-    _, worker, client = _found_here()
-    client.say(resume(1, 6))
-    worker.publish(row_shapes([1], position=3, tokens=2))
-    worker.publish(row_shapes([1], position=5, tokens=2))
-    worker.publish(row_shapes([1], position=7, tokens=1))
-    assert places(client) == [(1, 6, 1), (1, 7, 1)]
 
 
 def test_row_behind_those_that_another_processor_had_is_where_a_request_goes_on() -> None:

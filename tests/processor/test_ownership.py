@@ -118,34 +118,6 @@ def test_request_is_aborted_by_any_session_of_its_owner(
     assert places(first) == [(1, 0, 0)]
 
 
-def test_session_whose_request_was_taken_up_does_not_end_it() -> None:
-    """A request that ended at one session of an owner goes on at the one that has taken it up."""
-    bench = Bench()
-    worker = bench.worker()
-    first = client_of(bench, 5, "team-a")
-    first.ask(generate_of(1))
-    second = client_of(bench, 6, "team-a")
-    resume(second, 1, 0)
-    worker.heard()
-    first.say(ClientFrame(ended=Ended(request_keys=[1])))
-    assert worker.heard_bodies() == []
-    worker.publish(row_shapes([1]))
-    assert places(second) == [(1, 0, 1)]
-
-
-def test_what_has_ended_is_its_owners_alone() -> None:
-    """The rest of a request that has ended is given to its owner's next life, and is unknown to others."""
-    bench, worker, client = serving(1)
-    worker.publish([RowShape(1, 0, 3, FINISHED)])
-    bench.outcomes[client.peer] = Outcome.GONE
-    thief = bench.client(6, name="other")
-    resume(thief, 1, 0)
-    assert thief.errors() == {1: UNKNOWN}
-    again = bench.client(7)
-    resume(again, 1, 0)
-    assert places(again) == [(1, 0, 3)]
-
-
 def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
     """A client that resumes what waits in its own queue gets it once, from there, however often it asks."""
     bench, worker, client = serving(1)
@@ -216,47 +188,6 @@ def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
     for _ in range(2):
         client.say(ClientFrame(ended=Ended(request_keys=[1])))
     assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
-
-
-def test_request_whose_owner_no_worker_names_is_ended_by_no_client() -> None:
-    bench = Bench()
-    thief = bench.client(6, name="thief")
-    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker = bench.worker(role="WORKER_ROLE_DECODE", handoff_address="tcp://127.0.0.1:1")
-    worker.admit(1)
-    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
-    assert "abort" not in worker.heard_bodies()
-
-
-def test_observer_says_of_no_request_that_it_has_ended() -> None:
-    bench = Bench()
-    observer = client_of(bench, 5, "eye", roles=frozenset({Role.OBSERVER}))
-    worker = bench.worker(next_sequence=2)
-    worker.sequence = 0
-    observer.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker.publish(row_shapes([1]))
-    assert len(bench.core.registry.table) == 1
-
-
-def test_owner_may_come_after_a_thief_was_refused() -> None:
-    bench = Bench()
-    thief = bench.client(6, name="thief")
-    resume(thief, 1, 0)
-    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
-    assert thief.errors() == {1: UNKNOWN}
-    worker.publish(row_shapes([1]))
-    owner = bench.client(5, name="owner")
-    resume(owner, 1, 0)
-    assert places(owner) == [(1, 0, 1)]
-
-
-def test_rival_of_a_request_without_a_worker_is_answered() -> None:
-    bench = Bench({"processor.handoff_timeout_ms": 2000, "processor.unclaimed_timeout_ms": 2000})
-    first, second = bench.client(5, name="one"), bench.client(6, name="two")
-    for client in (first, second):
-        resume(client, 1, 0)
-    bench.pass_time(3.0, first, second, most=0.5)
-    assert (first.errors(), second.errors()) == ({1: UNKNOWN}, {1: UNKNOWN})
 
 
 def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:

@@ -70,12 +70,6 @@ async def test_leaving_has_an_end() -> None:
     assert (await made.worker.heard("goodbye")).goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
 
 
-async def test_leaving_after_an_error_is_at_once() -> None:
-    made = await started(drain_timeout_ms=60_000)
-    made.processor.dispatch.submit(generate_of(5), 1, 1)
-    await soon(made.processor.__aexit__(ZeroDivisionError, ZeroDivisionError(), None))
-
-
 async def test_taken_address_is_a_clear_error() -> None:
     """A processor that starts at a taken address fails with a clear error, and keeps nothing bound (case 8)."""
     async with running() as made:

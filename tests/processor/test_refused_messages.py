@@ -10,6 +10,7 @@ import pytest
 
 from tests.in_process.bench import Bench
 from tests.in_process.builders import BATCH, EVENT, client_hello
+from tests.processor.serving import serving
 from tokenbus.logs import DeduplicatedLog, configure
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.settings import LogSettings
@@ -66,12 +67,14 @@ def test_refused_item(first: dict[str, Any], payload: bytes, rule: str, reason: 
     assert line["reason"].startswith(reason)
     assert (line["first_bytes"], line["bytes"]) == (payload[:64].hex(), len(payload))
     assert bench.core.refused_messages.by_rule == {rule: 1}
+    counted = bench.core.intake.refused + bench.core.worker_connections.refused
+    assert counted == (not reason.startswith("payload"))  # which is counted as a divergence
+    assert worker.known.stream.counts.missing_drafts == reason.startswith("positions")
 
 
 def test_refused_frame(lines: Lines) -> None:
     """A frame that breaks the protocol has a line with its sender, if that said hello."""
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
+    bench, worker, client = serving()
     for connections, peer in (
         (bench.core.worker_connections, worker.peer),
         (bench.core.clients, client.peer),

@@ -72,15 +72,6 @@ def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_else
         assert table.aborted == [(0, 9)]
 
 
-def test_full_table_takes_no_more() -> None:
-    """With as many requests as may be open, a new one is ended at its worker instead."""
-    table = Table({1: 0}, max_requests=2)
-    come(table, 2, 0)
-    come(table, 3, 0)
-    assert table.registry.table.get(3) is None
-    assert table.aborted == [(0, 3)]
-
-
 # How they change hands.
 
 
@@ -93,67 +84,6 @@ def test_waiting_rows_go_to_who_asks() -> None:
     come(table, 9, 15)
     assert claim.positions[-1] == (15, 3)
     assert table.registry.table.stream[known(table, 9).slot] == 0
-
-
-def test_request_whose_beginning_is_retained_goes_on() -> None:
-    """After a restart a worker sends a request again from token 0: all rows wait in order, however many (case 17)."""
-    table = Table({})
-    come(table, 9, 0, 3, 6)
-    claim = Claim(table, 9, 0)
-    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
-    come(table, 9, 9)
-    assert claim.positions[-1] == (9, 3)
-    assert claim.error is None
-
-
-def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
-    """Rows from token 0 that a client holds already are not handed out twice (case 14)."""
-    table = Table({})
-    come(table, 9, 0, 3)
-    claim = Claim(table, 9, 5)
-    come(table, 9, 6)
-    assert claim.positions == [(0, 3), (3, 3), (6, 3)]
-
-
-def test_claim_before_the_worker_is_there_waits_for_it() -> None:
-    table = Table({})
-    claim = Claim(table, 9, 6)
-    assert state(table, 9) is State.RESUMED
-    table.registry.answer(9, source(0))
-    assert (state(table, 9), table.registry.table.stream[known(table, 9).slot]) == (State.RUNNING, 0)
-    come(table, 9, 3, 6)
-    assert claim.positions == [(6, 3)]
-
-
-def test_claim_of_what_ended_gets_all_and_the_end() -> None:
-    table = Table({})
-    come(table, 9, 0)
-    table.route(batch([RowShape(9, 3, 1, FINISHED)], step=9), 0)
-    claim = Claim(table, 9)
-    assert claim.positions == [(0, 3), (3, 1)]
-    assert table.registry.table.get(9) is None
-    ended = table.registry.table.ended(9)
-    assert ended is not None
-    assert ended.tokens == 4
-
-
-def test_failed_before_anybody_asked() -> None:
-    table = Table({})
-    come(table, 9, 0)
-    table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
-    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
-    claim = Claim(table, 9)
-    assert claim.error is not None
-    assert claim.error.emitted_tokens == 3
-
-
-def test_lost_tokens_are_told_to_who_asks() -> None:
-    """Where what is sent again begins after what a client holds, the request ends and says what is lost (case 21)."""
-    table = Table({})
-    come(table, 9, 6, has=(9,))
-    claim = Claim(table, 9, 4)
-    assert claim.error is not None
-    assert claim.error.message == "tokens 4 to 5 never came from worker-0/7"
 
 
 def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
@@ -252,16 +182,6 @@ def test_request_that_no_worker_has_ends() -> None:
     assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
 
-def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
-    table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
-    table.registry.answer(9, source(1, takes_over=True))
-    claim = Claim(table, 9, 6)
-    table.clock.advance(10.0)
-    table.registry.expire()
-    assert claim.error is not None
-    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
-
-
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
     table = Table({}, unclaimed_timeout_ms=10_000)
@@ -277,30 +197,7 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     assert table.registry.counts.unclaimed == 2
 
 
-def test_claim_gives_a_request_its_full_time() -> None:
-    table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
-    come(table, 9, 0)
-    table.clock.advance(9.0)
-    claim = Claim(table, 9)
-    table.clock.advance(99.99)
-    table.registry.expire()
-    assert claim.error is None
-    table.clock.advance(0.01)
-    table.registry.expire()
-    assert claim.error is not None
-    assert claim.error.code == ErrorCode.ERROR_CODE_DEADLINE
-
-
 # How they end.
-
-
-def test_lost_worker_ends_its_own_requests_alone() -> None:
-    table = Table({1: 0, 2: 1, 3: 0})
-    assert table.registry.end_those_of(0, "worker-0", "silent") == 2
-    assert table.ends() == {1: "failed", 3: "failed"}
-    error = table.recorders[ROUTE].failed[1]
-    assert (error.code, error.message) == (ErrorCode.ERROR_CODE_WORKER_LOST, "worker worker-0 is lost: silent")
-    assert table.aborted == []
 
 
 def test_ends_are_counted_by_their_name() -> None:
@@ -311,14 +208,6 @@ def test_ends_are_counted_by_their_name() -> None:
         table.registry.fail(known(table, key), code, "x")  # type: ignore[arg-type]
     assert table.registry.counts.failed == {"gap": 1, "other": 2}
     assert (table.registry.counts.opened, table.registry.counts.finished) == (4, 1)
-
-
-def test_early_rows_are_let_go_when_their_request_ends() -> None:
-    table = Table({1: 0, 2: 0})
-    (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
-    table.route(batch([RowShape(1, 0, 1, FINISHED)]), 0)
-    table.registry.fail(known(table, 2), ErrorCode.ERROR_CODE_ENGINE, "x")
-    assert (first.pending_ack.count, second.pending_ack.count) == (1, 1)
 
 
 def test_who_holds_a_stream_back_gives_way() -> None:

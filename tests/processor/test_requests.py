@@ -1,11 +1,10 @@
 """RequestTable: open requests in arrays, and for a while those that ended."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.processor.requests import NO_STREAM, Deadline, Request, RequestTable, State
+from tokenbus.processor.requests import Deadline, Request, RequestTable, State
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 
@@ -19,19 +18,6 @@ def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, dea
 
 def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return np.array(keys, np.uint64)
-
-
-def test_slot_is_clean_for_the_next_request() -> None:
-    made = table()
-    first = opened(made, 1, position=9)
-    made.route[first.slot], made.wants_draft[first.slot] = 5, False
-    made.look_again(first, 1.0)
-    made.close(first, None)
-    second = opened(made, 2)
-    slot = second.slot
-    assert slot == first.slot
-    assert (made.route[slot], made.wants_draft[slot], made.due[slot]) == (0, True, 100.0)
-    assert (made.next_position[slot], made.get(1)) == (0, None)
 
 
 def test_end_is_remembered_for_a_while() -> None:
@@ -60,18 +46,6 @@ def test_requests_are_looked_at_when_they_are_due() -> None:
     assert made.due_requests(5.0) == [second]
     made.close(second, None)
     assert made.due_requests(50.0) == [first]
-
-
-@pytest.mark.parametrize("count", [63, 64, 65, 129])
-def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
-    """However large the table has grown, only open requests belong to a stream, or are due."""
-    made = table()
-    for key in range(1, count + 1):
-        opened(made, key, owner=0, deadline=1.0)
-    assert np.count_nonzero(made.stream == 0) == count
-    assert len(made.due_requests(1.0)) == count
-    assert np.count_nonzero(made.state) == count
-    assert np.count_nonzero(made.stream == NO_STREAM) == made.stream.size - count
 
 
 def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:

@@ -63,16 +63,6 @@ def test_window_in_bytes_is_used_exactly() -> None:
     assert sent(box) == [1]
 
 
-def test_one_frame_may_be_of_any_size() -> None:
-    """A frame that is larger than the whole window goes out alone: otherwise it would never."""
-    box = send_queue(window_bytes=5)
-    box.put(frame(10))
-    box.put(frame(1))
-    assert sent(box) == [1]
-    box.ack(1)
-    assert sent(box) == [2]
-
-
 def test_frames_are_kept_until_they_are_acknowledged() -> None:
     """An ack lets go of all frames up to its number, with their pending acks and bytes, and of nothing else."""
     box = send_queue()
@@ -143,31 +133,6 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
     assert (box.still_holds(first), box.still_holds(last)) == (False, True)
     box.drop_outputs()
     assert not box.still_holds(last)
-
-
-def test_discarding_lets_everything_go() -> None:
-    box = send_queue(window_frames=1)
-    acks = [PendingAck(), PendingAck()]
-    for pending_ack in acks:
-        box.put(frame(10, pending_ack))
-    sent(box)
-    box.discard()
-    assert [pending_ack.count for pending_ack in acks] == [1, 1]
-    assert (len(box), box.bytes) == (0, 0)
-    box.connect(64, 1000)
-    assert sent(box) == []
-
-
-def test_room_in_the_window() -> None:
-    box = send_queue(window_frames=2)
-    assert box.has_room_in_window
-    box.put(frame())
-    assert not box.has_room_in_window
-    sent(box)
-    assert box.has_room_in_window
-    box.put(frame())
-    sent(box)
-    assert not box.has_room_in_window
 
 
 def test_draft_follows_its_target() -> None:

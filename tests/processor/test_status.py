@@ -66,17 +66,6 @@ def test_status_has_the_probes_of_each_tokenizer_once() -> None:
     assert [list(each.tokenizer_probes) for each in status.workers] == [[1, 7], [], [2, 7]]
 
 
-def test_status_passes_what_waits_for_the_clients_window() -> None:
-    bench = Bench()
-    worker, client = bench.worker(), bench.client(window_frames=1)
-    client.ask(generate_of(1))
-    for position in range(3):
-        worker.publish(row_shapes([1], position=position))
-    client.say(ASK)
-    assert len(statuses(client)) == 1
-    assert len(bench.core.clients.sessions[5].send_queue) == 3
-
-
 def test_requests_that_come_too_soon_share_the_next_answer() -> None:
     """A client that asks all the time is answered ten times a second, and its last request is answered."""
     bench = Bench()

@@ -6,21 +6,12 @@ import pytest
 
 from tests.processor.live import running
 from tests.support.waiting import soon, turns
-from tokenbus.client.tokens import RequestTokens
-from tokenbus.delivery import RequestFailedError, Step, Token
+from tokenbus.delivery import Step
 from tokenbus.processor import Processor
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 
-FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
-
-
-async def taken(tokens: RequestTokens) -> list[Token]:
-    return [token async for token in tokens]
-
-
-def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
-    return raised.value.code
+FINISHED = RowStatus.FINISHED_LENGTH
 
 
 async def test_steps_come_whole_and_in_batch_order() -> None:
@@ -89,24 +80,6 @@ async def test_steps_that_are_not_taken_slow_their_workers() -> None:
         await made.pass_time(0.2)
         assert stream.credit.through_sequence > granted
         await steps.aclose()
-
-
-async def test_one_iteration_over_steps_at_a_time() -> None:
-    async with running() as made:
-        steps = made.processor.steps()
-        first = asyncio.ensure_future(anext(steps))
-        await turns()
-        with pytest.raises(RuntimeError, match="one consumer takes all steps"):
-            await anext(made.processor.steps())
-        await made.worker.publish(row_shapes([1]))
-        await soon(first)
-        await steps.aclose()
-        again = made.processor.steps()
-        second = asyncio.ensure_future(anext(again))
-        await turns()
-        await made.worker.publish(row_shapes([1], position=1))
-        assert (await soon(second)).number == 2
-        await again.aclose()
 
 
 async def test_who_leaves_the_iteration_holds_nothing_back() -> None:

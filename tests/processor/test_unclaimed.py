@@ -29,33 +29,6 @@ class Fixture:
         return step.pending_ack
 
 
-def test_each_row_waits_for_its_own_request() -> None:
-    """Rows wait with their requests, whatever the order of the columns, and each holds its step (case 3)."""
-    made = Fixture(1, 2, 3)
-    assert made.put(*row_shapes([3, 1, 2])).count == 4
-    assert made.table.buffered_rows == 3
-    for key, request in made.requests.items():
-        ((step, place),) = request.waiting
-        assert step.rows.row(place).key == key
-
-
-def test_some_of_a_steps_rows() -> None:
-    made = Fixture(1, 2, 3)
-    assert made.put(*row_shapes([3, 1, 2]), places=[2, 0]).count == 3
-    assert [len(made.requests[key].waiting) for key in (1, 2, 3)] == [0, 1, 1]
-    ((step, place),) = made.requests[2].waiting
-    assert step.rows.row(place).key == 2
-
-
-def test_slot_that_is_used_again_is_another_requests() -> None:
-    """A new request in an old one's slot gets its own rows, and the old one none of them (case 3)."""
-    made = Fixture(1)
-    made.table.close(made.requests[1], None)
-    new = made.open(2)
-    made.put(RowShape(2))
-    assert (len(new.waiting), len(made.requests[1].waiting)) == (1, 0)
-
-
 def test_what_is_dropped_is_let_go() -> None:
     """Dropped rows and scores hold nothing back; those that were taken are the taker's to release."""
     made = Fixture(1, 2)

@@ -3,7 +3,8 @@
 from zlib import crc32
 
 from tests.in_process.bench import Bench, BenchClient
-from tests.in_process.builders import BATCH, EVENT, encoded, generate_of
+from tests.in_process.builders import BATCH, EVENT, encoded
+from tests.processor.serving import serving
 from tokenbus.testing import row_shapes
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
 
@@ -26,9 +27,7 @@ def seen(client: BenchClient) -> list[str]:
 
 
 def test_items_are_shown_as_they_came() -> None:
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
-    client.ask(generate_of(1))
+    bench, worker, client = serving(1)
     watcher = watching(bench)
     data = encoded(row_shapes([1]), 1)
     worker.item(data, 1)
@@ -80,17 +79,6 @@ def test_what_does_not_fit_into_the_window_is_left_out() -> None:
     assert seen(watcher) == ["4"]
     bench.advance(0.0)
     assert worker.known.acknowledged == 4
-
-
-def test_who_is_gone_watches_no_more() -> None:
-    bench = Bench({"clients.detached_timeout_ms": 1000})
-    worker = bench.worker()
-    watching(bench)
-    assert len(bench.core.clients.watchers) == 1
-    bench.pass_time(6.0, worker)
-    assert len(bench.core.clients.watchers) == 0
-    worker.admit(1)
-    assert bench.core.clients.watchers.skipped_items == 0
 
 
 def test_items_that_come_together_are_shown_while_frames_are_gathered() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.in_process.bench import Bench, BenchWorker
 from tests.in_process.builders import encoded, generate_of, item_of
+from tests.processor.serving import serving
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import write_frame
@@ -65,19 +66,6 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
     assert worker.known.stream.expected == 2
 
 
-def test_missing_items_are_asked_for() -> None:
-    """A hole is asked for at once; when it is healed everything goes on (case 17)."""
-    bench = Bench()
-    worker = bench.worker()
-    worker.heard()
-    worker.item(encoded(row_shapes([1], position=2), 3), 3)
-    (frame,) = worker.heard()
-    assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 2)
-    for sequence in (1, 2):
-        worker.item(encoded(row_shapes([1], position=sequence - 1), sequence), sequence)
-    assert worker.known.stream.expected == 4
-
-
 def test_lost_last_item_is_found_by_the_heartbeat() -> None:
     bench = Bench()
     worker = bench.worker()
@@ -115,9 +103,7 @@ def test_recovery_ends() -> None:
 
 
 def test_damaged_item_is_healed() -> None:
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
-    client.ask(generate_of(1))
+    _, worker, client = serving(1)
     data = encoded(row_shapes([1]), 1)
     worker.heard()
     worker.item(data, 1, checksum=crc32(data) ^ 1)
@@ -168,21 +154,10 @@ def test_silent_worker_is_lost_after_the_timeout() -> None:
     assert bench.core.workers.by_stream == {}
 
 
-def test_own_standstill_is_not_the_workers_silence() -> None:
-    bench = Bench()
-    bench.worker()
-    bench.clock.advance(60.0)
-    bench.core.extend_deadlines(60.0, bench.clock.now())
-    bench.core.tick(bench.clock.now())
-    assert "worker-0" in bench.core.workers.by_id
-
-
 @pytest.mark.parametrize("reason", [STOPPED, GoodbyeReason.GOODBYE_REASON_FAILED, RESTARTING])
 def test_goodbye(reason: GoodbyeReason) -> None:
     """A worker that stops takes its requests with it; one that says it restarts has time to come back."""
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
-    client.ask(generate_of(1))
+    bench, worker, client = serving(1)
     worker.admit(1)
     client.heard()
     worker.say(WorkerFrame(goodbye=Goodbye(reason=reason, last_sequence=1, message="\u6f22" * 341)))
@@ -194,8 +169,7 @@ def test_goodbye(reason: GoodbyeReason) -> None:
 
 
 def test_worker_that_reads_nothing_is_disconnected() -> None:
-    bench = Bench()
-    worker, client = bench.worker(), bench.client()
+    bench, worker, client = serving()
     bench.outcomes[worker.peer] = Outcome.FULL
     client.ask(generate_of(1))
     assert worker.known.peer is None
@@ -203,17 +177,6 @@ def test_worker_that_reads_nothing_is_disconnected() -> None:
     worker.heard()
     worker.beat()
     assert worker.refusals() == [HELLO_FIRST]
-
-
-def test_closing_says_goodbye_and_how_far_it_came() -> None:
-    bench = Bench()
-    worker = bench.worker()
-    worker.admit(1)
-    worker.heard()
-    bench.core.worker_connections.close(RESTARTING, "bye")
-    ack, goodbye = worker.heard()
-    assert ack.ack.through_sequence == 1
-    assert (goodbye.goodbye.last_sequence, goodbye.goodbye.message) == (1, "bye")
 
 
 def test_counts_outlive_a_worker() -> None:
