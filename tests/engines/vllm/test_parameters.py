@@ -42,32 +42,27 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generate", "line"),
+    ("asked", "line"),
     [
-        (Generate(), "request_key: at least 1, got 0"),
-        (Generate(request_key=1, top_logprobs=21), "top_logprobs: at most 20, got 21"),
-        (Generate(request_key=1, include_draft_logprobs=True), "include_draft_logprobs: vLLM has no logprobs of "),
-        (
-            Generate(request_key=1, prompt_scoring=PromptScoring(token_ids=[1, 2])),
-            "prompt_scoring.token_ids: none without --token-scores, got 2",
-        ),
-        (
-            Generate(request_key=1, sampling=SamplingParameters(engine_arguments=f'{{"{ASKED}": [1]}}')),
-            f"sampling.engine_arguments.{ASKED}: none, which the worker sets, got one",
-        ),
-        (
-            Generate(request_key=1, sampling=SamplingParameters(engine_arguments=f'{{"{GIVEN}": [1]}}')),
-            f"sampling.engine_arguments.{GIVEN}: none, which the worker sets, got one",
-        ),
-        (
-            Generate(request_key=1, sampling=SamplingParameters(stop_token_ids=[1, 100])),
-            r"sampling.stop_token_ids\[1\]: below 100, got 100",
+        ({"request_key": 0}, "request_key: at least 1, got 0"),
+        ({"top_logprobs": 21}, "top_logprobs: at most 20, got 21"),
+        ({"include_draft_logprobs": True}, "include_draft_logprobs: vLLM has no logprobs of "),
+        ({"prompt_scoring": {"token_ids": [1]}}, "prompt_scoring.token_ids: none without --token-scores, got 1"),
+        ({"sampling": {"stop_token_ids": [1, 100]}}, r"sampling.stop_token_ids\[1\]: below 100, got 100"),
+        ({"sampling": {"engine_arguments": "{"}}, "sampling.engine_arguments: JSON, got an error: "),
+        ({"sampling": {"engine_arguments": "[1]"}}, "sampling.engine_arguments: a JSON object, got list"),
+        *(
+            (
+                {"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}},
+                f"sampling.engine_arguments.{name}: none, which the worker sets, got one",
+            )
+            for name in (ASKED, GIVEN)
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(generate: Generate, line: str) -> None:
+def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}") as raised:
-        arguments(generate)
+        arguments(Generate(**{"request_key": 1} | asked))
     assert "\n" not in str(raised.value)
 
 
@@ -118,10 +113,3 @@ def test_what_our_sampler_is_asked_for_is_beside_it() -> None:
     assert given_ids_of(extra) == [5]
     assert Asked.of(None) == Asked.of({"a": "b"}) == Asked()
     assert given_ids_of(None) == ()
-
-
-@pytest.mark.parametrize(("text", "line"), [("{", "JSON, got an error: "), ("[1]", "a JSON object, got list")])
-def test_what_is_no_object_of_json_is_refused(text: str, line: str) -> None:
-    asked = Generate(request_key=1, sampling=SamplingParameters(engine_arguments=text))
-    with pytest.raises(ValueError, match=rf"^sampling\.engine_arguments: {line}"):
-        arguments(asked)

@@ -26,11 +26,10 @@ _DECAY = 0.05
 _DRAFT_WEIGHT = 0.5
 """How much a draft head counts, beside the target's one."""
 _SHOWN = 20
-_MEASURED_LINES = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, save, and say how good the weights are and how long it took."""
+    """Train, save, and say how long it took; tests/engines/paddle/test_acceptance.py says how good the weights are."""
     options = _parser().parse_args(arguments)
     paddle = framework(options.device)
     paddle.seed(options.seed)
@@ -38,9 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     network = trained(paddle, options.steps, options.lines, options.seed, began)
     _save(options.output, network)
     size = options.output.stat().st_size
-    shares = foreseen(paddle, network, options.seed)
-    shown = ", ".join(f"{share:.3f}" for share in shares)
-    sys.stdout.write(f"held-out text: foreseen by draft head {shown}; mean {sum(shares) / len(shares):.3f}\n")
     sys.stdout.write(f"{options.output}: {size} bytes, after {time.monotonic() - began:.0f} s\n")
     return 0
 
@@ -50,7 +46,7 @@ def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Net
     rate = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: _rate(step, steps))
     parameters, clip = network.layers.parameters(), paddle.nn.ClipGradByGlobalNorm(1.0)
     optimizer = paddle.optimizer.AdamW(rate, 0.9, 0.98, parameters=parameters, weight_decay=_DECAY, grad_clip=clip)
-    batches = _batches(seed, lines, held_out=False)
+    batches = _batches(seed, lines)
     for step in range(steps):
         losses = _losses(network, paddle.to_tensor(next(batches)))
         total = losses[0] + sum(losses[1:]) * _DRAFT_WEIGHT
@@ -63,15 +59,6 @@ def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Net
             sys.stdout.write(f"step {step + 1}/{steps}, {time.monotonic() - began:.0f} s: {shown} nats\n")
             sys.stdout.flush()
     return network
-
-
-def foreseen(paddle: Any, network: Network, seed: int) -> list[float]:  # noqa: ANN401 - a module
-    """Return how often each draft head's first choice is the held-out text's token, and those before it were too."""
-    tokens = paddle.to_tensor(next(_batches(seed, _MEASURED_LINES, held_out=True)))
-    with paddle.no_grad():
-        _, *drafts = _predictions(network, tokens)
-    hits = np.cumprod([(logits.argmax(axis=-1) == wanted).numpy() for logits, wanted in drafts], axis=0)
-    return [float(share) for share in hits.mean(axis=(1, 2))]
 
 
 def _losses(network: Network, tokens: Tensor) -> list[Tensor]:
@@ -100,10 +87,10 @@ def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
     return cross_entropy(logits.reshape([-1, VOCABULARY_SIZE]), tokens.reshape([-1]))
 
 
-def _batches(seed: int, lines: int, *, held_out: bool) -> Iterator[npt.NDArray[np.int64]]:
+def _batches(seed: int, lines: int) -> Iterator[npt.NDArray[np.int64]]:
     stream: list[int] = []
     wanted = lines * _LINE
-    for text in stories(seed, held_out=held_out):
+    for text in stories(seed, held_out=False):
         stream += tokens_of(text)
         while len(stream) >= wanted:
             yield np.array(stream[:wanted], np.int64).reshape(lines, _LINE)
