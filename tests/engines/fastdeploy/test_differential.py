@@ -11,7 +11,7 @@ import pytest
 from tests.engines.fastdeploy import campaign, kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, same_bytes, save, speaking, stained
 from tests.engines.fastdeploy.engine import FIRST, PLAIN, TOPK, Steps, whole
-from tests.engines.fastdeploy.theirs import FORMS, GETS, PACKS_SLOTS
+from tests.engines.fastdeploy.theirs import FORMS, GETS
 from tokenbus.engines import fastdeploy
 
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
@@ -122,16 +122,6 @@ def test_older_forms_of_the_save_ops(op: str, missing: str, beside: Beside) -> N
     given = Steps(3).drawn(op, 5, 4)
     beside.save(op, {name: value for name, value in given.items() if name not in missing.split()})
     beside.get_all()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_more_columns_than_the_struct_has(form: str, folder: Path) -> None:
-    """Two slots of 26 columns pass where the form packs their number, and are cut to 21 where its struct ends there."""
-    with speaking(form, folder), kernel.queue(form) as queue:
-        beside = Beside(queue)
-        beside.save("save_output_topk", Steps(3).sampled(2, 26))
-        field = int(beside.get().arrays()[0].reshape(-1)[1])
-    assert field == (2 | 26 << 16 if form in PACKS_SLOTS else 2)
 
 
 @pytest.mark.usefixtures("bus")

@@ -1,12 +1,9 @@
 """The oracle itself, held against numbers from FastDeploy's sources."""
 
-from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
 
-from benchmarks.errors import NotRunError
-from benchmarks.sysv import Queue
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import stained
 from tests.engines.fastdeploy.engine import Steps
@@ -72,39 +69,9 @@ def test_columns_are_said_and_strided_by_since_7860_and_7883(form: str) -> None:
     assert (tokens[2 + 2 * stride :] == untouched).all()
 
 
-@pytest.mark.parametrize("form", ["2.6-before-7861", "develop"])
-def test_draft_behind_a_first_token_has_what_was_there(form: str) -> None:
-    """Beside a draft's id its line has the columns of a message before it: that is why they are masked."""
-    given = dict(two_slots(np.array([[101, 102, 7], [201, 202, 203]]), 21))
-    fuller = given | {"sampled_token_ids": np.array([[0, 0], [0, 0]]), "logprob_token_ids": np.full((3, 21), 77)}
-    outputs = stained(GETS[TOPK])
-    with kernel.queue(form) as queue:
-        queue.save(FIRST_TOPK, fuller)
-        queue.save(FIRST_TOPK, given)
-        for _ in range(2):
-            mask = queue.get(outputs)
-    tokens = outputs[0].reshape(-1)
-    assert tokens[3:5].tolist() == [2, 3]
-    assert slot(tokens, 1)[:3, 0].tolist() == [201, 202, 203]
-    masked = {int(place) for output, places in mask if output == 0 for place in places}
-    assert masked.isdisjoint({IDS + 126, IDS + 126 + 21, IDS + 126 + 42})
-    assert masked.issuperset(range(IDS + 127 + 21, IDS + 126 + 42))
-
-
 @pytest.mark.parametrize("op", GETS)
 def test_structs_have_the_sizes_that_are_sent(op: str) -> None:
     sizes = {"speculate_get_output_topk": 530_448, "get_output_topk": 88_072, "speculate_get_output": 7176}
     with kernel.queue() as queue:
         queue.save(op, Steps(1).drawn(op, 1, 21))
         assert queue.ops.get(GETS[op], stained(GETS[op])) == sizes.get(GETS[op], 2056)
-
-
-def test_kernel_that_refuses_its_queue_is_skipped_but_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int) -> AbstractContextManager[Queue]:
-        raise NotRunError("not run: raising them failed")
-
-    monkeypatch.setattr(kernel, "queue_for", refuse)
-    for needed, error in (("0", pytest.skip.Exception), ("1", NotRunError)):
-        monkeypatch.setenv(kernel.NEEDED, needed)
-        with pytest.raises(error, match="raising them failed"), kernel.queue():
-            pass

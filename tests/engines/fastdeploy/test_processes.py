@@ -64,18 +64,6 @@ def test_get_side_that_was_killed_comes_again(environment: dict[str, str], besid
         kill(saving)
 
 
-def test_processes_come_out_in_the_order_of_their_saves(environment: dict[str, str], beside: Beside) -> None:
-    Getter("get_output").get(wait=False)
-    with start(environment, 1, 3, "stays") as one:
-        wait_until_done(one)
-        with start(environment, 2, 3, "stays") as other:
-            wait_until_done(other)
-            for seed in (1, 2):
-                check(beside, Steps(seed), 3)
-            kill(other)
-        kill(one)
-
-
 def test_forked_process_has_a_queue_of_its_own(environment: dict[str, str], beside: Beside) -> None:
     with start(environment | {"INFERENCE_MSG_QUEUE_ID": "6", "SAVING_QUEUE_ID": "5"}, 3, 4, "forks") as saving:
         check(beside, Steps(3), 4)

@@ -288,39 +288,6 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
             assert int(getter.arrays()[0][1, 0]) & 0xFF == flag
 
 
-async def test_columns_come_as_they_were_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is saved: with scores and without, first tokens with proposals, magic counts, drafts."""
-    drawn, steps, assembler = Drawn(7), Steps(Options()), StepAssembler(Limits.schema())
-    taken: list[Message] = []
-    with speaking("develop", folder, worker__drain_timeout_ms=5000, worker__publisher="thread", worker__outbox=100):
-        async with Processor(settings_in(folder)) as processor:
-            seen = processor.steps()
-            shown = PROCESS.sender().published_of(0)
-            offer = shown.offer
-
-            def noted(given: Message) -> None:
-                taken.append(given)
-                offer(given)
-
-            monkeypatch.setattr(shown, "offer", noted)
-            for op in list(GETS) * 4:
-                save(op, drawn.any(op, int(drawn._random.integers(1, 9)), int(drawn._random.integers(1, 6))))
-            batches = [batch for given in taken for each in steps.of(given) for batch in assembler.assemble(each)]
-            made = {(batch.header.step, batch.header.kind): batch for batch in batches}
-            found = [await asyncio.wait_for(anext(seen), SECONDS) for _ in range(steps.counts.steps)]
-            await seen.aclose()
-            await asyncio.to_thread(PROCESS.sender().close)
-    came = [batch for step in found for batch in (step.target, step.draft) if batch is not None]
-    assert len(came) > len(found)  # a draft of arrays as random as these need not be its target's
-    for theirs in came:
-        mine = made[theirs.header.step, theirs.header.kind]
-        for name, column in mine.columns.items():
-            if name != "request_keys":  # each side draws its own
-                np.testing.assert_array_equal(getattr(theirs, name), column, name)
-        for name in ("phase", "method", "value_kind", "draft_follows"):
-            assert getattr(theirs.header, name) == getattr(mine.header, name)
-
-
 def test_draft_of_a_target_that_was_not_published_is_none() -> None:
     shown = Shown()
     (target,) = shown.steps.of(message(TARGET, 2, 1))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -268,8 +268,8 @@ class Started(NamedTuple):
 
     status: int
     line: str
-    command: list[str]
-    environment: dict[str, str]
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
 
 
 class _ReplacedError(BaseException):
@@ -305,7 +305,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
                 return Started(0, capsys.readouterr().err, *taken)
         line = capsys.readouterr().err
         assert line.count("\n") == 1
-        return Started(status, line, [], {})
+        return Started(status, line)
 
     signals: dict[int, Any] = {}
     return run
@@ -381,19 +381,17 @@ def test_fastdeploy_is_looked_for_where_the_command_looks(machine: Machine, comm
     assert "got no package fastdeploy on the path of" in found.line
 
 
-@pytest.mark.parametrize("flags", ["-E", "-I", "-S", "-uI", "-BE", "-X dev -I", "-W ignore -E", "-Xdev -bI", "-Im"])
-def test_python_that_cannot_be_switched(flags: str, bare: Machine, command: Command) -> None:
-    rest = ["fastdeploy"] if flags.endswith("m") else SERVER
-    found = command(bare, "--", "python", *flags.split(), *rest)
-    assert (found.status, found.line.startswith(f"tokenbus: {bare.python}: {NO_SWITCH}")) == (1, True)
-
-
-@pytest.mark.parametrize("first", ["{python} -I", "/usr/bin/env -S python -E"])
-def test_script_that_cannot_be_switched(first: str, bare: Machine, command: Command) -> None:
+@pytest.mark.parametrize(
+    "given", ["-E x", "-S x", "-uI x", "-BE x", "-X dev -I x", "-W ignore -E x", "-Xdev -bI x", "-Im x", "serve"]
+)
+def test_python_that_cannot_be_switched(given: str, bare: Machine, command: Command) -> None:
+    """By its options, or those in a script's first line."""
     program = bare.folder / "serve"
-    program.write_text(f"#!{first.format(python=bare.python)}\nimport fastdeploy\n")
+    program.write_text("#!/usr/bin/env -S python -E\nimport fastdeploy\n")
     program.chmod(0o755)
-    assert NO_SWITCH in command(bare, "--", str(program)).line
+    words = [str(program)] if given == "serve" else ["python", *given.split()]
+    found = command(bare, "--", *words)
+    assert (found.status, found.line.startswith(f"tokenbus: {bare.python}: {NO_SWITCH}")) == (1, True)
 
 
 # Processes of the engine, and Python at its start.
