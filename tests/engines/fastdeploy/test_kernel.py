@@ -1,6 +1,5 @@
 """The oracle itself, held against numbers from FastDeploy's sources."""
 
-
 import numpy as np
 import pytest
 
