@@ -6,7 +6,6 @@ that join several fields are written here from the comments in logprob_batch.pro
 
 import math
 from collections.abc import Iterator, Sequence
-from enum import Enum, auto
 from itertools import chain, compress, pairwise, repeat
 from operator import mul
 from typing import Any, NamedTuple, cast
@@ -22,13 +21,6 @@ Descriptor = Any
 _LOGITS = (pb.VALUE_KIND_RAW_LOGITS, pb.VALUE_KIND_PROCESSED_LOGITS)
 
 
-class Bounds(Enum):
-    """Which of the two bounds that the schema declares are enforced."""
-
-    SCHEMA = auto()
-    DEFAULT = auto()
-
-
 class Refusal(NamedTuple):
     """One broken rule: the field as the codec names it, and the rule's stable name."""
 
@@ -36,14 +28,9 @@ class Refusal(NamedTuple):
     rule: str
 
 
-def verdict(data: bytes, bounds: Bounds) -> Refusal | None:
-    return next(refusals(data, bounds), None)
-
-
-def refusals(data: bytes, bounds: Bounds) -> Iterator[Refusal]:
+def refusals(data: bytes) -> Iterator[Refusal]:
     """Yield every rule that the message breaks, as far as the lengths leave a meaning to the later ones."""
-    size = _option(pb.LogprobBatch.DESCRIPTOR, schema.message_bounds)
-    if len(data) > (size.default_max_bytes if bounds is Bounds.DEFAULT else size.max_bytes):
+    if len(data) > _option(pb.LogprobBatch.DESCRIPTOR, schema.message_bounds).max_bytes:
         yield Refusal("message", "bytes")
         return
     try:
@@ -51,7 +38,7 @@ def refusals(data: bytes, bounds: Bounds) -> Iterator[Refusal]:
     except DecodeError:
         yield Refusal("message", "malformed")
         return
-    yield from _fields(message, "", bounds)
+    yield from _fields(message, "")
     if message.HasField("header"):
         yield from _header(message)
     yield from _columns(message)
@@ -68,27 +55,27 @@ def _option(descriptor: Descriptor, extension: Descriptor) -> Any:  # noqa: ANN4
 # What each field declares of itself.
 
 
-def _fields(message: Message, prefix: str, bounds: Bounds) -> Iterator[Refusal]:
+def _fields(message: Message, prefix: str) -> Iterator[Refusal]:
     for field in message.DESCRIPTOR.fields:
         name = prefix + field.name
         value = getattr(message, field.name)
         rule = bounds_of(field)
         if field.is_repeated:
-            if len(value) > _most_items(field, bounds):
+            if len(value) > rule.max_items:
                 yield Refusal(name, "items")
             if rule.unique:
                 yield from _unique(value, name)
             for index, element in enumerate(value):
-                yield from _value(field, element, f"{name}[{index}]", bounds)
+                yield from _value(field, element, f"{name}[{index}]")
         elif field.message_type is None:
-            yield from _value(field, value, name, bounds)
+            yield from _value(field, value, name)
         elif message.HasField(field.name):
-            yield from _fields(value, f"{name}.", bounds)
+            yield from _fields(value, f"{name}.")
         elif rule.required:
             yield Refusal(name, "required")
 
 
-def _value(field: Descriptor, value: float | str, name: str, bounds: Bounds) -> Iterator[Refusal]:
+def _value(field: Descriptor, value: float | str, name: str) -> Iterator[Refusal]:
     rule = bounds_of(field)
     if isinstance(value, str):
         size = len(value.encode())
@@ -107,36 +94,8 @@ def _value(field: Descriptor, value: float | str, name: str, bounds: Bounds) -> 
         yield Refusal(name, "named")
     if rule.HasField("min") and value < rule.min:
         yield Refusal(name, "min")
-    if rule.HasField("max") and value > _most(field, bounds):
+    if rule.HasField("max") and value > rule.max:
         yield Refusal(name, "max")
-
-
-def _most(field: Descriptor, bounds: Bounds) -> int:
-    rule = bounds_of(field)
-    return rule.default_max if bounds is Bounds.DEFAULT and rule.HasField("default_max") else rule.max
-
-
-def _most_items(field: Descriptor, bounds: Bounds) -> int:
-    rule = bounds_of(field)
-    if bounds is Bounds.SCHEMA:
-        return rule.max_items
-    if rule.HasField("default_max_items"):
-        return rule.default_max_items
-    fields = pb.LogprobBatch.DESCRIPTOR.fields_by_name
-    counts = {
-        schema.COLUMN_LENGTH_TOKENS: ("token_counts",),
-        schema.COLUMN_LENGTH_SCORED_TOKENS: ("token_counts",),
-        schema.COLUMN_LENGTH_ALTERNATIVES: ("token_counts", "top_ks"),
-        schema.COLUMN_LENGTH_PROPOSALS: ("proposal_counts",),
-        schema.COLUMN_LENGTH_OTHER_LOGPROBS: ("token_counts",),
-        schema.COLUMN_LENGTH_ENTROPIES: ("token_counts",),
-        schema.COLUMN_LENGTH_GIVEN_TOKENS: ("given_counts",),
-        schema.COLUMN_LENGTH_GIVEN_LOGPROBS: ("token_counts", "given_counts"),
-        schema.COLUMN_LENGTH_MASKED_TOKENS: ("token_counts",),
-        schema.COLUMN_LENGTH_MASK_TOKENS: ("token_counts", "mask_bounds"),
-    }[rule.length]
-    rows = _most_items(fields[counts[0]], bounds)
-    return min(rule.max_items, rows * math.prod(_most(fields[count], bounds) for count in counts))
 
 
 def _unique(values: Sequence[int], name: str) -> Iterator[Refusal]:

@@ -4,13 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.message_factory import GetMessageClass
 
 from tests.contracts.test_encode import HEADER, TWO_ROWS, batch
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, decode, encode
-from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 
 @pytest.mark.parametrize("name", ["header", "token_ids", "_layout", "anything"])
@@ -216,30 +212,3 @@ def test_joined_batch_has_the_header_of_its_last_part() -> None:
     joined = LogprobBatch.joined(parts)
     assert joined.header == header._replace(part_index=0, part_count=1, sequence=9)
     assert joined.request_keys.tolist() == made.request_keys.tolist()
-
-
-def test_batch_of_a_later_minor_and_for_it() -> None:
-    """A minor 1 that adds a column is read without it, and finds none in a batch of minor 0."""
-    made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
-    message = with_new_column().FromString(encode(made))
-    assert list(message.new) == []
-    message.header.schema_minor = 1
-    message.new.extend(range(6))
-    read = decode(message.SerializeToString(deterministic=True))
-    assert read.header == made.header._replace(schema_minor=1)
-    assert encode(read.headed(made.header)) == encode(made)
-
-
-def with_new_column() -> Any:  # noqa: ANN401 - a generated class
-    """Return LogprobBatch as a minor 1 may have it."""
-    descriptor: Any = pb.LogprobBatch.DESCRIPTOR
-    file = FileDescriptorProto(name="tests/later_batch.proto", package="tests.later_batch", syntax="proto3")
-    file.dependency.append(descriptor.file.name)
-    message = file.message_type.add()
-    descriptor.CopyToProto(message)
-    for field in message.field:
-        field.ClearField("options")
-    message.field.add(name="new", number=99, type="TYPE_UINT32", label="LABEL_REPEATED")
-    pool: Any = descriptor_pool.Default()
-    pool.AddSerializedFile(file.SerializeToString())
-    return GetMessageClass(pool.FindMessageTypeByName("tests.later_batch.LogprobBatch"))

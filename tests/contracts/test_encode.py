@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.contracts.other_encodings import record
 from tokenbus_contracts import (
     BatchHeader,
     ContractError,
@@ -162,41 +163,14 @@ def test_message_over_its_bound_is_refused_before_it_is_written() -> None:
 
 
 def test_largest_message_of_the_schema() -> None:
-    """The schema's message bound holds to the byte: 8 MiB pass both ways, one byte more does not."""
-    limits = Limits.schema()
-    rows, tokens, top_k = 1024, 16, 60
-    alternatives = rows * tokens * top_k
-    header = HEADER._replace(step_rows=rows, worker_id="w")
-    columns: dict[str, Any] = {
-        "request_keys": np.arange(1, rows + 1),
-        "batch_indices": np.arange(rows),
-        "positions": np.zeros(rows, int),
-        "statuses": np.full(rows, RowStatus.ACTIVE),
-        "token_counts": np.full(rows, tokens),
-        "draft_token_counts": np.full(rows, tokens),
-        "proposal_counts": np.zeros(rows, int),
-        "scorings": np.full(rows, Scoring.FULL),
-        "top_ks": np.full(rows, top_k),
-        "token_ids": np.zeros(rows * tokens, int),
-        "logprobs": np.zeros(rows * tokens),
-        "ranks": np.ones(rows * tokens, int),
-        "alternative_token_ids": np.tile(np.arange(top_k), rows * tokens),
-        "alternative_logprobs": np.tile(-np.arange(top_k) / 64, rows * tokens),
-    }
-    data = encode(LogprobBatch(header, **columns), limits)
-    assert decode(data, limits).alternative_token_ids.size == alternatives
+    """The schema's message bound holds to the byte: 8 MiB are read, one byte more is not."""
+    limits, data = Limits.schema(), encode(batch())
     # Filled up with a field that a newer minor might have: any length is a valid message.
-    room = limits.max_message_bytes - len(data) - 7
-    full = data + bytes([0xA2, 0x06, *_varint(room)]) + bytes(room)
-    assert len(full) == limits.max_message_bytes
-    assert decode(full, limits).row_count == rows
+    full = data + record(100, 2, bytes(limits.max_message_bytes - len(data) - len(record(100, 2, b"", 5))), 5)
+    assert len(full) == limits.max_message_bytes == 8 * 2**20
+    assert decode(full, limits) == batch()
     with pytest.raises(ContractError, match=rf"^message: at most {len(full)} bytes, got {len(full) + 1}$"):
         decode(full + b"\0", limits)
-
-
-def _varint(value: int) -> list[int]:
-    """Return a varint of five bytes, padded if need be."""
-    return [value >> 7 * place & 0x7F | (0x80 if place < 4 else 0) for place in range(5)]
 
 
 def test_errors_keep_their_parts_across_processes() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tokenbus_contracts import ContractError, LogprobBatch, Rule, decode, encode, native
-from tokenbus_contracts.schema import COLUMN
 
 VECTORS = Path(__file__).resolve().parents[2] / "contracts" / "vectors" / "v1"
 VALID = sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb"))
@@ -73,26 +72,6 @@ def test_invalid_vector_is_refused_for_its_reason() -> None:
         assert "\n" not in line
         assert line.startswith(f"{expected['field']}: "), name
         assert line.endswith(f", got {expected['actual']}"), name
-
-
-def test_limits_of_the_vectors_are_those_of_the_schema() -> None:
-    limits = json.loads((VECTORS / "limits.json").read_text())
-    assert limits["schema"]["max_rows"] == COLUMN["request_keys"].max_items == 1024
-    assert limits["schema"] == {
-        "max_message_bytes": 8 * 2**20,
-        "max_rows": 1024,
-        "max_tokens_per_row": 16,
-        "max_draft_tokens_per_row": 16,
-        "max_top_k": 127,
-        "max_token_id": 2**31 - 2,
-    }
-    assert limits["default"] == limits["schema"] | {
-        "max_message_bytes": 2 * 2**20,
-        "max_rows": 512,
-        "max_tokens_per_row": 8,
-        "max_draft_tokens_per_row": 8,
-        "max_top_k": 20,
-    }
 
 
 def test_batches_are_compared_bit_by_bit() -> None:

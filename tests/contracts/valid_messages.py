@@ -85,35 +85,19 @@ def header_of(rows: int) -> pb.BatchHeader:
     )
 
 
-def uniform_message(  # noqa: PLR0913, PLR0917 - sizes, each of something else
-    rows: int, tokens: int = 1, top_k: int = 0, drafts: int = 0, given: int = 0, mask: int = 0
-) -> pb.LogprobBatch:
-    """Return a valid message, but for its size, whose rows are all alike."""
-    count = rows * tokens
-    header = header_of(rows)
+def uniform_message(rows: int) -> pb.LogprobBatch:
+    """Return a message that is valid, but for its size, with rows that carry nothing."""
     return pb.LogprobBatch(
-        header=header,
+        header=header_of(rows),
         request_keys=range(1, rows + 1),
         batch_indices=range(rows),
         positions=[0] * rows,
-        statuses=[pb.ROW_STATUS_ACTIVE] * rows,
-        token_counts=[tokens] * rows,
-        draft_token_counts=[drafts] * rows,
-        proposal_counts=[drafts] * rows,
-        scorings=[pb.SCORING_FULL] * rows,
-        top_ks=[top_k] * rows,
-        token_ids=[0] * count,
-        logprobs=[0.0] * count,
-        ranks=[1] * count,
-        alternative_token_ids=list(range(top_k)) * count,
-        alternative_logprobs=[-float(place) for place in range(top_k)] * count,
-        proposal_token_ids=[0] * (rows * drafts),
-        given_counts=[given] * (rows if given else 0),
-        given_token_ids=[0] * (rows * given),
-        given_logprobs=[-1.0] * (count * given),
-        mask_bounds=[mask] * (rows if mask else 0),
-        mask_sizes=[mask] * (count if mask else 0),
-        mask_token_ids=list(range(mask)) * count,
+        statuses=[pb.ROW_STATUS_IDLE] * rows,
+        token_counts=bytes(rows),
+        draft_token_counts=bytes(rows),
+        proposal_counts=bytes(rows),
+        scorings=[pb.SCORING_NONE] * rows,
+        top_ks=bytes(rows),
     )
 
 

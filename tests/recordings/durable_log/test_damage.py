@@ -68,22 +68,6 @@ async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> 
     assert sequences(behind) == [11, 12, 13]
 
 
-async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: NatsServer) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        for number in range(1, 11):
-            await write(writer, [number])
-            await written(writer)
-        await write(writer, range(1, 4), OTHER)
-    *_, last = await read(settings)
-    assert last.worker_id == "worker-1"
-    for first, end in ((1, 10), (4, 12), (12, 13)):
-        await append(settings, message(first, end))
-    for found in (await read(settings, after=last.position), await read(settings, since=last.logged_at)):
-        ours = [item for item in found if item.worker_id == "worker-0"]
-        assert numbered(ours) == [(11, 0), (12, 0), (13, 0)]
-
-
 @pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
 async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServer, between: bytes) -> None:
     settings = log_settings(server)

@@ -9,7 +9,6 @@ import pytest
 from tests.metrics.running import Bus, settings
 from tests.recordings.durable_log.using import (
     SMALL,
-    kept,
     logging_to,
     numbered,
     read,
@@ -84,21 +83,11 @@ async def test_item_that_another_processor_still_holds_is_not_missing(server: Na
     assert numbered(await read(chosen)) == whole(5)
 
 
-@pytest.mark.nightly
-async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
-    with cluster(tmp_path) as nodes:
-        chosen = logging_to(*nodes, durable_log__durable=True, durable_log__max_bytes=3_000_000_000)
-        await until_ready(chosen)
-        async with Bus(chosen).running():
-            async with writer_of(logging_to(*nodes, durable_log__replicas=1)) as writer:
-                await write(writer, [1])
-            config = await kept(chosen)
-            assert (config.num_replicas, config.max_bytes) == (3, 3_000_000_000)
-        plain = f"{chosen.durable_log.address}/plain"
-        async with writer_of(logging_to(*nodes, durable_log__address=plain, durable_log__replicas=1)):
-            pass
-        reason = await refusal(logging_to(*nodes, durable_log__address=plain, durable_log__durable=True))
-        assert "durable_log.replicas is 3, the stream tokenbus-plain has 1" in reason
+async def test_log_that_keeps_less_than_was_promised_is_refused(server: NatsServer) -> None:
+    async with writer_of(logging_to(server)):
+        pass
+    reason = await refusal(logging_to(server, durable_log__durable=True, durable_log__replicas=3))
+    assert "durable_log.replicas is 3, the stream tokenbus-log has 1" in reason
 
 
 async def test_processor_without_a_log_has_none_of_its_metrics() -> None:

@@ -1,7 +1,6 @@
 """A processor and its workers while the log's servers are away, full or closed to them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,25 +29,8 @@ from tokenbus.bus import AddressError
 from tokenbus.settings import SettingsError
 
 
-def no_server(server: NatsServer) -> Callable[[], None]:
+async def test_processor_starts_without_its_log(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     server.kill()
-    return server.start
-
-
-def no_answer(server: NatsServer) -> Callable[[], None]:
-    server.pause()
-    return server.resume
-
-
-def no_room(server: NatsServer) -> Callable[[], None]:
-    return restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 1MB }"))
-
-
-@pytest.mark.parametrize("fault", [no_server, no_room])
-async def test_processor_starts_without_its_log(
-    server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    mend = fault(server)
     chosen = logging_to(server, **SMALL)
     bus = Bus(chosen)
     async with bus.running():
@@ -59,7 +41,7 @@ async def test_processor_starts_without_its_log(
         assert json.loads(health(bus.processor).body)["status"] == "degraded"
         await until(lambda: "not written to the log yet" in caplog.text)
         assert (told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
-        mend()
+        server.start()
         await until(lambda: told(bus.processor)("log_writable_servers"), every=0.05)
         await logged(bus)
         await bus.serve(requests=1, tokens=3)
