@@ -1,7 +1,7 @@
 """Other encodings of a message: what every protobuf parser must read as the same message."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 Field = Any
 """The stubs know two kinds of field descriptors, unrelated."""
 
-_VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
+_VARINT, _FIXED64, _LENGTH, _, _END_GROUP, _FIXED32 = range(6)
 _FIXED = {
     FieldDescriptor.TYPE_FIXED64: ("<Q", _FIXED64),
     FieldDescriptor.TYPE_FIXED32: ("<I", _FIXED32),
@@ -60,19 +60,13 @@ def reencoded(rng: Random, message: pb.LogprobBatch, longest_key: int = LONGEST_
     style = _Style(rng, rng.choice((0.0, 0.0, 0.2, 1.0)), longest_key)
     queues = [_column_records(style, field, getattr(message, field.name)) for field in fields]
     queues += [[_unknown(style, fields)] for _ in range(3) if style.strays(0.5)]
-    header_style = style._replace(loose=rng.choice((0.0, 0.2, 1.0)))
-    header = _header_records(header_style, message.header) if message.HasField("header") else []
-    if rng.random() < 0.3:
-        return b"".join([*header, *(record for queue in queues for record in queue)])
-    return b"".join(_shuffled_together(rng, [header, *queues]))
-
-
-def _shuffled_together(rng: Random, queues: Sequence[Sequence[bytes]]) -> Iterator[bytes]:
-    """Yield what all queues hold, in any order that keeps that of each queue."""
+    if message.HasField("header"):
+        queues.append(_header_records(style._replace(loose=rng.choice((0.0, 0.2, 1.0))), message.header))
+    # In any order that keeps that of each queue.
     turns = [queue for queue, records in enumerate(queues) for _ in records]
     rng.shuffle(turns)
     waiting = [iter(records) for records in queues]
-    return (next(waiting[turn]) for turn in turns)
+    return b"".join(next(waiting[turn]) for turn in turns)
 
 
 def _column_records(style: _Style, field: Field, values: Sequence[float]) -> list[bytes]:
@@ -83,22 +77,23 @@ def _column_records(style: _Style, field: Field, values: Sequence[float]) -> lis
     while elements or style.rng.random() < 0.25:  # an empty piece is a piece too
         count = style.rng.randint(0, len(elements))
         piece, elements = elements[:count], elements[count:]
-        size = style.key_bytes()
         if style.rng.random() < 0.5:
-            records.append(record(field.number, _LENGTH, b"".join(piece), size))
+            records.append(record(field.number, _LENGTH, b"".join(piece), style.key_bytes()))
         else:
-            records.extend(record(field.number, _native(field), element, size) for element in piece)
+            records.extend(record(field.number, _native(field), element, style.key_bytes()) for element in piece)
     return records
 
 
 def _native(field: Field) -> int:
     """Return the wire type of one value of a field."""
-    if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
+    if field.type == FieldDescriptor.TYPE_STRING:
         return _LENGTH
     return _FIXED[field.type][1] if field.type in _FIXED else _VARINT
 
 
-def _element(style: _Style, field: Field, value: float) -> bytes:
+def _element(style: _Style, field: Field, value: float | str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
     if field.type in _FIXED:
         return struct.pack(_FIXED[field.type][0], value)
     number = int(value) % 2**64
@@ -112,26 +107,22 @@ def _element(style: _Style, field: Field, value: float) -> bytes:
 
 
 def _header_records(style: _Style, header: pb.BatchHeader) -> list[bytes]:
-    """Return the header as one field or as several, in which the last value of each field counts."""
-    rng = style.rng
+    """Return the header as one field or as two, in which the last value of each field counts."""
     fields: list[Field] = list(header.DESCRIPTOR.fields)
+    other = pb.BatchHeader(worker_id="decoy", step_rows=9, kind=pb.BATCH_KIND_DRAFT, selection=True, dp_rank=2**32 - 1)
     decoys = [field for field in fields if style.strays(0.1)]
     spelt = {field.number for field, _ in header.ListFields()} | {field.number for field in decoys}
-    lasting = [field for field in fields if field.number in spelt or style.strays(0.25)]
-    if rng.random() < 0.5:
-        rng.shuffle(lasting)
-    other = pb.BatchHeader(worker_id="decoy", step_rows=9, kind=pb.BATCH_KIND_DRAFT, selection=True, dp_rank=2**32 - 1)
-    scalars = [_scalar(style, field, getattr(other, field.name)) for field in decoys]
+    lasting = style.rng.sample(fields, len(fields)) if style.strays() else fields
+    scalars = [_scalar(style, field, other) for field in decoys]
     scalars += [_unknown(style, fields) for _ in range(2) if style.strays(0.25)]
-    scalars += [_scalar(style, field, getattr(header, field.name)) for field in lasting]
-    cuts = sorted(rng.randint(0, len(scalars)) for _ in range(2) if style.strays(0.25))
-    pieces = [scalars[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(scalars)], strict=True)]
+    scalars += [_scalar(style, field, header) for field in lasting if field.number in spelt or style.strays(0.25)]
+    cut = style.rng.randint(0, len(scalars)) if style.strays(0.5) else 0
+    pieces = [scalars[:cut], scalars[cut:]] if cut else [scalars]
     return [record(1, _LENGTH, b"".join(piece), style.key_bytes()) for piece in pieces]
 
 
-def _scalar(style: _Style, field: Field, value: Any) -> bytes:  # noqa: ANN401 - text or number
-    contents = value.encode() if isinstance(value, str) else _element(style, field, value)
-    return record(field.number, _native(field), contents, style.key_bytes())
+def _scalar(style: _Style, field: Field, header: pb.BatchHeader) -> bytes:
+    return record(field.number, _native(field), _element(style, field, getattr(header, field.name)), style.key_bytes())
 
 
 def _unknown(style: _Style, known: Sequence[Field], depth: int = 0) -> bytes:
@@ -144,11 +135,9 @@ def _unknown(style: _Style, known: Sequence[Field], depth: int = 0) -> bytes:
     match wire_type:
         case 0:
             contents = varint(rng.choice((0, 1, 2**64 - 1)), rng.randint(0, _LONGEST_VARINT))
-        case 2:
-            contents = b"\xff" * rng.choice((0, 3, 200))
         case 3:
             inner = [_unknown(style, known, depth + 1) for _ in range(rng.randint(0, 2) if depth < 3 else 0)]
             contents = b"".join([*inner, varint(number << 3 | _END_GROUP)])
         case _:
-            contents = b"\xff" * {_FIXED64: 8, _FIXED32: 4}[wire_type]
+            contents = b"\xff" * {_FIXED64: 8, _FIXED32: 4, _LENGTH: rng.choice((0, 3, 200))}[wire_type]
     return record(number, wire_type, contents, style.key_bytes())

@@ -94,28 +94,6 @@ def test_masked_array_is_refused() -> None:
         batch(logprobs=masked)
 
 
-def test_twenty_bytes_a_token() -> None:
-    rows, tokens = 256, 3
-    columns: dict[str, Any] = {
-        "request_keys": np.arange(1, rows + 1) << 40,
-        "batch_indices": np.arange(rows),
-        "positions": np.full(rows, 100_000),
-        "statuses": np.ones(rows, int),
-        "token_counts": np.full(rows, tokens),
-        "draft_token_counts": np.full(rows, tokens),
-        "proposal_counts": np.zeros(rows, int),
-        "scorings": np.full(rows, 2),
-        "top_ks": np.zeros(rows, int),
-        "token_ids": np.full(rows * tokens, 151_935),
-        "logprobs": np.full(rows * tokens, -0.5),
-        "ranks": np.full(rows * tokens, 151_936),
-    }
-    header = HEADER._replace(
-        step_rows=rows, worker_id="worker-17", epoch=2**62, sequence=2**40, step=2**40, produced_at_ns=2**62
-    )
-    assert len(encode(LogprobBatch(header, **columns))) <= 20 * rows * tokens
-
-
 @pytest.mark.parametrize("what", [None, {}, b"", "batch", 7])
 def test_encode_of_what_is_no_batch(what: Any) -> None:  # noqa: ANN401
     with pytest.raises(ContractError, match=r"^batch: a LogprobBatch, got "):

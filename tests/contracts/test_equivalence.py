@@ -172,16 +172,18 @@ def test_rows_move_with_all_their_columns() -> None:
     """In batch order, selected, or taken apart at random and joined again, a row keeps all that belongs to it."""
     for rng, batch, rows in batches():
         in_order = sorted(rows, key=lambda row: row.batch_index)
-        ordered = batch.in_batch_order()
-        assert rows_of(ordered) == in_order
-        assert ordered.header == batch.header
         places = rng.sample(range(batch.row_count), rng.randint(0, batch.row_count))
-        selected = batch.select(places)
-        assert rows_of(selected) == [rows[place] for place in places]
-        assert selected.header == batch.header._replace(selection=True)
         owners = [rng.randrange(3) for _ in rows]
-        parts = [batch.select([row for row, owner in enumerate(owners) if owner == part]) for part in range(3)]
-        assert rows_of(LogprobBatch.joined(parts)) == in_order
+        for made in (batch, LogprobBatch.of_views(batch.header, batch.columns)):  # by the compiled code, and by numpy
+            ordered, selected = made.in_batch_order(), made.select(places)
+            assert rows_of(ordered) == in_order
+            assert ordered.header == batch.header
+            assert rows_of(selected) == [rows[place] for place in places]
+            assert selected.header == batch.header._replace(selection=True)
+            half = places[: len(places) // 2]
+            assert rows_of(selected.select(range(len(half)))) == [rows[place] for place in half]
+            parts = [made.select([row for row, owner in enumerate(owners) if owner == part]) for part in range(3)]
+            assert rows_of(LogprobBatch.joined(parts)) == in_order
 
 
 def test_between_cuts_every_column_of_a_token_together() -> None:

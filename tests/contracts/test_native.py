@@ -125,22 +125,6 @@ def _read_twice() -> Iterator[tuple[Random, LogprobBatch, LogprobBatch]]:
 
 
 @installed
-def test_it_takes_the_rows_that_numpy_takes() -> None:
-    for rng, read, arrays in _read_twice():
-        for _ in range(5):
-            rows = rng.sample(range(read.row_count), rng.randint(0, read.row_count))
-            taken, expected = read.select(rows), arrays.select(rows)
-            assert taken == expected
-            assert wire.write(taken, Limits.default()) == wire.write(expected, Limits.default())
-            assert taken.in_batch_order() == expected.in_batch_order()
-            again = rng.sample(range(len(rows)), len(rows) // 2)
-            assert taken.select(again) == expected.select(again)
-            assert taken.headed(read.header) == expected.headed(read.header)
-        # As they are, whatever else the message has: what is written again is written plainly.
-        assert wire.write(read, Limits.default()) == wire.write(arrays, Limits.default())
-
-
-@installed
 def test_it_cuts_a_message_as_numpy_does() -> None:
     """Parts that are cut at once, empty ones among them, are those that are taken and written one by one."""
     for rng, read, arrays in _read_twice():

@@ -60,118 +60,121 @@ def test_same_schema_changes_nothing() -> None:
     assert found_by(lambda _: None) == []
 
 
-@pytest.mark.parametrize(
-    ("edit", "subject", "sentence"),
-    [
-        (
-            lambda edited: edited.remove("Ack.through_sequence"),
-            "Ack.through_sequence",
-            "the field is gone: workers with the new schema do not read what processors with the old one say in it",
-        ),
-        (
-            lambda edited: setattr(edited.field("Ack.through_sequence"), "name", "last"),
-            "Ack.through_sequence",
-            "is called last now: the bytes are the same; JSON and code that name it break",
-        ),
-        (
-            lambda edited: setattr(edited.field("Credit.bytes"), "type", FieldDescriptorProto.TYPE_FIXED32),
-            "Credit.bytes",
-            "is fixed32 instead of",
-        ),
-        (
-            lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 512),
-            "LogprobBatch.request_keys",
-            "max_items: 512 instead of 1,024: processors and clients with the new schema refuse what",
-        ),
-        (
-            lambda edited: setattr(edited.bounds("LogprobBatch.request_keys"), "max_items", 2048),
-            "LogprobBatch.request_keys",
-            "max_items: 2,048 instead of 1,024: processors and clients with the old schema refuse what",
-        ),
-        (
-            lambda edited: setattr(edited.bounds("BatchHeader.step"), "min", 5),
-            "BatchHeader.step",
-            "min: 5 instead of 1: processors and clients with the new schema refuse",
-        ),
-        (
-            lambda edited: edited.bounds("LogprobBatch.logprobs").ClearField("finite"),
-            "LogprobBatch.logprobs",
-            "finite: demanded no longer: processors and clients with the old schema refuse",
-        ),
-        (
-            lambda edited: setattr(edited.bounds("LogprobBatch.token_counts"), "default_max", 5),
-            "LogprobBatch.token_counts",
-            "default_max: 5 instead of 8: processors and clients with the new schema that set no limit",
-        ),
-        (
-            lambda edited: edited.bounds("LogprobBatch.token_counts").ClearField("default_max"),
-            "LogprobBatch.token_counts",
-            "default_max: 16 instead of 8: processors and clients with the old schema that set no limit",
-        ),
-        (
-            lambda edited: setattr(edited.field("BatchHeader.step"), "json_name", "number"),
-            "BatchHeader.step",
-            "is called number in JSON now",
-        ),
-        (
-            lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"),
-            "ClientFrame.abort",
-            "is in no oneof instead of body",
-        ),
-        (
-            lambda edited: edited.enum("RowStatus").value.pop(),
-            "RowStatus.ROW_STATUS_",
-            "is gone: processors and clients with the new schema refuse or misread it",
-        ),
-        (
-            lambda edited: edited.enum("RowStatus").value.add(name="ROW_STATUS_NEW", number=99),
-            "RowStatus.ROW_STATUS_NEW",
-            "the value 99 is new: processors and clients with the old schema refuse it",
-        ),
-        (
-            lambda edited: setattr(edited.enum("BatchKind").value[1], "name", "BATCH_KIND_MAIN"),
-            "BatchKind.BATCH_KIND_TARGET",
-            "is called BATCH_KIND_MAIN now",
-        ),
-        (
-            lambda edited: setattr(status_rule_in(edited.enum("RowStatus").value[2].options), "proposals", True),
-            "RowStatus.ROW_STATUS_",
-            "rows of this status may carry other things than before",
-        ),
-        (
-            lambda edited: setattr(message_bounds_in(edited.message("ClientFrame").options), "max_bytes", 1000),
-            "ClientFrame",
-            "max_bytes: 1,000 instead of 8,388,608: processors with the new schema refuse what clients",
-        ),
-    ],
-)
-def test_change_that_breaks_says_for_whom(edit: Edit, subject: str, sentence: str) -> None:
-    (change,) = found_by(edit)
-    assert change.breaks
-    assert change.subject.startswith(subject)
-    assert sentence in change.sentence
+def with_field(path: str, /, **changed: object) -> Edit:
+    def edit(edited: Edited) -> None:
+        for name, value in changed.items():
+            setattr(edited.field(path), name, value)
+
+    return edit
 
 
-@pytest.mark.parametrize(
-    ("edit", "subject", "sentence"),
-    [
-        (
-            lambda edited: edited.add("Heartbeat.load"),
-            "Heartbeat.load",
-            "the field is new: processors, workers and clients with the old schema ignore it",
-        ),
-        (
-            lambda edited: edited.enum("SpeculativeMethod").value.add(name="SPECULATIVE_METHOD_NEW", number=99),
-            "SpeculativeMethod.SPECULATIVE_METHOD_NEW",
-            "take it for a value that they do not know",
-        ),
-    ],
-)
-def test_what_is_added_breaks_nothing(edit: Edit, subject: str, sentence: str) -> None:
-    (change,) = found_by(edit)
-    assert not change.breaks
-    assert change.subject == subject
-    assert sentence in change.sentence
+def with_bound(path: str, **changed: int) -> Edit:
+    def edit(edited: Edited) -> None:
+        for name, value in changed.items():
+            setattr(edited.bounds(path), name, value)
+
+    return edit
+
+
+READERS = "processors and clients with the"
+BREAKING: list[tuple[str, Edit, str]] = [
+    (
+        "Ack.through_sequence",
+        lambda edited: edited.remove("Ack.through_sequence"),
+        "the field is gone: workers with the new schema do not read what processors with the old one say in it",
+    ),
+    (
+        "Ack.through_sequence",
+        with_field("Ack.through_sequence", name="last"),
+        "is called last now: the bytes are the same; JSON and code that name it break",
+    ),
+    ("BatchHeader.step", with_field("BatchHeader.step", json_name="number"), "is called number in JSON now"),
+    ("Credit.bytes", with_field("Credit.bytes", type=FieldDescriptorProto.TYPE_FIXED32), "is fixed32 instead of"),
+    (
+        "LogprobBatch.request_keys",
+        with_bound("LogprobBatch.request_keys", max_items=512),
+        f"max_items: 512 instead of 1,024: {READERS} new schema refuse what",
+    ),
+    (
+        "LogprobBatch.request_keys",
+        with_bound("LogprobBatch.request_keys", max_items=2048),
+        f"max_items: 2,048 instead of 1,024: {READERS} old schema refuse what",
+    ),
+    ("BatchHeader.step", with_bound("BatchHeader.step", min=5), f"min: 5 instead of 1: {READERS} new schema refuse"),
+    (
+        "LogprobBatch.logprobs",
+        with_bound("LogprobBatch.logprobs", finite=False),
+        f"finite: demanded no longer: {READERS} old schema refuse",
+    ),
+    (
+        "LogprobBatch.token_counts",
+        with_bound("LogprobBatch.token_counts", default_max=5),
+        f"default_max: 5 instead of 8: {READERS} new schema that set no limit",
+    ),
+    (
+        "LogprobBatch.token_counts",
+        lambda edited: edited.bounds("LogprobBatch.token_counts").ClearField("default_max"),
+        f"default_max: 16 instead of 8: {READERS} old schema that set no limit",
+    ),
+    (
+        "ClientFrame.abort",
+        lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"),
+        "is in no oneof instead of body",
+    ),
+    (
+        "RowStatus.ROW_STATUS_",
+        lambda edited: edited.enum("RowStatus").value.pop(),
+        f"is gone: {READERS} new schema refuse or misread it",
+    ),
+    (
+        "RowStatus.ROW_STATUS_NEW",
+        lambda edited: edited.enum("RowStatus").value.add(name="ROW_STATUS_NEW", number=99),
+        f"the value 99 is new: {READERS} old schema refuse it",
+    ),
+    (
+        "BatchKind.BATCH_KIND_TARGET",
+        lambda edited: setattr(edited.enum("BatchKind").value[1], "name", "BATCH_KIND_MAIN"),
+        "is called BATCH_KIND_MAIN now",
+    ),
+    (
+        "RowStatus.ROW_STATUS_",
+        lambda edited: setattr(status_rule_in(edited.enum("RowStatus").value[2].options), "proposals", True),
+        "rows of this status may carry other things than before",
+    ),
+    (
+        "ClientFrame",
+        lambda edited: setattr(message_bounds_in(edited.message("ClientFrame").options), "max_bytes", 1000),
+        "max_bytes: 1,000 instead of 8,388,608: processors with the new schema refuse what clients",
+    ),
+]
+HARMLESS: list[tuple[str, Edit, str]] = [
+    (
+        "Heartbeat.load",
+        lambda edited: edited.add("Heartbeat.load"),
+        "the field is new: processors, workers and clients with the old schema ignore it",
+    ),
+    (
+        "SpeculativeMethod.SPECULATIVE_METHOD_NEW",
+        lambda edited: edited.enum("SpeculativeMethod").value.add(name="SPECULATIVE_METHOD_NEW", number=99),
+        "take it for a value that they do not know",
+    ),
+]
+
+
+def test_change_that_breaks_says_for_whom() -> None:
+    for subject, edit, sentence in BREAKING:
+        (change,) = found_by(edit)
+        assert change.breaks, subject
+        assert change.subject.startswith(subject)
+        assert sentence in change.sentence
+
+
+def test_what_is_added_breaks_nothing() -> None:
+    for subject, edit, sentence in HARMLESS:
+        (change,) = found_by(edit)
+        assert not change.breaks, subject
+        assert change.subject == subject
+        assert sentence in change.sentence
 
 
 @pytest.mark.parametrize(
