@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tokenbus_contracts import BatchHeader, LogprobBatch
+from tokenbus_contracts import BatchHeader, LogprobBatch, Row
 from tokenbus_contracts.extras import Extras
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
@@ -50,40 +50,23 @@ def plain_extras(extras: Extras | None) -> PlainExtras | None:
     )
 
 
-class PlainRow(NamedTuple):
-    """One row as Python numbers: what `Row` holds, in the same order."""
-
-    key: int
-    batch_index: int
-    position: int
-    status: int
-    draft_token_count: int
-    scoring: int
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
-    alternative_token_ids: list[list[int]]
-    alternative_logprobs: list[list[float]]
-    proposal_token_ids: list[int]
-    stop: int
-    extras: PlainExtras | None
-
-    def between(self, begin: int, end: int) -> "PlainRow":
-        """Return the row with its tokens from one place to another alone."""
-        scored = slice(begin, end) if self.logprobs else slice(0)
-        return self._replace(
-            position=self.position + begin,
-            token_ids=self.token_ids[begin:end],
-            logprobs=self.logprobs[scored],
-            ranks=self.ranks[scored],
-            alternative_token_ids=self.alternative_token_ids[begin:end],
-            alternative_logprobs=self.alternative_logprobs[begin:end],
-            extras=self.extras and self.extras.between(begin, end),
-        )
+def between(row: Row, begin: int, end: int) -> Row:
+    """Return a plain row with its tokens from one place to another alone."""
+    plain: Any = row
+    scored = slice(begin, end) if plain.logprobs else slice(0)
+    return row._replace(
+        position=row.position + begin,
+        token_ids=plain.token_ids[begin:end],
+        logprobs=plain.logprobs[scored],
+        ranks=plain.ranks[scored],
+        alternative_token_ids=plain.alternative_token_ids[begin:end],
+        alternative_logprobs=plain.alternative_logprobs[begin:end],
+        extras=plain.extras and plain.extras.between(begin, end),
+    )
 
 
-def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
-    """Yield a message's rows, taken from the columns one element after the other."""
+def plain_rows(message: pb.LogprobBatch) -> Iterator[Row]:
+    """Yield a message's rows with Python numbers and lists, taken from the columns one element after the other."""
     ids, logprobs, ranks = iter(message.token_ids), iter(message.logprobs), iter(message.ranks)
     other_ids, values = iter(message.alternative_token_ids), iter(message.alternative_logprobs)
     proposals = iter(message.proposal_token_ids)
@@ -92,7 +75,7 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
     for row, count in enumerate(message.token_counts):
         scored = range(count if message.scorings[row] != pb.SCORING_NONE else 0)
         top_k = range(message.top_ks[row])
-        yield PlainRow(
+        found = (
             message.request_keys[row],
             message.batch_indices[row],
             message.positions[row],
@@ -108,6 +91,7 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
             next(stops) if message.stops and message.statuses[row] == pb.ROW_STATUS_FINISHED_STOP else 0,
             next(extras),
         )
+        yield Row._make(found)
 
 
 def _plain_extras(message: pb.LogprobBatch) -> Iterator[PlainExtras | None]:

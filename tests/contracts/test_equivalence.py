@@ -12,12 +12,12 @@ import pytest
 
 from tests.contracts.broken_messages import damaged, mutated
 from tests.contracts.other_encodings import record, reencoded, varint
-from tests.contracts.plain_rows import PlainRow, batch_of, plain_extras, plain_rows, values_of
+from tests.contracts.plain_rows import batch_of, between, plain_extras, plain_rows, values_of
 from tests.contracts.slow_validator import Refusal, refusals
 from tests.contracts.test_vectors import INVALID, vector
 from tests.contracts.valid_messages import Sizes, canonical, seeded, valid_message
 from tests.support.campaigns import many
-from tokenbus_contracts import BatchHeader, ContractError, Limits, LogprobBatch, Rule, decode, encode, native
+from tokenbus_contracts import BatchHeader, ContractError, Limits, LogprobBatch, Row, Rule, decode, encode, native
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.schema import COLUMN
 
@@ -136,12 +136,12 @@ def test_what_was_decoded_once_is_encoded_the_same_ever_after() -> None:
         assert once == canonical(known)
 
 
-def rows_of(batch: LogprobBatch) -> list[PlainRow]:
+def rows_of(batch: LogprobBatch) -> list[Row]:
     """Return a batch's rows by what the generated class reads of its bytes."""
     return list(plain_rows(pb.LogprobBatch.FromString(encode(batch, SCHEMA))))
 
 
-def batches() -> Iterator[tuple[Random, LogprobBatch, list[PlainRow]]]:
+def batches() -> Iterator[tuple[Random, LogprobBatch, list[Row]]]:
     """Yield batches, each with its rows as plain Python has them, and what draws a test's choices."""
     for seed in range(many(1000, 40)):
         rng = seeded(seed)
@@ -196,7 +196,7 @@ def test_between_cuts_every_column_of_a_token_together() -> None:
         ]
         ends = [rng.randint(min(begin + 1, count), count) for begin, count in zip(begins, counts, strict=True)]
         cut = batch.between(begins, ends)
-        assert rows_of(cut) == [row.between(begin, end) for row, begin, end in zip(rows, begins, ends, strict=True)]
+        assert rows_of(cut) == [between(row, begin, end) for row, begin, end in zip(rows, begins, ends, strict=True)]
         assert cut.header == batch.header
 
 

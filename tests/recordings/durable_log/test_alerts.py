@@ -12,19 +12,7 @@ from ruamel.yaml import YAML
 
 from tests.metrics.running import Bus, Scrape
 from tests.pages import ROOT
-from tests.recordings.durable_log.using import (
-    JETSTREAM,
-    SMALL,
-    full,
-    health,
-    logged,
-    logging_to,
-    numbered,
-    read,
-    restarted,
-    told,
-    whole,
-)
+from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
@@ -72,47 +60,46 @@ def test_every_alert_about_the_log_fires_here() -> None:
 
 
 async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted(
-        server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }") + "http: '127.0.0.1:-1'"
-    )
-    chosen = logging_to(server, durable_log__monitors=server.monitor, durable_log__max_bytes=500_000, **SMALL)
+    small = log.JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }")
+    log.restarted(server, f"{small}http: '127.0.0.1:-1'")
+    chosen = log.logging_to(server, durable_log__monitors=server.monitor, durable_log__max_bytes=500_000, **log.SMALL)
     bus = Bus(chosen)
     async with bus.running():
-        await until(lambda: told(bus.processor)("log_writable_servers"))
-        calm = told(bus.processor)
+        await until(lambda: log.told(bus.processor)("log_writable_servers"))
+        calm = log.told(bus.processor)
         assert firing(calm, calm) == set()
-        async with full(chosen):
+        async with log.full(chosen):
             await bus.serve(requests=3, tokens=90)
-            await until(lambda: health(bus.processor).outside)
-            await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) > 0.8)
+            await until(lambda: log.health(bus.processor).outside)
+            await until(lambda: (log.told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) > 0.8)
             with monkeypatch.context() as later:
                 later.setattr(writer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
-                assert firing(calm, told(bus.processor)) == OF_ONE_SERVER
-        await logged(bus)
+                assert firing(calm, log.told(bus.processor)) == OF_ONE_SERVER
+        await log.logged(bus)
         await bus.serve(requests=1, tokens=3)
-        await logged(bus)
-        await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) < 0.8)
-        assert firing(calm, told(bus.processor)) == AFTERWARDS
-        assert not health(bus.processor).outside
+        await log.logged(bus)
+        await until(lambda: (log.told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) < 0.8)
+        assert firing(calm, log.told(bus.processor)) == AFTERWARDS
+        assert not log.health(bus.processor).outside
 
 
 @pytest.mark.nightly
 async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
     """One of three servers goes: a replica is missing; two: nothing is acked; all are back: all is in the log."""
     with cluster(tmp_path) as nodes:
-        chosen = logging_to(*nodes, durable_log__durable=True)
+        chosen = log.logging_to(*nodes, durable_log__durable=True)
         await until_ready(chosen)
         bus = Bus(chosen)
         async with asyncio.timeout(2 * MOST), bus.running():
             await bus.serve(requests=2, tokens=6)
-            await until(lambda: not bus.publisher.retention and not health(bus.processor).outside)
-            await until(lambda: told(bus.processor)("log_missing_replicas") == 0)
-            calm = told(bus.processor)
+            await until(lambda: not bus.publisher.retention and not log.health(bus.processor).outside)
+            await until(lambda: log.told(bus.processor)("log_missing_replicas") == 0)
+            calm = log.told(bus.processor)
             nodes[2].kill()
-            await until(lambda: firing(calm, told(bus.processor)) == {"TokenbusLogMissingReplicas"})
+            await until(lambda: firing(calm, log.told(bus.processor)) == {"TokenbusLogMissingReplicas"})
             nodes[1].kill()
-            await until(lambda: firing(calm, told(bus.processor)) >= OF_A_CLUSTER)
-            assert health(bus.processor).outside
+            await until(lambda: firing(calm, log.told(bus.processor)) >= OF_A_CLUSTER)
+            assert log.health(bus.processor).outside
             await bus.serve(requests=2, tokens=6)
             retained = len(bus.publisher.retention)
             assert retained >= 4
@@ -120,13 +107,13 @@ async def test_lost_quorum_fires_stops_workers_and_loses_nothing(tmp_path: Path)
             starting = asyncio.create_task(waiting.__aenter__())
             await until(lambda: waiting.item_log and "no quorum" in waiting.item_log.problem)
             assert not starting.done()
-            assert not health(waiting).is_ready
-            assert told(bus.processor)("log_waiting_items") == retained
+            assert not log.health(waiting).is_ready
+            assert log.told(bus.processor)("log_waiting_items") == retained
             for node in nodes[1:]:
                 node.start()
             await starting
             await waiting.__aexit__(None, None, None)
             await until(lambda: not bus.publisher.retention)
-            assert told(bus.processor)("fill_ratio", of="log_buffer") == 0
-            await until(lambda: not OF_A_CLUSTER & firing(calm, told(bus.processor)))
-            assert numbered(await read(chosen)) == whole(bus.publisher.retention.next_sequence - 1)
+            assert log.told(bus.processor)("fill_ratio", of="log_buffer") == 0
+            await until(lambda: not OF_A_CLUSTER & firing(calm, log.told(bus.processor)))
+            assert log.numbered(await log.read(chosen)) == log.whole(bus.publisher.retention.next_sequence - 1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from tests.recordings.durable_log.using import log_settings, numbered, read, whole, write, writer_of, written
+from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus.recordings.durable_log.reader import read_log
@@ -46,48 +46,48 @@ async def restore(client: Client, found: dict[str, Any], chunks: list[bytes]) ->
 
 
 async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServer) -> None:
-    settings = log_settings(server)
+    settings = log.log_settings(server)
     connection = await LogStream(settings).connect()
-    async with writer_of(settings) as writer:
-        await write(writer, [1])
-        await written(writer)
-        await write(writer, [2])
-    first, last = await read(settings)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, [1])
+        await log.written(writer)
+        await log.write(writer, [2])
+    first, last = await log.read(settings)
     async with aclosing(read_log(settings=settings, follow=True)) as items:
         assert [(await soon(anext(items))).sequence for _ in range(2)] == [1, 2]
         await api(connection.client, "DELETE")
-        async with writer_of(settings) as writer:
+        async with log.writer_of(settings) as writer:
             for sequence in range(3, 9):
-                await write(writer, [sequence])
-                await written(writer)
+                await log.write(writer, [sequence])
+                await log.written(writer)
         with pytest.raises(LogError, match=f"position {last.position}: the log was made anew, and its message 2 is an"):
             await soon(anext(items))
     for position in (first.position, last.position):
         with pytest.raises(LogError, match="the log was made anew"):
-            await read(settings, after=position)
+            await log.read(settings, after=position)
     await connection.close()
 
 
 async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
-    settings = log_settings(server)
+    settings = log.log_settings(server)
     connection = await LogStream(settings).connect()
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 6))
-        await written(writer)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 6))
+        await log.written(writer)
         found, chunks = await soon(backup(connection.client))
-        await write(writer, [6])
-        await written(writer)
-        await write(writer, [7])
-    first, *_, last = await read(settings)
+        await log.write(writer, [6])
+        await log.written(writer)
+        await log.write(writer, [7])
+    first, *_, last = await log.read(settings)
     await api(connection.client, "DELETE")
     await soon(restore(connection.client, found, chunks))
     await connection.close()
     with pytest.raises(LogError, match="is beyond the log's end"):
-        await read(settings, after=last.position)
-    assert [item.sequence for item in await read(settings, after=first.position)] == [2, 3, 4, 5]
-    async with writer_of(settings) as one, writer_of(settings) as other:
-        await write(one, range(3, 7))
+        await log.read(settings, after=last.position)
+    assert [item.sequence for item in await log.read(settings, after=first.position)] == [2, 3, 4, 5]
+    async with log.writer_of(settings) as one, log.writer_of(settings) as other:
+        await log.write(one, range(3, 7))
         await until(lambda: not one.unwritten_items)
-        await write(other, [9])
-    items = await read(settings)
-    assert numbered(items) == [*whole(6), (9, 2)]
+        await log.write(other, [9])
+    items = await log.read(settings)
+    assert log.numbered(items) == [*log.whole(6), (9, 2)]

@@ -8,20 +8,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from tests.cli.helpers import BATCH, EPOCH, hello
-from tests.recordings.durable_log.using import (
-    STREAM,
-    Life,
-    filled,
-    log_settings,
-    log_with,
-    numbered,
-    read,
-    sequences,
-    whole,
-    write,
-    writer_of,
-    written,
-)
+from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon
 from tokenbus.recordings.durable_log.reader import read_log
@@ -30,7 +17,7 @@ from tokenbus.recordings.durable_log.stream import LogError, LogStream
 from tokenbus.recordings.items import gap_entry, hello_entry, item_entry
 from tokenbus.settings import Settings
 
-OTHER = Life(EPOCH, hello("worker-1"))
+OTHER = log.Life(EPOCH, hello("worker-1"))
 
 
 def message(first: int, last: int, epoch: int = EPOCH, worker_id: str = "worker-0") -> bytes:
@@ -45,7 +32,7 @@ async def stream_of(settings: Settings) -> AsyncIterator[tuple[ServerConnection,
     await connection.close()
 
 
-async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers: str) -> None:
+async def append(settings: Settings, data: bytes, life: log.Life = log.STREAM, **headers: str) -> None:
     """Append a message under a life's subject, as another program would that may write there."""
     subject = LogStream(settings).subject(life.hello.worker_id, life.epoch)
     async with stream_of(settings) as (_, jetstream):
@@ -53,41 +40,41 @@ async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers
 
 
 async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 11))
-        await write(writer, range(1, 4), OTHER)
+    settings = log.log_settings(server)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 11))
+        await log.write(writer, range(1, 4), OTHER)
     for first, last in ((1, 10), (1, 5), (8, 12), (11, 13), (3, 3)):
         await append(settings, message(first, last))
-    found = await read(settings)
-    assert sequences(item for item in found if item.worker_id == "worker-0") == list(range(1, 14))
-    assert sequences(item for item in found if item.worker_id == "worker-1") == [1, 2, 3]
+    found = await log.read(settings)
+    assert log.sequences(item for item in found if item.worker_id == "worker-0") == list(range(1, 14))
+    assert log.sequences(item for item in found if item.worker_id == "worker-1") == [1, 2, 3]
     assert not any(item.missing_items for item in found)
     tenth = next(item for item in found if item.sequence == 10)
-    behind = await read(settings, after=tenth.position, worker_id="worker-0")
-    assert sequences(behind) == [11, 12, 13]
+    behind = await log.read(settings, after=tenth.position, worker_id="worker-0")
+    assert log.sequences(behind) == [11, 12, 13]
 
 
 @pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
 async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServer, between: bytes) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 11))
-        await written(writer)
+    settings = log.log_settings(server)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 11))
+        await log.written(writer)
     await append(settings, between)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 4), OTHER)
-    *_, last = await read(settings)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 4), OTHER)
+    *_, last = await log.read(settings)
     assert last.worker_id == "worker-1"
     await append(settings, between)
     await append(settings, message(4, 12))
     await append(settings, between)
-    async with writer_of(settings) as writer:
-        await write(writer, range(8, 15))
-        await written(writer)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(8, 15))
+        await log.written(writer)
         assert writer.counts.already_there == 5
-    found = await read(settings, after=last.position, worker_id="worker-0")
-    assert numbered(found) == [(11, 0), (12, 0), (13, 0), (14, 0)]
+    found = await log.read(settings, after=last.position, worker_id="worker-0")
+    assert log.numbered(found) == [(11, 0), (12, 0), (13, 0), (14, 0)]
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -107,16 +94,16 @@ async def test_damaged_message_is_named_and_passed_over(
     server: NatsServer, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
     """At the beginning, in the middle and at the end: the next item of the life has the number of those missing."""
-    settings = log_settings(server)
-    async with writer_of(settings):
+    settings = log.log_settings(server)
+    async with log.writer_of(settings):
         pass
     await append(settings, damage(message(1, 3)))
     await append(settings, message(4, 5))
     await append(settings, damage(message(6, 8)), Status="404")
     await append(settings, message(9, 10))
     await append(settings, damage(message(11, 12)))
-    found = await read(settings)
-    assert numbered(found) == [(4, 3), (5, 0), (9, 3), (10, 0)]
+    found = await log.read(settings)
+    assert log.numbered(found) == [(4, 3), (5, 0), (9, 3), (10, 0)]
     assert {(item.worker_id, item.epoch) for item in found} == {("worker-0", EPOCH)}
     lines = [each.getMessage() for each in caplog.records if "damaged message" in each.getMessage()]
     assert [f"message={number} " in line for number, line in zip((1, 3, 5), lines, strict=True)] == [True] * 3
@@ -124,24 +111,24 @@ async def test_damaged_message_is_named_and_passed_over(
 
 @damaged
 async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
-    settings = log_settings(server)
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 4))
-        await written(writer)
+    settings = log.log_settings(server)
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 4))
+        await log.written(writer)
         await append(settings, damage(message(100, 200)))
-        await write(writer, range(4, 6))
-        await written(writer)
-    async with writer_of(settings) as writer:
+        await log.write(writer, range(4, 6))
+        await log.written(writer)
+    async with log.writer_of(settings) as writer:
         await append(settings, damage(message(100, 200)))
-        await write(writer, range(1, 8))
-    assert numbered(await read(settings)) == whole(7)
+        await log.write(writer, range(1, 8))
+    assert log.numbered(await log.read(settings)) == log.whole(7)
 
 
 @pytest.mark.parametrize(
     "headers", [b"NATS/1.0\r\nbroken\r\n\r\n", b"?", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\n\xff: \0"]
 )
 async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) -> None:
-    settings = await log_with(server, range(1, 4))
+    settings = await log.log_with(server, range(1, 4))
     reader, sender = await asyncio.open_connection("127.0.0.1", server.port)
     sender.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
     for body, worker_id in ((message(4, 6), "worker-0"), (message(1, 3, worker_id="worker-1"), "worker-1")):
@@ -150,29 +137,29 @@ async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) ->
     sender.write(b"PING\r\n")
     await soon(reader.readuntil(b"PONG"))
     sender.close()
-    async with writer_of(settings) as writer:
-        await write(writer, range(1, 8))
-        await write(writer, range(1, 5), OTHER)
-    found = [(item.worker_id, item.sequence, item.missing_items) for item in await read(settings)]
+    async with log.writer_of(settings) as writer:
+        await log.write(writer, range(1, 8))
+        await log.write(writer, range(1, 5), OTHER)
+    found = [(item.worker_id, item.sequence, item.missing_items) for item in await log.read(settings)]
     assert sorted(found) == [("worker-0", n, 0) for n in range(1, 8)] + [("worker-1", n, 0) for n in range(1, 5)]
 
 
 async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
-    settings = log_settings(server)
-    await filled(server, STREAM)
-    *_, last = await read(settings)
+    settings = log.log_settings(server)
+    await log.filled(server, log.STREAM)
+    *_, last = await log.read(settings)
     number, item, time = last.position.split(".")
-    assert await read(settings, after=last.position) == []
+    assert await log.read(settings, after=last.position) == []
     for follow in (False, True):
         beyond = f"{int(number) + 1}.1.1"
         with pytest.raises(LogError, match=rf"position {beyond} is beyond the log's end, message {number}$"):
-            await read(settings, after=beyond, follow=follow)
+            await log.read(settings, after=beyond, follow=follow)
         with pytest.raises(LogError, match=rf"is beyond the end of message {number}, which has {item} items$"):
-            await read(settings, after=f"{number}.{int(item) + 1}.{time}", follow=follow)
+            await log.read(settings, after=f"{number}.{int(item) + 1}.{time}", follow=follow)
 
 
 async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:
-    settings = await log_with(server, range(1, 4))
+    settings = await log.log_with(server, range(1, 4))
     async with aclosing(read_log(settings=settings, follow=True)) as items:
         for _ in range(3):
             await soon(anext(items))
@@ -187,10 +174,10 @@ async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServe
 
 
 async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: NatsServer) -> None:
-    settings = log_settings(server, durable_log__message_bytes=200)
+    settings = log.log_settings(server, durable_log__message_bytes=200)
     stolen = 0
-    async with writer_of(settings) as writer, stream_of(settings) as (connection, jetstream):
-        await write(writer, [1])
+    async with log.writer_of(settings) as writer, stream_of(settings) as (connection, jetstream):
+        await log.write(writer, [1])
         async with aclosing(read_log(settings=settings, follow=True)) as items:
             found = [await soon(anext(items))]
             (consumer,) = await jetstream.consumers_info("tokenbus-log")
@@ -200,10 +187,10 @@ async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: Nat
             await connection.client.publish(ask, b'{"batch": 3}', reply=inbox)
             await connection.client.flush()
             for number in range(2, 12):
-                await write(writer, [number])
-                await written(writer)
+                await log.write(writer, [number])
+                await log.written(writer)
             while stolen < 3:
                 stolen += bool((await soon(subscription.next_msg(timeout=None))).data)
             while found[-1].sequence < 11:
                 found.append(await soon(anext(items)))
-    assert numbered(found) == whole(11)
+    assert log.numbered(found) == log.whole(11)

@@ -7,19 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus, settings
-from tests.recordings.durable_log.using import (
-    SMALL,
-    logging_to,
-    numbered,
-    read,
-    restarted,
-    sequences,
-    told,
-    whole,
-    write,
-    writer_of,
-    written,
-)
+from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until
@@ -42,14 +30,14 @@ def test_promise_without_replicas_is_refused() -> None:
 
 
 async def test_promise_of_a_single_server_is_refused(server: NatsServer) -> None:
-    reason = await refusal(logging_to(server, durable_log__durable=True, durable_log__replicas=3))
+    reason = await refusal(log.logging_to(server, durable_log__durable=True, durable_log__replicas=3))
     assert "replicas > 1 not supported in non-clustered mode" in reason
 
 
 @pytest.mark.nightly
 async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        durable = partial(logging_to, *nodes, durable_log__durable=True)
+        durable = partial(log.logging_to, *nodes, durable_log__durable=True)
         await until_ready(durable())
         limit = "8388608 bytes, needs a larger max_payload: what this server takes leaves 4193280"
         assert limit in await refusal(durable(limits__max_message_bytes=2**23))
@@ -61,36 +49,36 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         await until(lambda: waiting.item_log and unknown in waiting.item_log.problem)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        restarted(server, server._config.replace("}", ", sync_interval: always }", 1))
+        log.restarted(server, server._config.replace("}", ", sync_interval: always }", 1))
         async with Bus(durable(durable_log__monitors=server.monitor)).running():
             pass
 
 
 async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:
-    chosen = logging_to(server, **SMALL, bus__heartbeat_ms=60_000, bus__heartbeat_timeout_ms=180_000)
+    chosen = log.logging_to(server, **log.SMALL, bus__heartbeat_ms=60_000, bus__heartbeat_timeout_ms=180_000)
     first, second = [await ItemLog(chosen).open() for _ in range(2)]
-    await write(first.writer, [1, 2])
-    await written(first.writer)
-    await write(second.writer, [5])
+    await log.write(first.writer, [1, 2])
+    await log.written(first.writer)
+    await log.write(second.writer, [5])
     for _ in range(5):  # while the second one could write it
-        assert sequences(await read(chosen)) == [1, 2]
-    await write(first.writer, [3, 4])
-    await written(first.writer)
-    await written(second.writer)
+        assert log.sequences(await log.read(chosen)) == [1, 2]
+    await log.write(first.writer, [3, 4])
+    await log.written(first.writer)
+    await log.written(second.writer)
     for each in (first, second):
         await each.close()
         assert (each.writer.counts.missing_items, each.writer.counts.already_there) == (0, 0)
-    assert numbered(await read(chosen)) == whole(5)
+    assert log.numbered(await log.read(chosen)) == log.whole(5)
 
 
 async def test_log_that_keeps_less_than_was_promised_is_refused(server: NatsServer) -> None:
-    async with writer_of(logging_to(server)):
+    async with log.writer_of(log.logging_to(server)):
         pass
-    reason = await refusal(logging_to(server, durable_log__durable=True, durable_log__replicas=3))
+    reason = await refusal(log.logging_to(server, durable_log__durable=True, durable_log__replicas=3))
     assert "durable_log.replicas is 3, the stream tokenbus-log has 1" in reason
 
 
 async def test_processor_without_a_log_has_none_of_its_metrics() -> None:
     bus = Bus()
     async with bus.running():
-        assert told(bus.processor)("log_waiting_items") is None
+        assert log.told(bus.processor)("log_waiting_items") is None

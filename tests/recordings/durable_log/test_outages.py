@@ -6,22 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.running import Bus, settings
-from tests.recordings.durable_log.using import (
-    JETSTREAM,
-    SMALL,
-    health,
-    logged,
-    logging_to,
-    numbered,
-    read,
-    restarted,
-    says_that_it_does_not_log,
-    sequences,
-    told,
-    whole,
-    write,
-    writer_of,
-)
+from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster
 from tests.support.waiting import until
@@ -31,24 +16,24 @@ from tokenbus.settings import SettingsError
 
 async def test_processor_starts_without_its_log(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     server.kill()
-    chosen = logging_to(server, **SMALL)
+    chosen = log.logging_to(server, **log.SMALL)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=3, tokens=90)
         await until(lambda: not bus.publisher.retention)
-        await until(lambda: says_that_it_does_not_log(bus.processor), every=0.05)
-        assert health(bus.processor).is_ready
-        assert json.loads(health(bus.processor).body)["status"] == "degraded"
+        await until(lambda: log.says_that_it_does_not_log(bus.processor), every=0.05)
+        assert log.health(bus.processor).is_ready
+        assert json.loads(log.health(bus.processor).body)["status"] == "degraded"
         await until(lambda: "not written to the log yet" in caplog.text)
-        assert (told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
+        assert (log.told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
         server.start()
-        await until(lambda: told(bus.processor)("log_writable_servers"), every=0.05)
-        await logged(bus)
+        await until(lambda: log.told(bus.processor)("log_writable_servers"), every=0.05)
+        await log.logged(bus)
         await bus.serve(requests=1, tokens=3)
-        last = await logged(bus)
-        assert json.loads(health(bus.processor).body)["status"] == "ok"
-        counts = told(bus.processor)
-    items = await read(chosen)
+        last = await log.logged(bus)
+        assert json.loads(log.health(bus.processor).body)["status"] == "ok"
+        counts = log.told(bus.processor)
+    items = await log.read(chosen)
     missing = sum(item.missing_items for item in items)
     assert (items[-1].sequence, len(items) + missing) == (last, last)
     assert counts("log_items_total", outcome="written") == len(items)
@@ -57,30 +42,30 @@ async def test_processor_starts_without_its_log(server: NatsServer, caplog: pyte
 
 
 async def test_processor_notices_that_its_log_is_gone(server: NatsServer) -> None:
-    chosen = logging_to(server, bus__heartbeat_timeout_ms=2000)
+    chosen = log.logging_to(server, bus__heartbeat_timeout_ms=2000)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
-        await logged(bus)
+        await log.logged(bus)
         server.pause()
-        await until(lambda: says_that_it_does_not_log(bus.processor), every=0.05)
+        await until(lambda: log.says_that_it_does_not_log(bus.processor), every=0.05)
         await bus.serve(requests=1, tokens=3)
         server.resume()
-        await until(lambda: not health(bus.processor).outside)
-        last = await logged(bus)
-    assert numbered(await read(chosen)) == whole(last)
+        await until(lambda: not log.health(bus.processor).outside)
+        last = await log.logged(bus)
+    assert log.numbered(await log.read(chosen)) == log.whole(last)
 
 
 @pytest.mark.nightly
 async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
-        chosen = logging_to(*nodes)
-        async with writer_of(chosen) as writer:
-            await write(writer, [1, 2, 3])
+        chosen = log.logging_to(*nodes)
+        async with log.writer_of(chosen) as writer:
+            await log.write(writer, [1, 2, 3])
 
         async def has_all() -> bool:
             """Tell whether all was read; a reader's server may be behind that which took them."""
-            return sequences(await read(chosen)) == [1, 2, 3]
+            return log.sequences(await log.read(chosen)) == [1, 2, 3]
 
         await until(has_all, every=0.1)
 
@@ -95,21 +80,21 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     def serve(user: str) -> None:
         name, _, password = user.partition(":")
         users = f"authorization: {{ users: [{{ user: {name}, password: {password} }}] }}\n"
-        restarted(server, JETSTREAM.format(folder=server.folder) + users)
+        log.restarted(server, log.JETSTREAM.format(folder=server.folder) + users)
 
     use("old:old")
     serve("old:old")
-    bus = Bus(logging_to(server, durable_log__credentials=str(file)))
+    bus = Bus(log.logging_to(server, durable_log__credentials=str(file)))
     async with bus.running():
-        await until(lambda: told(bus.processor)("log_writable_servers"), every=0.05)
+        await until(lambda: log.told(bus.processor)("log_writable_servers"), every=0.05)
         serve("new:new")
-        await until(lambda: "authorization violation" in " ".join(health(bus.processor).outside).lower())
+        await until(lambda: "authorization violation" in " ".join(log.health(bus.processor).outside).lower())
         file.write_text("")
         await until(lambda: "nats credentials cannot be read: the last good ones stay" in caplog.text)
         use("new:new")
-        await until(lambda: told(bus.processor)("log_writable_servers"), every=0.05)
+        await until(lambda: log.told(bus.processor)("log_writable_servers"), every=0.05)
         await bus.serve(requests=1, tokens=3)
-        await logged(bus)
+        await log.logged(bus)
 
 
 @pytest.mark.parametrize(

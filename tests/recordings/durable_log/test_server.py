@@ -15,7 +15,7 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
 from tokenbus.bus import AddressError
 from tokenbus.recordings.durable_log import require_nats
-from tokenbus.recordings.durable_log.server import Servers, end_tasks, parse
+from tokenbus.recordings.durable_log.server import Servers, parse
 from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import BusSettings, DurableLogSettings, Settings
 
@@ -166,22 +166,3 @@ def test_addresses() -> None:
     )
     assert parse("tls://a:1/log", Settings(durable_log=DurableLogSettings(certificate="file"))).is_tls
     assert not parse("nats://a:1/log", Settings(bus=BusSettings(insecure=True))).is_tls
-
-
-async def test_task_that_swallows_cancellations_is_ended() -> None:
-    swallowed = 0
-
-    async def swallow() -> None:
-        nonlocal swallowed
-        for _ in range(2):
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                swallowed += 1
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(swallow())
-    await asyncio.sleep(0)
-    await soon(end_tasks(task))
-    assert task.cancelled()
-    assert swallowed == 2
