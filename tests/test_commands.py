@@ -44,7 +44,7 @@ NOT_RUN = {
     "it needs NATS; tests/recordings/durable_log runs such lines on servers": (
         *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
     ),
-    "it needs a model's engine; tests/engines/vllm/real and tests/system/test_gateway_models.py run such lines": (
+    "it needs a model's engine; tests/engines/vllm/real and tests/gateway/test_models.py have such gateways": (
         *("tokenbus up --engine vllm", "tokenbus worker --engine vllm"),
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
         "lm_eval run",

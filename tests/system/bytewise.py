@@ -11,18 +11,21 @@ from tests.system.deployment import Deployment
 from tests.system.inprocess import met, processing, working
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.gateway.server import Serving, serve_gateway
+from tokenbus.worker import Engine
 
 GATEWAY = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 0}
 LONG = 1_000_000
 
 
 @asynccontextmanager
-async def serving(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
+async def serving(
+    deployment: Deployment, engine: Engine | None = None, /, **overrides: object
+) -> AsyncIterator[Serving]:
     """Run a processor, a worker and a gateway in this process."""
     async with (
         processing(deployment, **overrides) as (processor, addresses),
-        working(deployment, SyntheticEngine(), **addresses, **overrides),
-        serve_gateway(deployment.settings(**addresses, **GATEWAY, client__drain_timeout_ms=0, **overrides)) as served,
+        working(deployment, engine or SyntheticEngine(), **addresses, **overrides),
+        serve_gateway(deployment.settings(**addresses, **GATEWAY | overrides, client__drain_timeout_ms=0)) as served,
     ):
         await met(processor)
         yield served

@@ -11,7 +11,7 @@ from tests.system.deployment import Deployment, Overrides
 from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
-from tokenbus.worker import Publisher
+from tokenbus.worker import Engine, Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 
@@ -20,7 +20,7 @@ TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_add
 
 
 @asynccontextmanager
-async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: object) -> AsyncIterator[Publisher]:
+async def working(deployment: Deployment, engine: Engine, **overrides: object) -> AsyncIterator[Publisher]:
     """Run an engine's loop in a thread, with a publisher in another one."""
     stop = threading.Event()
     publisher = Publisher(deployment.settings(**overrides), vocabulary_size=engine.vocabulary_size)

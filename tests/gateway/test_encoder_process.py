@@ -1,0 +1,47 @@
+"""What an encoder's process says of a body is what the gateway itself would read in it."""
+
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+from tests.in_process.builders import settings
+from tokenbus.gateway.completion_request import CompletionRequest, Reader
+from tokenbus.gateway.encoder_process import ERROR, RESULT, Job, answer
+from tokenbus.gateway.vocabulary import vocabulary_of
+
+READER = Reader(settings(), vocabulary_of("ngram"))
+CHAT: list[Any] = [{"role": "user", "content": "How do you learn a language?"}]
+TOOL = {"name": "f", "description": "Tells it.", "parameters": {"type": "object"}}
+USED: list[Any] = [
+    *CHAT,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7"}]},
+]
+BODIES: dict[str, dict[str, Any]] = {
+    "completion": {"prompt": ["a", "b"], "echo": True, "logprobs": 2, "return_mask": 3, "logit_bias": {"5": 1}},
+    "chat": {"messages": CHAT, "tools": [{"function": TOOL}], "tool_choice": "required", "stop": ["a"]},
+    "messages": {"messages": USED, "max_tokens": 3, "tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+    "responses": {"input": CHAT, "tools": [{"type": "function", **TOOL}], "metadata": {"a": "b"}},
+    "generation": {"token_ids": list(range(99)), "sampling_params": {"seed": 5}, "return_token_ids": True},
+    "inspection": {"prompt": "a"},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_request_is_the_same_behind_the_pipe(kind: str) -> None:
+    reply = answer(READER, Job(kind, READER.models, READER.parents), orjson.dumps(BODIES[kind]))
+    assert reply[:1] == RESULT
+    decoded = msgspec.msgpack.Decoder(CompletionRequest).decode(reply[1:])
+    expected = getattr(READER, kind)(BODIES[kind])
+    assert msgspec.json.encode(decoded) == msgspec.json.encode(expected)
+    assert decoded.generate(0) == expected.generate(0)
+
+
+def test_error_is_the_same_behind_the_pipe() -> None:
+    reply = answer(
+        READER, Job("chat", READER.models, READER.parents), b'{"messages": CHAT, "n": 0}'.replace(b"CHAT", b"[]")
+    )
+    assert reply[:1] == ERROR
+    assert msgspec.msgpack.decode(reply[1:])[0] == 400

@@ -1,0 +1,449 @@
+"""The routes on an in-process bus: OpenAI's own client, plain HTTP, and what every answer has to be true to."""
+
+import asyncio
+import json
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gateway.answering import App, answering
+from tests.system.serving import error_of, is_true
+from tokenbus.delivery.step import extras_by_token
+from tokenbus.engines.ngram import NgramEngine
+from tokenbus.engines.synthetic import (
+    SyntheticEngine,
+    alternatives,
+    draws,
+    true_extras,
+    true_prompt_scores,
+    true_tokens,
+)
+from tokenbus.gateway.metrics import GATEWAY
+from tokenbus.gateway.vocabulary import vocabulary_of
+from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
+
+MODEL = "tokenbus"
+PROMPT = "How do you learn a language?"
+TEXT: dict[str, Any] = {"gateway__tokenizer": "ngram"}
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+TALK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "seed": 3}
+GENERATE = "/inference/v1/generate"
+
+
+async def _post(app: App, path: str, **body: Any) -> Any:  # noqa: ANN401 - JSON
+    answer = await app.client().post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def _chunks(app: App, path: str, **body: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
+    answer = await app.client().post(path, json=body | {"stream": True})
+    *chunks, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+# Engines that write text.
+
+
+async def test_completion_streams_what_it_answers_at_once() -> None:
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "logprobs": 3, "seed": 7}
+    async with answering(NgramEngine(), **TEXT) as app, app.openai() as client:
+        whole = await client.completions.create(**given)
+        stream = await client.completions.create(**given, stream=True, stream_options={"include_usage": True})
+        *parts, last = [chunk async for chunk in stream]
+    (choice,) = whole.choices
+    assert choice.logprobs is not None
+    assert whole.usage is not None
+    assert whole.id == f"cmpl-{whole._request_id}"
+    assert "".join(part.choices[0].text for part in parts) == choice.text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        found = [each for part in parts for each in getattr(part.choices[0].logprobs, name)]
+        assert found == getattr(choice.logprobs, name)
+    assert last.usage == whole.usage
+    assert whole.usage.completion_tokens == len(choice.logprobs.tokens or ())
+    assert whole.usage.prompt_tokens == len(vocabulary_of("ngram").encode(PROMPT))
+    reasons = [part.choices[0].finish_reason for part in parts]
+    assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason]
+
+
+async def test_chat_streams_what_it_answers_at_once() -> None:
+    given: dict[str, Any] = TALK | {"max_completion_tokens": 24, "logprobs": True, "top_logprobs": 2}
+    async with answering(NgramEngine(), **TEXT) as app, app.openai() as client:
+        (choice,) = (await client.chat.completions.create(**given)).choices
+        chunks: list[Any] = [chunk async for chunk in await client.chat.completions.create(**given, stream=True)]
+    assert choice.logprobs is not None
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+    entries = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert entries == choice.logprobs.content
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == choice.message.content
+
+
+async def test_choices_of_one_seed_differ_and_can_be_had_again() -> None:
+    given: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, "Once"], "max_tokens": 12, "n": 3, "seed": 11}
+    async with answering(NgramEngine(), **TEXT) as app:
+        first, again = [(await _post(app, "/v1/completions", **given))["choices"] for _ in range(2)]
+        alone = await _post(app, "/v1/completions", **given | {"prompt": "Once", "n": 1, "seed": 12})
+    texts = [choice["text"] for choice in first]
+    assert [choice["index"] for choice in first] == list(range(6))
+    assert len(set(texts)) == 6
+    assert texts == [choice["text"] for choice in again]
+    assert alone["choices"][0]["text"] == texts[4]
+
+
+async def test_stop_ends_the_text_before_it() -> None:
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "seed": 5, "return_token_ids": True}
+    async with answering(NgramEngine(), **TEXT) as app:
+        (full,) = (await _post(app, "/v1/completions", **given))["choices"]
+        text, ids = full["text"], full["token_ids"]
+        stop = text[20:24]
+        (whole,) = (await _post(app, "/v1/completions", **given, stop=[stop, "never this"]))["choices"]
+        chunks = [each["choices"][0] for each in await _chunks(app, "/v1/completions", **given, stop=stop)]
+        last = next(place for place in range(3, 12) if ids[place] not in ids[:place])
+        by_token = given | {"stop_token_ids": [ids[last]]}
+        ended, included = [
+            (await _post(app, "/v1/completions", **by_token, include_stop_str_in_output=is_in))["choices"][0]
+            for is_in in (False, True)
+        ]
+    assert whole["text"] == "".join(chunk["text"] for chunk in chunks) == text[: text.find(stop)]
+    assert whole["finish_reason"] == chunks[-1]["finish_reason"] == "stop"
+    pieces = vocabulary_of("ngram").pieces
+    for choice, shown in ((ended, ids[:last]), (included, ids[: last + 1])):
+        assert choice["token_ids"] == ids[: last + 1]
+        assert choice["text"] == b"".join(pieces[token] for token in shown).decode()
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[last])
+
+
+async def test_tokens_and_text_of_an_ended_answer_agree() -> None:
+    """The token that ends an answer is empty in the list of tokens and keeps its logprob; `ignore_eos` goes past it."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}
+    async with answering(NgramEngine(), **TEXT) as app:
+        answer = await _post(app, "/v1/completions", **body)
+        went_on = await _post(app, "/v1/completions", **body, ignore_eos=True)
+    assert (went_on["choices"][0]["finish_reason"], went_on["usage"]["completion_tokens"]) == ("length", 400)
+    (choice,) = answer["choices"]
+    found = choice["logprobs"]
+    assert choice["finish_reason"] == "stop"
+    assert "".join(found["tokens"]) == choice["text"]
+    assert found["tokens"][-1] == ""
+    assert len(found["token_logprobs"]) == len(found["tokens"]) == answer["usage"]["completion_tokens"]
+    assert all(token in top for token, top in zip(found["tokens"], found["top_logprobs"], strict=True))
+    assert found["top_logprobs"][-1][""] == found["token_logprobs"][-1]
+
+
+async def test_inspection_tells_where_each_token_came_from() -> None:
+    """Rows say worker, step and position; their drafts which were accepted; the tokens' texts are the answer's."""
+    body = {"prompt": PROMPT, "max_tokens": 30, "seed": 9}
+    async with answering(NgramEngine(), **TEXT) as app:
+        answer = await app.client().post("/inspect", json=body | {"top_logprobs": 4})
+        (whole,) = (await _post(app, "/v1/completions", model=MODEL, **body))["choices"]
+    events = [event.split("\n") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+    told = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in events]
+    assert [name for name, _ in told] == ["begin", *["row"] * (len(told) - 2), "end"]
+    rows = [data for name, data in told if name == "row"]
+    tokens = [token for row in rows for token in row["tokens"]]
+    assert "".join(token["text"] for token in tokens) == whole["text"]
+    assert told[-1][1] == {"reason": whole["finish_reason"], "tokens": len(tokens)}
+    assert all(len(token["alternatives"]) == 4 and "entropy" not in token for token in tokens)
+    position = 0
+    for row in rows:
+        assert (row["worker"], row["position"]) == ("worker-0", position)
+        position += len(row["tokens"])
+        accepted = [draft["accepted"] for draft in row["draft"]]
+        assert accepted == sorted(accepted, reverse=True)  # whatever follows a draft that was rejected was, too
+        assert sum(accepted) >= min(len(accepted), len(row["tokens"]) - 1)
+    assert any(row["draft"] for row in rows)
+    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+
+
+async def test_engine_refuses_by_name_what_it_cannot_do() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"presence_penalty": 0.5}, "presence_penalty: only 0 with this engine, got 0.5"),
+        ({"logit_bias": {"7": -100}}, "logit_bias: no element with this engine, got 1"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs: none with this engine, got regex"),
+        ({"repetition_penalty": 1e-60}, "repetition_penalty: above 0, got 0.0"),
+        ({"min_tokens": 9}, "min_tokens: at most 3, max_tokens, got 9"),
+        ({"prompt": [10_000_000]}, "prompt[0]: "),
+    ]
+    neutral = {"min_p": 0, "repetition_penalty": 1, "min_tokens": 0, "logit_bias": {}, "cache_salt": "mine"}
+    async with answering(NgramEngine(), **TEXT) as app:
+        for fields, line in refused:
+            answer = await app.client().post("/v1/completions", json=BODY | fields)
+            error = error_of(answer.text)
+            assert (answer.status_code, error["param"]) == (400, line.partition(":")[0])
+            assert error["message"].startswith(line)
+        tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+        answer = await app.client().post("/v1/chat/completions", json=TALK | tools)
+        assert error_of(answer.text)["message"].startswith("tool_choice: none with this engine, got json_schema")
+        answer = await app.client().post("/v1/completions", json=BODY | {"prompt": "word " * 3000})
+        assert error_of(answer.text)["code"] == "context_length_exceeded"
+        assert "this model's maximum context length is 2048 tokens" in answer.text
+        assert await _post(app, "/v1/completions", **BODY, **neutral)
+
+
+# Engines whose tokens are known.
+
+
+async def test_many_at_once_get_their_own_tokens() -> None:
+    """Requests at once, with different lengths and alternatives, get exactly their true tokens."""
+
+    async def one(client: openai.AsyncOpenAI, number: int) -> bool:
+        count = 20 + number % 7
+        answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=count, logprobs=number % 4)
+        return is_true(answer) and answer.usage is not None and answer.usage.completion_tokens == count
+
+    async with answering(SyntheticEngine(drafts=True)) as app, app.openai() as client:
+        assert all(await asyncio.gather(*(one(client, number) for number in range(64))))
+
+
+EXTRAS: dict[str, Any] = {
+    "return_other_logprobs": True, "return_entropies": True, "return_logprobs_of": [9, 300], "return_mask": 4
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [list(EXTRAS), ["return_entropies"], ["return_mask"]], ids="+".join)
+async def test_tokens_have_the_extras_that_were_asked_for(names: list[str]) -> None:
+    asked = {name: EXTRAS[name] for name in names}
+    given = {"max_tokens": 9, "logprobs": 0}
+    bodies = {"/v1/completions": BODY | given | asked, GENERATE: {"token_ids": [5], "sampling_params": given, **asked}}
+    scoring = TokenScoring(
+        other_logprobs="return_other_logprobs" in asked,
+        entropies="return_entropies" in asked,
+        token_ids=asked.get("return_logprobs_of"),
+        mask_bound=asked.get("return_mask", 0),
+    )
+    async with answering() as app:
+        answers = [
+            parts
+            for path, body in bodies.items()
+            for parts in (await _chunks(app, path, **body), [await _post(app, path, **body)])
+        ]
+        inspected = await app.client().post("/inspect", json={"prompt": "a", "return_entropies": True})
+    assert '"entropy":' in inspected.text
+    for parts in answers:
+        key = int((parts[0].get("id") or parts[0]["request_id"]).rpartition("-")[2], 16)
+        true = extras_by_token(true_extras(key, 0, 9, scoring), 9)
+        found = [each for part in parts for choice in part["choices"] for each in choice["token_extras"]]
+        for said, extras in zip(found, true, strict=True):
+            assert extras is not None
+            assert said.get("other_logprob") == extras.other_logprob
+            assert said.get("entropy") == extras.entropy
+            assert said.get("logprobs", {}) == {str(token_id): value for token_id, value in extras.given_logprobs}
+            assert said.get("mask_size") == extras.mask_size
+            assert said.get("mask") == (None if extras.mask is None else list(extras.mask))
+
+
+def _true_tops(key: int, k: int, count: int) -> list[list[tuple[int, float]]]:
+    numbers = draws(np.full(count, key, np.uint64), np.arange(count))
+    ids, logprobs = alternatives(numbers, np.full(count, k))
+    pairs = list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+    return [pairs[k * place : k * (place + 1)] for place in range(count)]
+
+
+def _singles(values: Any) -> list[float]:  # noqa: ANN401 - numbers of JSON
+    """Return numbers as the ones of 32 bits that they stand for."""
+    return np.array(values, np.float32).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("k", [None, 0, 3])
+async def test_generate_has_the_true_tokens(k: int | None, *, is_streamed: bool) -> None:
+    prompt, count = [5, 6, 7], 20
+    sampling = {"max_tokens": count, "logprobs": k, "n": 2}
+    body = {"token_ids": prompt, "sampling_params": sampling, "return_token_ids": True}
+    async with answering() as app:
+        if is_streamed:
+            *chunks, last = await _chunks(app, GENERATE, **body, stream_options={"include_usage": True})
+            whole = {**chunks[0], **last}
+            parts = [each for chunk in chunks for each in chunk["choices"]]
+        else:
+            whole = await _post(app, GENERATE, **body)
+            parts = whole["choices"]
+    assert (whole["prompt_token_ids"], whole["output_mode"]) == (prompt, "tokens")
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2 * count, "total_tokens": 2 * count + 3}
+    for index in range(2):
+        own = [each for each in parts if each["index"] == index]
+        key = (int(whole["request_id"].removeprefix("generate-tokens-"), 16) + index) % 2**64
+        true = true_tokens(key, 0, count)
+        assert [token for each in own for token in each["token_ids"]] == true.ids.tolist()
+        assert [each["finish_reason"] for each in own if each["finish_reason"]] == ["length"]
+        entries = [entry for each in own for entry in (each["logprobs"] or {"content": ()})["content"]]
+        if k is None:
+            assert entries == []
+            continue
+        assert [entry["token_id"] for entry in entries] == true.ids.tolist()
+        assert _singles([entry["logprob"] for entry in entries]) == true.logprobs.tolist()
+        assert [entry["rank"] for entry in entries] == true.ranks.tolist()
+        for entry, tops in zip(entries, _true_tops(key, k, count), strict=True):
+            first = {name: entry[name] for name in ("token_id", "logprob", "rank")}
+            others = [
+                {"token_id": token, "logprob": logprob, "rank": rank}
+                for rank, (token, logprob) in enumerate(tops, 1)
+                if token != entry["token_id"]
+            ]
+            assert entry["top_logprobs"] == [first, *others][: k or 1]
+
+
+async def test_generate_has_texts_and_scores_where_they_are_wanted() -> None:
+    prompt = [11, 12, 13, 14]
+    texts = {"token_ids": prompt, "sampling_params": {"max_tokens": 5, "logprobs": 1}, "output_mode": "text"}
+    async with answering() as app:
+        for parts in ([await _post(app, GENERATE, **texts)], await _chunks(app, GENERATE, **texts)):
+            choices = [each for part in parts for each in part["choices"]]
+            expected = [f" {token}" for each in choices for token in each["token_ids"]]
+            assert "".join(each["text"] for each in choices) == "".join(expected)
+            assert [entry["token"] for each in choices for entry in each["logprobs"]["content"]] == expected
+        scores = {"max_tokens": 1, "prompt_logprobs": 0}
+        whole = await _post(app, GENERATE, token_ids=prompt, sampling_params=scores)
+    nothing, *scored = whole["prompt_logprobs"]
+    assert nothing is None
+    key = int(whole["request_id"].removeprefix("generate-tokens-"), 16)
+    assert _singles([each[str(token)]["logprob"] for token, each in zip(prompt[1:], scored, strict=True)]) == (
+        true_prompt_scores(key, prompt, PromptScoring()).logprobs.tolist()
+    )
+
+
+# Facts.
+
+
+async def test_models_health_and_documents() -> None:
+    async with answering() as app, app.client() as client, app.openai() as openais:
+        assert [model.id async for model in openais.models.list()] == [MODEL]
+        assert (await openais.models.retrieve(MODEL)).id == MODEL
+        assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
+        assert (await client.get("/healthz")).json()["connection"] == "open"
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        assert (await client.get("/version")).json() == {"version": version("tokenbus")}
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        told = {family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)}
+        assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
+        page = await client.get("/")
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        assert (await client.get("/", headers={"if-none-match": page.headers["etag"]})).status_code == 304
+    for family in GATEWAY:
+        found = told[family.name.removesuffix("_total")]
+        assert (found.type, found.documentation) == (family.kind, family.help)
+
+
+async def test_bus_tells_of_workers() -> None:
+    async with answering(NgramEngine(), **TEXT, gateway__models=MODEL) as app:  # it asks for no status before
+        await _post(app, "/v1/completions", **BODY | {"max_tokens": 30})
+        bus = (await app.client().get("/bus")).json()
+    (worker,) = bus["workers"]
+    assert (worker["id"], worker["role"], worker["connected"]) == ("worker-0", "mixed", True)
+    assert (worker["open_requests"], bus["clients"]) == (0, 1)
+    assert worker["tokens"]
+    assert len(worker["acceptance_by_head"]) == 3
+
+
+async def test_without_a_worker_it_is_not_ready() -> None:
+    async with answering(workers=0) as app, app.client() as client:
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["problems"]) == (503, ["no worker is connected that takes requests"])
+        assert [(await client.get(path)).status_code for path in ("/health", "/ping")] == [503, 503]
+        asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        refused = await app.bus.until(asking)
+        assert (refused.status_code, error_of(refused.text)["code"]) == (503, "no_worker")
+        assert refused.headers["retry-after"] == "1"
+        await app.bus.add_worker()
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+
+async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
+    """Where what hands out tokens has ended, requests would wait for ever: /healthz says so."""
+    async with answering() as app, app.client() as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert app.gateway.feeding is not None
+        app.gateway.feeding.cancel()
+        await asyncio.wait([app.gateway.feeding])
+        answer = await client.get("/healthz")
+        assert (answer.status_code, "restart the gateway" in answer.text) == (503, True)
+
+
+# Wrong requests.
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("completions", BODY | {"foo": 1}, 400, "foo"),
+        ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
+        ("completions", BODY | {"model": "another"}, 404, "model"),
+        ("completions", [1], 400, None),
+        ("chat/completions", TALK | {"top_logprobs": 1}, 400, "top_logprobs"),
+    ],
+)
+async def test_wrong_field_is_named(path: str, body: Any, status: int, param: str | None) -> None:  # noqa: ANN401
+    async with answering() as app:
+        answer = await app.client().post(f"/v1/{path}", json=body)
+    error = error_of(answer.text)
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert (param or "") in error["message"]
+
+
+async def test_what_is_no_request_of_a_route_is_refused() -> None:
+    async with answering(workers=0) as app, app.client() as client:
+        for data in (b"{", b"", b"\xff", b'{"model": "\\ud800"}', b'{"a": NaN}'):
+            answer = await client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
+            assert (answer.status_code, error_of(answer.text)["code"]) == (400, "invalid_json")
+        for kind in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+            answer = await client.post("/v1/completions", content=b"{}", headers=kind)
+            assert (answer.status_code, error_of(answer.text)["code"]) == (415, "unsupported_media_type")
+
+        async def chunks() -> Any:  # noqa: ANN401 - bytes, for a while
+            for _ in range(160):
+                yield b"x" * 65_536
+
+        for path in ("/v1/completions", "/inspect"):
+            for content in (b'{"prompt": "' + b"x" * 10_000_000 + b'"}', chunks()):
+                answer = await client.post(path, content=content, headers={"content-type": "application/json"})
+                assert (answer.status_code, error_of(answer.text)["code"]) == (413, "request_too_large")
+        assert error_of((await client.get("/v1/nothing")).text)["code"] == "not_found"
+        assert (await client.get("/page/../secret")).status_code == 404
+        answer = await client.get("/v1/completions")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert error_of(answer.text)["code"] == "method_not_allowed"
+        answer = await client.get("/v1/messages")
+        assert (answer.status_code, answer.json()["type"]) == (405, "error")
+
+
+async def test_over_capacity_is_429() -> None:
+    async with answering(gateway__max_requests=2) as app, app.client() as client:
+        app.bus.worker.step_seconds = 1.0  # no step is computed before the test says so
+        asking = asyncio.create_task(client.post("/v1/completions", json=BODY | {"n": 2}))
+        await app.bus.settle()
+        refused = await client.post("/v1/completions", json=BODY)
+        assert (refused.status_code, error_of(refused.text)["code"]) == (429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        # However long it waits, there is never room for three.
+        assert (await client.post("/v1/completions", json=BODY | {"n": 3})).status_code == 400
+        assert (await app.bus.until(asking)).status_code == 200
+        app.bus.worker.step_seconds = 0.0
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+
+async def test_answers_and_prompts_are_bounded() -> None:
+    """All prompts of an answer are bounded together, each with its choices, and what is collected in memory."""
+    bounds: dict[str, Any] = {"gateway__max_prompt_tokens": 100, "gateway__answer_bytes": 20_000}
+    async with answering(**bounds) as app, app.client() as client:
+        for prompt, n, status in (([1] * 100, 4, 200), ([1] * 100, 5, 400), (["a" * 81] * 5, 1, 400)):
+            answer = await client.post("/v1/completions", json=BODY | {"prompt": prompt, "n": n})
+            assert answer.status_code == status
+        assert "at most 400 tokens together" in error_of(answer.text)["message"]
+        for fields in (
+            {"max_tokens": 900},
+            {"max_tokens": 1_000_000, "logprobs": 20},
+        ):  # many short rows, and long ones
+            answer = await client.post("/v1/completions", json=BODY | fields)
+            assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
+        assert "an answer of at most" in answer.text
+        await app.bus.settle()
+        assert not len(app.gateway.feed)
