@@ -135,10 +135,10 @@ async def test_models_are_those_of_the_workers() -> None:
 
 
 async def test_models_of_the_settings_need_no_processor() -> None:
-    async with answering(workers=0, gateway__models="qwen") as app:
+    async with answering(workers=0, gateway__models="qwen", gateway__bus_timeout_ms=10) as app:
         await app.bus.lose_processor()
-        refused = await _said(app, "/v1/completions", 404, model="llama", prompt="a")
-    assert refused["message"] == "model: one of qwen, got 'llama'"
+        refused = await app.client().post("/v1/completions", json={"model": "llama", "prompt": "a"})
+    assert error_of(refused.text)["message"] == "model: one of qwen, got 'llama'"
 
 
 async def test_gateway_whose_tokenizer_is_not_the_workers(folder: str) -> None:
