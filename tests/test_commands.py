@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-import struct
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -21,7 +21,7 @@ from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus.cli import main
 from tokenbus.gateway.api_keys import read_keys
 from tokenbus.settings import Settings
-from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
+from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, ValueKind, encode
 
 NOT_RUN = {
     "it installs, over a network; tests/system/test_installed.py installs the wheel": (
@@ -117,29 +117,6 @@ def ask(port: int, **fields: object) -> dict[str, object]:
     return answered
 
 
-def nan_batch() -> bytes:
-    """Return a message in which the second logprob became no number on its way."""
-    header = BatchHeader("worker-0", epoch=1, sequence=41, step=41, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS)
-    batch = LogprobBatch(
-        header,
-        request_keys=[0xA, 0xB],
-        batch_indices=[0, 1],
-        positions=[0, 0],
-        statuses=[RowStatus.ACTIVE] * 2,
-        token_counts=[1, 1],
-        draft_token_counts=[0, 0],
-        proposal_counts=[0, 0],
-        scorings=[Scoring.FULL] * 2,
-        top_ks=[0, 0],
-        token_ids=[11, 12],
-        logprobs=[-0.25, -1.5],
-        ranks=[1, 2],
-    )
-    data = encode(batch)
-    assert data.count(struct.pack("<f", -1.5)) == 1
-    return data.replace(struct.pack("<f", -1.5), struct.pack("<f", float("nan")))
-
-
 def test_every_command_line_is_run_or_named() -> None:
     """Each command line of the documents is run by one of the tests here, or is in the list of those that are not."""
     seen = Counter[str]()
@@ -188,7 +165,7 @@ def test_check_of_the_contract(
 ) -> None:
     """`tokenbus check` says of a message with NaN exactly what docs/contract.md shows, and its status is 1."""
     shown = line("docs/contract.md", "tokenbus check")
-    (tmp_path / "step-41.binpb").write_bytes(nan_batch())
+    shutil.copy(ROOT / "contracts/vectors/v1/invalid/nan_logprob.binpb", tmp_path / "step-41.binpb")
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(shown.command)[1:]) == 1
     assert capsys.readouterr().out == shown.printed

@@ -122,18 +122,6 @@ async def test_drafts_are_verified_and_shown() -> None:
     assert set(counts[:-1]) == {1, 2, 3}  # nothing, one and both of the drafts were right
 
 
-async def test_aborted_request_has_a_last_row() -> None:
-    """A request that is aborted ends at the next step, and its neighbour has all of its words."""
-    async with running() as (_, client), asyncio.timeout(MOST):
-        endless, other = client.generate(asked(1, [5], 100_000)), client.generate(asked(2, [6], 300))
-        await anext(endless)
-        client.abort(1)
-        rest = await taken(endless)
-        assert [token.id for token in await taken(other)] == true_words(6, 300)
-    assert len(rest) < 99_999
-    assert endless.status is RowStatus.ABORTED
-
-
 @pytest.mark.nightly
 def test_program_as_it_is_written() -> None:
     """The page's program, in a file, is a worker of `tokenbus processor`, and SIGTERM ends it with status 0."""

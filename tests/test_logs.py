@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -188,17 +187,6 @@ def test_library_without_configuration(caplog: pytest.LogCaptureFixture) -> None
     assert [record.name for record in caplog.records] == ["tokenbus.part"] * 2
     assert caplog.messages[0] == 'happened\\n%s request="0000000000000005" why="\\\\x1b[0m"'
     assert caplog.messages[1] == "failed\n    ValueError: why"
-
-
-@pytest.mark.process
-def test_import_and_quiet_use_print_nothing() -> None:
-    """Importing the package, making a logger and an event of little weight print nothing, and leave structlog alone."""
-    code = (
-        "import structlog; from tokenbus.logs import logger; logger('x').info('quiet');"
-        "assert not structlog.is_configured()"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert (run.stdout, run.stderr) == (b"", b"")
 
 
 def deduplicated(most: int = 4) -> tuple[ManualClock, Heard, DeduplicatedLog]:

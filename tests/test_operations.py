@@ -1,12 +1,10 @@
 """docs/operations.md: what it names is there, and what an operator can see has its place in it."""
 
-import ast
 import configparser
 import importlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,8 +30,6 @@ METRICS = {family.name for family in FAMILIES}
 CODES = {code_name(code) for code in ErrorCode.values() if code}
 THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
 """What a client is told of its own mistakes, which no operator need see."""
-_WORSE = {"warning", "error", "exception"}
-_LEVELS = {"debug", "info", *_WORSE}
 
 
 def section(title: str) -> str:
@@ -51,54 +47,31 @@ def quoted(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
-def logged() -> Iterator[tuple[str, bool]]:
-    """Yield every event that the services log, and whether it may be one that is worse than news."""
-    for path in TOKENBUS.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            if isinstance(node.func, ast.Name) and node.func.id == "log":  # at a level that was chosen just above
-                yield from ((event, True) for event in _events(node.args[0], tree))
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "_warn_once":  # its key, its event
-                yield from ((event, True) for event in _events(node.args[1], tree))
-            if ast.unparse(node.func) == "self._refused_messages.add":
-                yield from ((event, True) for event in _events(node.args[0], tree))
-            if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
-                continue
-            owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
-            if owner.endswith("repeated_log"):  # its key, how it is logged, its event
-                level, given = ast.unparse(node.args[1]).rpartition(".")[2], node.args[2:]
-            elif level == "begin" or not owner.endswith("_log"):
-                continue
-            yield from ((event, level in _WORSE) for event in _events(given[0], tree))
-
-
-def _events(node: ast.expr, tree: ast.Module) -> Iterator[str]:
-    match node:
-        case ast.Constant(value=str(text)):
-            yield text
-        case ast.JoinedStr():
-            if ast.unparse(node) == "f'{self._kind} refused'":
-                yield from ("worker refused", "client refused")
-            else:
-                assert ast.unparse(node) == "f'item {fate}'"
-                yield from (f"item {fate}" for fate in (Fate.DAMAGED, Fate.DIVERGENT))
-        case ast.Name(id=name):  # assigned just above
-            values = [each.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and name in _targets(each)]
-            yield from (str(value.value) for value in values if isinstance(value, ast.Constant))
-        case _:
-            raise AssertionError(ast.unparse(node))
-
-
-def _targets(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+_STARTS = [
+    r"_log\.(?P<level>debug|info|warning|error|exception)\(",
+    r"repeated_log\.begin\(\s*[^\n]+?,\s+(?:[\w.]*log\.)?(?P<repeated>\w+),",  # its key, how it is logged
+    r"_refused_messages\.add\(",
+    r"_warn_once\(\(.+?\),",
+    r"(?<![\w.])log\(",  # at a level that was chosen just above
+    r"\bevent = ",
+]
+_LOGGED = re.compile("(?:" + "|".join(_STARTS) + r')\s*f?"(?P<event>[^"]+)"')
+_MADE = {
+    "{self._kind} refused": ["worker refused", "client refused"],
+    "item {fate}": [f"item {fate}" for fate in (Fate.DAMAGED, Fate.DIVERGENT)],
+}
 
 
 @cache
 def events() -> dict[str, bool]:
-    """Return the log's events, and whether each may be one that is worse than news."""
-    return dict(sorted(logged()))
+    """Return the events that the services log, and whether each may be one that is worse than news."""
+    found: dict[str, bool] = {}
+    for path in TOKENBUS.rglob("*.py"):
+        for each in _LOGGED.finditer(path.read_text()):
+            level = each["level"] or each["repeated"] or "warning"
+            for event in _MADE.get(each["event"], [each["event"]]):
+                found[event] = found.get(event, False) or level in {"warning", "error", "exception"}
+    return found
 
 
 def test_events_are_found_in_the_code() -> None:

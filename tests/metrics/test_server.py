@@ -130,18 +130,6 @@ async def test_a_stuck_loop_is_told_by_who_is_not_stuck() -> None:
     assert problem.startswith("its event loop has not answered for ")
 
 
-async def test_steps_cost_nothing_where_nothing_is_served() -> None:
-    bus = Bus(settings(processor__metrics_address="", worker__metrics_address=""))
-    async with serve_processor(bus.processor) as server:
-        with serve_publisher(bus.publisher) as other:
-            assert (server.address, server.url, other.address) == ("", "", "")
-            assert not bus.processor.intake.step_observers
-    bus = Bus()
-    async with serve_processor(bus.processor):
-        assert len(bus.processor.intake.step_observers) == 1
-    assert not bus.processor.intake.step_observers
-
-
 # Where.
 
 
@@ -181,13 +169,6 @@ def test_other_paths_and_methods_are_answered(served: MetricsServer) -> None:
         b"GET / HTTP/1.1\r\n" + b"x" * 8192,
     ):
         assert say(served, garbage).startswith(b"HTTP/1.1 400 Bad Request\r\n")
-
-
-def test_head_has_no_body(served: MetricsServer) -> None:
-    head, _, body = say(served, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
-    full, _, text = say(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
-    assert (head, body) == (full, b"")
-    assert f"Content-Length: {len(text)}".encode() in head
 
 
 def test_silent_connections_are_bounded_and_delay_no_other(served: MetricsServer) -> None:
