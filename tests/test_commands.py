@@ -70,7 +70,7 @@ SCENARIOS = {
     "README.md": ["tokenbus processor", "tokenbus worker"],
     "docs/contract.md": ["tokenbus check"],
     "docs/first-hour.md": [
-        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill"),
+        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill")
     ],
     "docs/gateway.md": ["tokenbus processor & tokenbus", "curl", "tokenbus api-keys"],
     "docs/recording.md": ["tokenbus export steps.tokenbus", "tokenbus inspect steps.tokenbus"],

@@ -12,11 +12,7 @@ import pytest
 
 from tests.pages import ROOT
 
-PACKAGES = (
-    "contracts/tokenbus_contracts",
-    "gpu_ops/tokenbus_gpu_ops",
-    "services/tokenbus",
-)
+PACKAGES = ("contracts/tokenbus_contracts", "gpu_ops/tokenbus_gpu_ops", "services/tokenbus")
 RUN_CODE = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "jsonpickle", "torch"}
 """Modules whose readers run, or may run, what they read."""
 READERS = {"load", "loads", "open_memmap"}

@@ -45,10 +45,7 @@ BATCH, EVENT = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, PayloadKind.PAYLOAD_KIND_
 
 def memory_settings(**overrides: object) -> Settings:
     """Return settings for a bus within one event loop; two underscores in a name are a dot."""
-    values: dict[str, object] = {
-        "bus.workers_address": "memory://workers",
-        "bus.clients_address": "memory://clients",
-    }
+    values: dict[str, object] = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
     return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 
 

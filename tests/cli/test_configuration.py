@@ -72,11 +72,7 @@ def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_address_that_cannot_be_used_is_one_line(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An address that no socket can have is named with the reason, with status 2."""
     monkeypatch.chdir(tmp_path)

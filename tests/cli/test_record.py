@@ -6,17 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import (
-    EVENT,
-    WORKER,
-    after_hello,
-    hello,
-    memory_settings,
-    payloads,
-    publish,
-    recording,
-    take_all,
-)
+from tests.cli.helpers import EVENT, WORKER, after_hello, hello, memory_settings, payloads, publish, recording, take_all
 from tests.support.waiting import MOST, until
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.cli import main

@@ -134,10 +134,7 @@ class Closing(SyntheticEngine):
         (["--engine", "paddle", "--context", "1"], "tokenbus: context: 2 to 65536, got 1"),
         (["--steps-per-second", "-1"], "argument --steps-per-second: a number of at least 0, got '-1'"),
         (["--steps-per-second", "nan"], "argument --steps-per-second: a number of at least 0, got 'nan'"),
-        (
-            ["--engine", "steam"],
-            "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')",
-        ),
+        (["--engine", "steam"], "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')"),
     ],
 )
 def test_engine_that_cannot_be(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenbus.settings import (
-    ENTRIES,
-    SECTIONS,
-    Entry,
-    Settings,
-    SettingsError,
-    WorkerSettings,
-)
+from tokenbus.settings import ENTRIES, SECTIONS, Entry, Settings, SettingsError, WorkerSettings
 from tokenbus.settings.__main__ import page
 from tokenbus_contracts import Limits
 from tokenbus_contracts.generated import client_pb2, stream_pb2
@@ -219,11 +212,7 @@ def test_bounds_are_the_schemas() -> None:
     client: Any = client_pb2.ClientHello.DESCRIPTOR.fields_by_name
     most = bounds_in(welcome["heartbeat_timeout_ms"].GetOptions()).max
     assert ENTRIES["bus.heartbeat_timeout_ms"].valid.endswith(f" to {most} ms")
-    texts = {
-        "worker.id": hello["worker_id"],
-        "worker.model": hello["model"],
-        "client.name": client["name"],
-    }
+    texts = {"worker.id": hello["worker_id"], "worker.model": hello["model"], "client.name": client["name"]}
     for key, wire in texts.items():
         bounds = bounds_in(wire.GetOptions())
         assert ENTRIES[key].valid == f"text of {bounds.min_bytes} to {bounds.max_bytes} bytes"

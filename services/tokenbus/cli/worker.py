@@ -58,10 +58,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_engine_settings(options)
     try:
         run_engine(
-            partial(made, options, settings),
-            settings,
-            name=options.engine,
-            steps_per_second=options.steps_per_second,
+            partial(made, options, settings), settings, name=options.engine, steps_per_second=options.steps_per_second
         )
     except EngineBrokenError as error:
         raise CommandError(str(error)) from None
