@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from google.protobuf.json_format import MessageToDict
+
 from tokenbus.cli.arguments import request_id
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
@@ -19,7 +21,7 @@ from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus_contracts import BatchKind, ContractError, PromptScores
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _DESCRIPTION = """\
@@ -163,34 +165,18 @@ def lines_of(values: Values) -> list[str]:
 
 
 def _event_values(event: RequestEvent) -> Values:
-    match what := event.WhichOneof("event"):
-        case "admitted":
-            key, prompt_tokens = str(event.admitted.request_key), event.admitted.prompt_tokens
-            return {"what": what, "request_key": key, "prompt_tokens": prompt_tokens}
-        case "error":
-            error = event.error
-            known = error.code in ErrorCode.values()
-            code = ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code)
-            values = {"code": code, "message": error.message, "emitted_tokens": error.emitted_tokens}
-            return {"what": what, "request_key": str(error.request_key), **values}
-        case "prompt_scores":
-            chunk = event.prompt_scores
-            scores = PromptScores.of(chunk)
-            return {
-                "what": what,
-                "request_key": str(chunk.request_key),
-                "position": scores.position,
-                "prompt_tokens": scores.prompt_tokens,
-                "token_ids": scores.token_ids.tolist(),
-                "logprobs": scores.logprobs.tolist(),
-                "alternatives": chunk.alternatives,
-            }
-        case "control_answer":
-            answer = event.control_answer
-            state = {"weight_version": str(answer.state.weight_version), "is_paused": answer.state.is_paused}
-            return {"what": what, "control_key": str(answer.control_key), "error": answer.error, **state}
-        case _:
-            return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
+    what = event.WhichOneof("event")
+    if what is None:
+        return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
+    found = getattr(event, what)
+    values: Values = MessageToDict(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    if what == "prompt_scores":  # its columns are bytes
+        scores, names = PromptScores.of(found), ("request_key", "position", "prompt_tokens", "alternatives")
+        columns = {name: getattr(scores, name).tolist() for name in ("token_ids", "logprobs", "ranks")}
+        values = {name: values[name] for name in names} | columns
+    if "code" in values:
+        values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number, where it has no name
+    return {"what": what, **values}
 
 
 def _words(values: Values) -> tuple[str, str, str]:
@@ -204,7 +190,8 @@ def _words(values: Values) -> tuple[str, str, str]:
             text = f"{step}, {rows_text(values['row_count'], values)}{version}{latency}"
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
         case "control_answer":
-            state = f"weights {values['weight_version']}{', paused' if values['is_paused'] else ''}"
+            state = values.get("state", {"weight_version": "0", "is_paused": False})
+            state = f"weights {state['weight_version']}{', paused' if state['is_paused'] else ''}"
             return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
         case "prompt_scores":
             first, count = values["position"], len(values["token_ids"])
