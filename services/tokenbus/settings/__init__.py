@@ -1,32 +1,174 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
-from tokenbus.settings.errors import SettingsError
-from tokenbus.settings.kinds import Entry, listed_addresses
-from tokenbus.settings.sections import (
-    BusSettings,
-    ClientSettings,
-    ClientsSettings,
-    DurableLogSettings,
-    GatewaySettings,
-    LogSettings,
-    ProcessorSettings,
-    WorkerSettings,
-)
-from tokenbus.settings.settings import ENTRIES, SECTIONS, Settings
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = [
-    "ENTRIES",
-    "SECTIONS",
-    "BusSettings",
-    "ClientSettings",
-    "ClientsSettings",
-    "DurableLogSettings",
-    "Entry",
-    "GatewaySettings",
-    "LogSettings",
-    "ProcessorSettings",
-    "Settings",
-    "SettingsError",
-    "WorkerSettings",
-    "listed_addresses",
-]
+from tokenbus.backports import tomllib
+from tokenbus.settings.errors import SettingsError as SettingsError
+from tokenbus.settings.errors import Shown, shown
+from tokenbus.settings.kinds import Entry as Entry
+from tokenbus.settings.kinds import entries_of
+from tokenbus.settings.kinds import listed_addresses as listed_addresses
+from tokenbus.settings.sections import LIMITS
+from tokenbus.settings.sections import BusSettings as BusSettings
+from tokenbus.settings.sections import ClientSettings as ClientSettings
+from tokenbus.settings.sections import ClientsSettings as ClientsSettings
+from tokenbus.settings.sections import DurableLogSettings as DurableLogSettings
+from tokenbus.settings.sections import GatewaySettings as GatewaySettings
+from tokenbus.settings.sections import LogSettings as LogSettings
+from tokenbus.settings.sections import ProcessorSettings as ProcessorSettings
+from tokenbus.settings.sections import WorkerSettings as WorkerSettings
+from tokenbus_contracts import Limits
+
+_HOLD_A_MESSAGE = ("worker.retention_bytes", "clients.buffer_bytes", "durable_log.max_bytes")
+_T = TypeVar("_T")
+_PREFIX = "TOKENBUS_"
+_FILE_VARIABLE = "TOKENBUS_SETTINGS"
+# The contract's own, and those of FastDeploy's ops.
+_OF_FASTDEPLOY = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
+_OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_OF_FASTDEPLOY}
+_LARGEST_FILE = 2**20
+_NEAR = 0.8  # the prefix that all variables share makes any two of them alike
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set, by section. What is out of range, or contradicts another, is a SettingsError.
+
+    Example:
+        settings = tokenbus.Settings.load(overrides={"client.name": "evaluation", "bus.clients_address": address})
+        async with tokenbus.connect(settings=settings) as client:
+            tokens = [token async for token in client.generate([1, 2, 3], max_tokens=2)]
+    """
+
+    bus: BusSettings = field(default_factory=BusSettings)
+    limits: Limits = field(default_factory=Limits.default)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    processor: ProcessorSettings = field(default_factory=ProcessorSettings)
+    clients: ClientsSettings = field(default_factory=ClientsSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    durable_log: DurableLogSettings = field(default_factory=DurableLogSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot hold one message."""
+        most = self.limits.max_message_bytes
+        for key in _HOLD_A_MESSAGE:
+            value = ENTRIES[key].value_in(self)
+            if isinstance(value, int) and value < most:
+                raise SettingsError(key, f"at least {most}, the largest message", value)
+
+    @property
+    def most_connections(self) -> int:
+        """How many connections a processor takes at once: at least one for each client and worker that it may have."""
+        return max(self.bus.max_connections, self.clients.max_clients + self.processor.max_workers)
+
+    @classmethod
+    def load(
+        cls,
+        file: str | Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+        overrides: Mapping[str, object] | None = None,
+    ) -> "Settings":
+        """Return the settings from overrides, then variables, then a file, then defaults.
+
+        Variables are TOKENBUS_<SECTION>_<FIELD>; the file, TOML with a table for each section, is the one given, or
+        else the one that TOKENBUS_SETTINGS names. Keys of overrides are ``section.field``; a value may be text, which
+        is read as a variable's is.
+        """
+        found = _collect(file, environment, overrides or {})
+        sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        for key, (value, _) in found.items():
+            sections[ENTRIES[key].section][ENTRIES[key].name] = value
+        try:
+            made = {name: maker(**sections[name]) for name, maker in SECTIONS.items() if maker is not Limits}
+            limits = replace(Limits.default(), **sections["limits"])
+            return cls(**made, limits=replace(limits, max_draft_tokens_per_row=limits.max_tokens_per_row))
+        except SettingsError as error:
+            where = found[error.key][1] if error.key in found else f"{error.key} (a default)"
+            raise SettingsError(error.key, error.limit, error.actual, where=where) from None
+
+    def describe(self) -> dict[str, object]:
+        """Return every key with its value, for logs and for people."""
+        return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
+
+
+SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(Settings)}
+ENTRIES: dict[str, Entry] = {
+    entry.key: entry
+    for section in SECTIONS.values()
+    for entry in (LIMITS if section is Limits else entries_of(section))
+}
+"""By key, in the order of the documentation."""
+_VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
+_FIXED = {
+    name
+    for section, maker in SECTIONS.items()
+    for item in vars(maker)
+    if not item.startswith("_")
+    for name in (f"{section}.{item}", f"{_PREFIX}{section}_{item}".upper())
+}
+"""Constants of sections, by key and as variables."""
+_Set = dict[str, tuple[object, str]]
+"""Valid values by key, each with where it was set."""
+
+
+def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Set:
+    """Return what a file, the environment and overrides set, the last of which wins; all of it is checked."""
+    found: _Set = {}
+    file = file or environment.get(_FILE_VARIABLE)
+    if file:
+        found.update(_from_file(Path(file)))
+    for variable in sorted(name for name in environment if name.startswith(_PREFIX) and name not in _OF_OTHERS):
+        entry = _known(variable, variable, _VARIABLES)
+        found[entry.key] = entry.convert(environment[variable], variable, is_text=True), variable
+    for key, value in overrides.items():
+        entry = _known(key, key, ENTRIES)
+        if value is not None:  # an option that was not given
+            found[key] = entry.convert(value, is_text=isinstance(value, str)), key
+    return found
+
+
+def _from_file(path: Path) -> _Set:
+    found: _Set = {}
+    name = shown(str(path))[1:-1]
+    for section, values in _tables(path, name).items():
+        _known(section, f"{name}: {shown(section)[1:-1]}", SECTIONS)
+        if not isinstance(values, dict):
+            raise SettingsError(section, "a table of settings", values, where=f"{name}: {section}")
+        for field_name, value in values.items():
+            key = f"{section}.{field_name}"
+            where = f"{name}: {shown(key)[1:-1]}"
+            found[key] = _known(key, where, ENTRIES).convert(value, where), where
+    return found
+
+
+def _known(key: str, where: str, known: Mapping[str, _T]) -> _T:
+    """Return a key's entry, or raise a SettingsError that names the key and one like it."""
+    if key in known:
+        return known[key]
+    if key in _FIXED:
+        raise SettingsError(key, "no setting, but a constant of the code", Shown(""), where=where)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise SettingsError(key, f"no such setting{hint}", Shown(""), where=where)
+
+
+def _tables(path: Path, name: str) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise SettingsError(name, f"a settings file that can be read: {reason}", Shown(""), where=name) from None
+    if len(data) > _LARGEST_FILE:
+        raise SettingsError(name, f"a settings file of at most {_LARGEST_FILE} bytes", Shown("a larger one"))
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(name, "a settings file in TOML", str(error)) from None
