@@ -150,18 +150,6 @@ def test_parts_of_a_folder(tmp_path: Path) -> None:
     assert (summary["items"], summary["missing_items"]) == (len(ITEMS) - 1, 1)
 
 
-def test_second_stream_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    files = Files(str(tmp_path / "steps"), PART_BYTES)
-    for epoch in (7, 8):
-        for item in read_items(BytesIO(DATA)):
-            item.epoch = epoch
-            files.write(item)
-    files.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps", "steps.worker-0.8"]
-    with pytest.raises(CommandError, match="steps: exists already"):
-        Files(str(tmp_path / "steps"), PART_BYTES)
-
-
 def test_part_that_cannot_be_written_stays_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(str(tmp_path / "steps"), PART_BYTES)
     files.write(ITEMS[0])

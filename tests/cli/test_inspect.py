@@ -9,8 +9,6 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.helpers import EPOCH, hello, payloads, recording
@@ -179,16 +177,6 @@ def test_parquet_of_a_recording(tmp_path: Path, inspect: Inspect, capsys: pytest
         assert (status, found["summary"]["tokens"]) == (0, 12 if request else 36)
         for other_status, other in others:
             assert (other_status, other["summary"], other["requests"]) == (0, found["summary"], found["requests"])
-
-
-def test_parquet_of_something_else(tmp_path: Path, inspect: Inspect) -> None:
-    path = tmp_path / "b.parquet"
-    pq.write_table(pa.table({"request_id": [1], "token_id": [2]}), path)
-    status, found = inspect(path)
-    assert (status, found["error"]) == (
-        1,
-        f"tokenbus: {path}: no rows for each token, as `tokenbus export` writes them\n",
-    )
 
 
 def test_two_exports_are_compared_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

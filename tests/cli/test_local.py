@@ -15,6 +15,7 @@ from tokenbus.cli import system as system_module
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import Child, News, Service, Supervisor
 from tokenbus.cli.system import Plan, environment_of, plan_for, runtime_folder
+from tokenbus.cli.up import Screen
 from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
 
@@ -155,6 +156,20 @@ async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     with pytest.raises(CommandError, match=r"^processor: not ready after 0 s.* \(up --start-seconds\)"):
         await system.run(never)
     assert [child.state for child in system.children][:2] == ["ended", "starting"]
+
+
+async def test_reader_that_goes_away_stops_the_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once nothing can be printed any more, everything is stopped, and the error is the command's."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    screen = Screen(as_json=True)
+    screen.system = system = Supervisor([], folder, screen.news)
+    monkeypatch.setattr("builtins.print", fail)
+    screen.tell("started", "a line")
+    assert system.leave.is_set()
+    assert isinstance(screen.failure, BrokenPipeError)
 
 
 async def test_service_runs_no_module_of_the_current_folder(

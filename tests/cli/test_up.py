@@ -1,7 +1,6 @@
 """tokenbus up: a whole system as child processes, and that nothing of it is left behind."""
 
 import asyncio
-import json
 import os
 import re
 import select
@@ -20,7 +19,6 @@ import pytest
 
 from tests.cli.helpers import COMMAND, generate
 from tests.cli.local import FEW, Command, children_of, environment, is_running, python
-from tests.support.processes import start
 from tests.support.waiting import MOST, wait_until
 from tokenbus.cli import main
 from tokenbus.client import Client
@@ -188,26 +186,6 @@ def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> No
         assert command.event("down")["died"] == ["mixed-0"]
         assert command.end()[0] == 1
     assert none_runs(processes)
-
-
-@pytest.mark.nightly
-def test_reader_that_goes_away_stops_it(folder: Path) -> None:
-    """When nobody can read what it prints any more, everything is stopped, with status 1 and no traceback."""
-    process = start([str(COMMAND), "up", *FEW, "--workers", "2", "--json"], environment(folder))
-    try:
-        assert process.stdout is not None
-        up = next(found for line in process.stdout if (found := json.loads(line))["event"] == "up")
-        process.stdout.close()
-        processes = pids(up)
-        os.kill(processes["mixed-0"], SIGKILL)  # something to tell
-        assert process.wait(MOST) == 1
-        assert process.stderr is not None
-        with process.stderr:
-            assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-    assert none_runs(processes)
-    assert left_in(folder) == []
 
 
 def test_service_that_cannot_start_says_why(folder: Path) -> None:
