@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -102,15 +103,10 @@ def test_scores_are_those_of_a_plain_computation(
 def test_failed_step_keeps_nothing_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ngram([scoring(1, STORY, top_logprobs=4)], prefill_chunk=6)
     run.step()
-    score = type(run.engine)._piece_scores
-
-    def fails(*_: object) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(type(run.engine), "_piece_scores", fails)
-    with pytest.raises(EngineStepError):
-        run.step()
-    monkeypatch.setattr(type(run.engine), "_piece_scores", score)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.engine, "_piece_scores", Mock(side_effect=RuntimeError("no")))
+        with pytest.raises(EngineStepError):
+            run.step()
     found = scores_of(run.to_the_end())
     check(found[1], default_tokenizer().encode(STORY), PromptScoring(top_logprobs=4), ngram_truth, 2e-6)
 

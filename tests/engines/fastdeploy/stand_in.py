@@ -1,8 +1,7 @@
 """A package laid out like FastDeploy, without a model: its imports, its ops and the processes that it starts.
 
-Its engine starts its workers through a shell and a launcher, with protobuf's implementation in pure Python, and runs
-its token processor in a thread: of its own process, or of one that multiprocessing started. Its own ops say so on
-stdout.
+Its engine starts its workers through a shell, with protobuf's implementation in pure Python, and runs its token
+processor in a thread: of its own process, or of one that multiprocessing started. Its own ops say so on stdout.
 """
 
 import textwrap
@@ -10,16 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 OPS = (
-    "get_output",
-    "get_output_ep",
-    "get_output_topk",
-    "mtp_save_first_token",
-    "save_output",
-    "save_output_topk",
-    "speculate_get_output",
-    "speculate_get_output_topk",
-    "speculate_save_output",
-    "speculate_save_output_topk",
+    *("get_output", "get_output_ep", "get_output_topk", "mtp_save_first_token", "save_output", "save_output_topk"),
+    *("speculate_get_output", "speculate_get_output_topk", "speculate_save_output", "speculate_save_output_topk"),
 )
 """The ops of FastDeploy's queue that its releases have in common."""
 _OTHERS = ("save_output_dynamic", "get_output_dynamic", "get_output_kv_signal", "get_padding_offset")
@@ -104,12 +95,6 @@ _FILES = {
                         return
         """,
     "worker/__init__.py": "",
-    "worker/launch.py": """
-        import subprocess
-        import sys
-
-        sys.exit(subprocess.run([sys.executable, "-u", *sys.argv[1:]]).returncode)
-        """,
     "worker/worker_process.py": """
         import sys
 
@@ -133,7 +118,7 @@ _FILES = {
             processor.worker.start()
             worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../worker/worker_process.py")
             command = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python OMP_NUM_THREADS=3 "
-            command += f"{sys.executable} -u -m fastdeploy.worker.launch {worker} {steps} 2>launch_worker.log"
+            command += f"{sys.executable} -u {worker} {steps} 2>launch_worker.log"
             launched = subprocess.Popen(command, stdout=subprocess.PIPE, shell=True, preexec_fn=os.setsid, text=True)
             said = launched.communicate()[0]
             if launched.returncode:

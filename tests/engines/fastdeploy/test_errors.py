@@ -94,21 +94,11 @@ def test_flag_keeps_to_its_bits(beside: Beside) -> None:
         assert (field & 0xFF, field >> 8) == (flag & 0xFF, 3)
 
 
-@pytest.mark.parametrize(
-    ("op", "count", "message"),
-    [
-        (TOPK, 10, "speculate_save_output_topk: 13, 12 or 9 arguments, got 10"),
-        (FIRST, 12, "mtp_save_first_token_with_topk: 13 arguments, got 12"),
-        ("save_output_topk", 5, "save_output_topk: 7 or 6 arguments, got 5"),
-        ("save_output", 6, "save_output: 5 or 4 arguments, got 6"),
-        (PLAIN, 7, "speculate_save_output: 9 or 8 arguments, got 7"),
-        ("mtp_save_first_token", 9, "mtp_save_first_token: 8 arguments, got 9"),
-    ],
-)
-def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> None:
-    with pytest.raises(TypeError) as refused:
-        getattr(fastdeploy, op)(*range(count))
-    assert str(refused.value) == message
+def test_form_of_an_op_that_is_not_known() -> None:
+    known = {TOPK: "13, 12 or 9", FIRST: "13", PLAIN: "9 or 8", "mtp_save_first_token": "8"}
+    for op, counts in (known | {"save_output_topk": "7 or 6", "save_output": "5 or 4"}).items():
+        with pytest.raises(TypeError, match=f"^{op}: {counts} arguments, got 10$"):
+            getattr(fastdeploy, op)(*range(10))
 
 
 @pytest.mark.usefixtures("bus")

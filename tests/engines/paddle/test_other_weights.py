@@ -6,30 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.paddle.test_weights import save
 from tests.engines.runs import Run, asked, paddle
-from tokenbus.engines.paddle import PaddleEngine
-from tokenbus.engines.paddle.weights import COMMITTED
+from tokenbus.engines.paddle.weights import COMMITTED, load
 
 pytestmark = NEEDS_PADDLE
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
-    """Return a folder with weights of which the embedding differs."""
-    from safetensors import safe_open  # noqa: PLC0415 - only where paddle is
-    from safetensors.numpy import save_file  # noqa: PLC0415 - as above
-
-    with safe_open(COMMITTED, "numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = file.metadata()
-    tensors["embedding.weight"] = tensors["embedding.weight"][::-1].copy()
-    save_file(tensors, tmp_path / "model.safetensors", metadata)
-    return tmp_path
-
-
-def _load(run: Run, folder: Path) -> None:
-    assert isinstance(run.engine, PaddleEngine)
-    run.engine.load_weights(folder)
 
 
 def _tokens(run: Run, key: int) -> list[int]:
@@ -37,10 +18,11 @@ def _tokens(run: Run, key: int) -> list[int]:
     return run.to_the_end().got[key].tokens
 
 
-def test_other_weights_answer_as_an_engine_that_was_made_with_them(other: Path) -> None:
-    run = paddle()
+def test_other_weights_answer_as_an_engine_that_was_made_with_them(tmp_path: Path) -> None:
+    other, run = tmp_path, paddle()
+    save(other / "model.safetensors", {"embedding.weight": load(COMMITTED).arrays["embedding.weight"][::-1].copy()})
     before = _tokens(run, 1)
-    _load(run, other)
+    run.engine.load_weights(other)
     run.engine.weight_version = 6
     after = _tokens(run, 2)
     assert after == _tokens(paddle(weights=other / "model.safetensors"), 1)
@@ -48,9 +30,9 @@ def test_other_weights_answer_as_an_engine_that_was_made_with_them(other: Path) 
     assert {batch.header.weight_version for batches in run.batches for batch in batches} == {0, 6}
     shutil.copy(COMMITTED, other / "second.safetensors")
     with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with one \*.safetensors, got 2: "):
-        _load(run, other)
+        run.engine.load_weights(other)
     (other / "second.safetensors").unlink()
     (other / "model.safetensors").write_bytes(b"none")
     with pytest.raises(ValueError, match=r"^load_weights.folder: weights .*: damaged, or no safetensors file"):
-        _load(run, other)
+        run.engine.load_weights(other)
     assert _tokens(run, 3) == after

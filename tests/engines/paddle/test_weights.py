@@ -18,14 +18,19 @@ FORMAT = "tokenbus-paddle-1"
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
-def changed(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> str:
-    """Return what is said of the committed weights with some arrays and metadata changed; an empty array: left out."""
+def save(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+    """Save the committed weights with some arrays and metadata changed; an empty array: left out."""
     from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
 
     committed = load(COMMITTED)
     mixed = {name: array for name, array in (committed.arrays | arrays).items() if array.size}
     sizes = {name: str(size) for name, size in asdict(committed.shape).items()}
     save_file(mixed, path, metadata={"format": FORMAT} | sizes | (metadata or {}))
+
+
+def changed(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> str:
+    """Return what is said of weights that were changed so."""
+    save(path, arrays, metadata)
     return refusal(path)
 
 

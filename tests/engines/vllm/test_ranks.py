@@ -75,8 +75,7 @@ def test_model_has_one_name() -> None:
 def test_rank_runs_as_an_engine_that_is_alone() -> None:
     for alone in (Arguments(), Arguments(1, 0), Arguments(0), Arguments(data_parallel_address="here")):
         arguments = replace(alone)
-        assert take_rank(arguments) is None
-        assert arguments == alone
+        assert (take_rank(arguments), arguments) == (None, alone)
     arguments = Arguments(3, 2)
     assert take_rank(arguments) == 2
     assert arguments == Arguments()
