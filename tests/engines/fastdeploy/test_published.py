@@ -1,13 +1,11 @@
 """What a processor is shown of the queue: targets and drafts paired by step, and scores that keep the contract."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +27,6 @@ from tokenbus.engines.fastdeploy.published import Published, Steps
 from tokenbus.engines.fastdeploy.step_arrays import LOWEST
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays, StepAssembler
-from tokenbus.worker.process.client import PublisherProcess
-from tokenbus.worker.publishing import publisher_client
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, Row, RowStatus, Scoring, SpeculativeMethod, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
@@ -324,33 +320,6 @@ async def test_requests_whose_rows_find_no_room_end(folder: Path) -> None:
             await until(after_step(lambda: any(row.key != 77 and row.position == 2 for row in rows)), every=0.05)
         await reading
     assert [row.position for row in rows if row.key == 77 and row.token_ids.size] == list(range(7))
-
-
-@pytest.mark.process
-async def test_publisher_that_dies_costs_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publishers: list[PublisherProcess] = []
-
-    def made(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - what it wraps says which
-        publisher = publisher_client(*given, **named)
-        assert isinstance(publisher, PublisherProcess)
-        publishers.append(publisher)
-        return publisher
-
-    monkeypatch.setattr("tokenbus.engines.fastdeploy.published.publisher_client", made)
-    settings = settings_in(folder, worker__publisher="process")
-    async with Processor(settings), Client(settings) as client:
-        with closing(Published(settings, Options(method=SpeculativeMethod.NONE), 0)) as shown:
-            tokens = client.resume(77, 0)
-            shown.assign(0, 77)
-            shown.offer(message(TARGET, 1, computed=9))
-            read = [await soon(anext(tokens))]
-            (publisher,) = publishers
-            os.kill(publisher.pid, signal.SIGKILL)
-            for computed in range(10, 14):
-                shown.offer(message(TARGET, 1, computed=computed))
-                read.append(await soon(anext(tokens)))
-    assert [token.position for token in read] == list(range(5))
-    assert shown.steps.counts.ended_requests == 0
 
 
 @pytest.mark.process
