@@ -19,7 +19,6 @@ PROCESS = (
     "engines/fastdeploy/test_processes.py",
     "engines/fastdeploy/test_switch.py",
     "engines/paddle",
-    "engines/test_plugins.py",
     "engines/vllm/real",
     "examples",
     "gpu_ops/test_frameworks.py",  # to import Paddle starts some
