@@ -16,7 +16,7 @@ from tokenbus.bus.guard import Guard
 from tokenbus.bus.keys import ProcessKeys, raw, use_key
 from tokenbus.bus.monitor import Monitor
 from tokenbus.bus.sockets import LoopSocket
-from tokenbus.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
+from tokenbus.bus.transport import Outcome, Parts, check_message, ignore, ignore_loss
 from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings
@@ -200,6 +200,8 @@ class ZeroMQListener:
         self.address = binding.address
         self.server_key = server_key
         self.budget = socket.budget
+        self.identity, self.admit, self.disconnect = monitor.identity, monitor.admit, monitor.disconnect
+        self.is_reachable, self.usage = binding.is_reachable, monitor.guard.usage
         self._socket = socket
         self._binding = binding
         self._monitor = monitor
@@ -229,26 +231,6 @@ class ZeroMQListener:
                 return Outcome.GONE
             raise
         return Outcome.SENT
-
-    def identity(self, peer: bytes) -> Identity:
-        """Return the identity that a peer has proved."""
-        return self._monitor.identity(peer)
-
-    def admit(self, peer: bytes) -> None:
-        """Mark a peer as introduced."""
-        self._monitor.admit(peer)
-
-    def disconnect(self, peer: bytes) -> None:
-        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
-        self._monitor.disconnect(peer)
-
-    def is_reachable(self) -> bool:
-        """Return whether new connections can reach it."""
-        return self._binding.is_reachable()
-
-    def usage(self) -> Usage:
-        """Return how much of the bounds is in use, by all listeners of the transport together."""
-        return self._monitor.guard.usage()
 
     def _check_keys_soon(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_KEYS_SECONDS, self._check_keys)
