@@ -53,25 +53,20 @@ class Script:
         self.breaks.append(now)
         self.to_say.append([b"again"])
 
-    def next_message(self, now: float) -> list[bytes] | None:
-        del now
+    def next_message(self, _now: float) -> list[bytes] | None:
         return self.to_say.popleft() if self.to_say else None
 
-    def is_leaving(self, now: float) -> bool:
-        del now
+    def is_leaving(self, _now: float) -> bool:
         return self.leaves
 
-    def move(self, now: float) -> list[bytes]:
-        del now
+    def move(self, _now: float) -> list[bytes]:
         self.leaves = False
         return [b"moved"]
 
-    def seconds_to_wait(self, now: float) -> float:
-        del now
+    def seconds_to_wait(self, _now: float) -> float:
         return self.wait
 
-    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        del message
+    def goodbye(self, reason: GoodbyeReason) -> list[bytes]:
         return [b"goodbye %d" % reason]
 
 
@@ -165,8 +160,8 @@ async def test_session_hears_that_its_connection_broke() -> None:
 async def test_session_that_fails_ends_the_link() -> None:
     line = await Line().start()
 
-    def fail(now: float) -> None:
-        raise RuntimeError(f"nothing to say at {now}")
+    def fail(_now: float) -> None:
+        raise RuntimeError("nothing to say")
 
     line.script.next_message = fail  # type: ignore[method-assign]
     line.say(b"one")

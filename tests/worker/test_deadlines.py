@@ -1,6 +1,6 @@
 """A request's deadline is a moment: its worker ends it then, whether a processor is there or not."""
 
-from tests.in_process.builders import generate_of, ids
+from tests.in_process.builders import generate_of
 from tests.worker.looped import Looped, batches
 from tests.worker.test_states import KINDS, handed_off
 from tokenbus.engines.synthetic import SyntheticEngine
@@ -45,18 +45,6 @@ def test_request_that_comes_too_late_does_not_begin() -> None:
     worker.turn(late)
     assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
     assert not worker.engine.has_work
-
-
-def test_request_that_ended_has_no_deadline() -> None:
-    worker = Worker()
-    worker.turn(worker.asked(1, 1000, max_tokens=3))
-    worker.clock.advance(10)
-    worker.turn(worker.asked(2, 1000, max_tokens=3))
-    assert worker.errors() == {}
-    assert [row.token_ids.tolist() for made in batches(worker.publisher) for row in made.rows()] == [
-        ids(1, 0, 3),
-        ids(2, 0, 3),
-    ]
 
 
 def test_deadline_goes_along_with_a_hand_off() -> None:

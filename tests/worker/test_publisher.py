@@ -88,16 +88,6 @@ def test_other_ranks_publish_nothing() -> None:
     assert len(other.retention) == 0
 
 
-def test_batch_that_breaks_the_contract_uses_no_sequence() -> None:
-    """A batch that cannot be encoded is an error to its engine, and leaves no hole in the stream (case 24)."""
-    publisher = Bare()
-    made = batch(row_shapes([1]))
-    columns = made.columns | {"logprobs": made.logprobs * float("nan")}
-    with pytest.raises(ContractError, match="finite"):
-        publisher.publish(type(made).of_views(made.header, columns))
-    assert publisher.publish(made) == 1
-
-
 def test_requests_are_known_from_first_to_last_row() -> None:
     publisher = Bare()
     publisher.publish(batch(row_shapes(range(1, 7), tokens=0, status=RowStatus.IDLE)))
@@ -144,13 +134,6 @@ def test_events_are_items_of_the_stream() -> None:
     assert (admitted.admitted.worker_id, admitted.admitted.epoch) == ("mine", EPOCH)
     assert admitted.admitted.prompt_tokens == 1
     assert (failed.error.request_key, failed.error.code, failed.error.emitted_tokens) == (8, 8, 5)
-
-
-def test_failed_request_is_no_longer_the_workers() -> None:
-    publisher = Bare()
-    publisher.publish(batch(row_shapes([1, 2])))
-    publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke")
-    assert publisher.session.requests == {2}
 
 
 def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:

@@ -45,16 +45,6 @@ def test_items_keep_their_bytes() -> None:
         assert (found.sequence, found.kind, found.checksum) == (sequence, kind, crc32(payload))
 
 
-def test_sequences_begin_at_one_and_have_no_holes() -> None:
-    """Sequences count from one, dropped items included, so that a loss shows as a number that is missing."""
-    retention = made()
-    assert (retention.first_sequence, retention.next_sequence) == (1, 1)
-    assert retention.keep(BATCH, b"x").sequence == 1
-    retention.drop([5])
-    assert retention.keep(BATCH, b"x").sequence == 3
-    assert retention.next_sequence == 4
-
-
 def test_room_in_bytes_ends_exactly_at_the_bound() -> None:
     """As many bytes fit as the bound says, and not one more; acknowledged bytes make room again (case 20)."""
     retention = made(size=10)

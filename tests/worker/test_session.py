@@ -163,14 +163,6 @@ def test_welcome_says_where_to_go_on_and_counts_bytes_anew() -> None:
     assert peer.sequences() == [4]
 
 
-def test_what_is_not_wanted_again_is_retained_until_it_is_acknowledged() -> None:
-    peer = opened(items=4)
-    peer.welcome(resume_from=4)
-    assert peer.session.outstanding == 4
-    peer.hear(ack=Ack(through_sequence=3))
-    assert peer.session.outstanding == 1
-
-
 def test_resuming_from_what_is_gone_is_answered_with_a_gap() -> None:
     """What left the retention is named as lost, first and last, and then items follow; it ends there (case 17, 18)."""
     peer = opened(items=4)
