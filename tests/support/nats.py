@@ -21,12 +21,19 @@ class NatsServer:
         self.folder = folder
         self.disk = disk
         self._config = config
+        self.log = "log"
+        """The name of the log that a test has there."""
         self.port = -1
         self.start()
 
     @property
     def server(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_address(self) -> str:
+        """The address of the log that a test has there."""
+        return self.address(self.log)
 
     def address(self, name: str, scheme: str = "nats") -> str:
         return f"{scheme}://{self.server}/{name}"

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tests.support.nats import NatsServer
 from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import DurableLogSettings, Settings
+
+_NUMBERS = count()
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +25,10 @@ def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsSer
 
 @pytest.fixture
 def server(session_server: NatsServer) -> Iterator[NatsServer]:
-    """A server without streams; a test may kill it, or start it again otherwise."""
+    """A server without streams, and a new name for a log; a test may kill it, or start it again otherwise."""
+    session_server.log = (
+        f"log-{next(_NUMBERS)}"  # a stream that is made under the name of another may find its messages
+    )
     process, config = session_server.process, session_server._config
     yield session_server
     if (session_server.process, session_server._config, process.poll()) == (process, config, None):

@@ -32,7 +32,7 @@ from tokenbus.recordings.items import hello_entry, read_items
 
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:
     settings = memory_settings(
-        durable_log__address=f"nats://{server.server}",
+        durable_log__address=server.log_address,
         durable_log__buffer_bytes=4096,
         limits__max_message_bytes=4096,
         client__window_frames=512,
@@ -64,7 +64,7 @@ def tap(*arguments: str) -> CompletedProcess[str]:
 
 
 async def shown(server: NatsServer, *more: str) -> list[dict[str, Any]]:
-    ran = await asyncio.to_thread(tap, "--from", f"nats://{server.server}", "--json", *more)
+    ran = await asyncio.to_thread(tap, "--from", server.log_address, "--json", *more)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -90,13 +90,13 @@ async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
     sequences = [int(value["sequence"]) for value in values if value is not missing]
     assert sequences == [sequence for sequence, *_ in payloads() if sequence not in range(4, 6)]
     assert len(await shown(server, "--count", "2")) == 2
-    ran = await asyncio.to_thread(tap, "--from", f"nats://{server.server}", "--worker", WORKER, "--rows")
+    ran = await asyncio.to_thread(tap, "--from", server.log_address, "--worker", WORKER, "--rows")
     assert ", logged 20" in ran.stdout
     assert " ago" not in ran.stdout
 
 
 async def test_what_cannot_be_shown_is_one_line(server: NatsServer) -> None:
-    at = f"nats://{server.server}"
+    at = server.log_address
     for arguments, line in (
         (["--from", at], "there is no log: no stream tokenbus-log"),
         (["--request", "17"], "--request: with --from ADDRESS, the log that has it"),

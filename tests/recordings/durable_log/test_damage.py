@@ -165,8 +165,8 @@ async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServe
             await soon(anext(items))
         waiting = asyncio.create_task(anext(items))
         async with stream_of(settings) as (_, jetstream):
-            await jetstream.delete_stream("tokenbus-log")
-            await jetstream.add_stream(name="tokenbus-log", subjects=["tokenbus.log.*.*"])
+            await jetstream.delete_stream(f"tokenbus-{server.log}")
+            await jetstream.add_stream(name=f"tokenbus-{server.log}", subjects=[f"tokenbus.{server.log}.*.*"])
         server.kill()
         server.start()
         with pytest.raises(LogError, match="is beyond the log's end"):
@@ -180,10 +180,10 @@ async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: Nat
         await log.write(writer, [1])
         async with aclosing(read_log(settings=settings, follow=True)) as items:
             found = [await soon(anext(items))]
-            (consumer,) = await jetstream.consumers_info("tokenbus-log")
+            (consumer,) = await jetstream.consumers_info(f"tokenbus-{server.log}")
             inbox = connection.client.new_inbox()
             subscription = await connection.client.subscribe(inbox)
-            ask = f"$JS.API.CONSUMER.MSG.NEXT.tokenbus-log.{consumer.name}"
+            ask = f"$JS.API.CONSUMER.MSG.NEXT.tokenbus-{server.log}.{consumer.name}"
             await connection.client.publish(ask, b'{"batch": 3}', reply=inbox)
             await connection.client.flush()
             for number in range(2, 12):

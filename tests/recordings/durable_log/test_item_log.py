@@ -75,7 +75,7 @@ async def test_log_that_keeps_less_than_was_promised_is_refused(server: NatsServ
     async with log.writer_of(log.logging_to(server)):
         pass
     reason = await refusal(log.logging_to(server, durable_log__durable=True, durable_log__replicas=3))
-    assert "durable_log.replicas is 3, the stream tokenbus-log has 1" in reason
+    assert f"durable_log.replicas is 3, the stream tokenbus-{server.log} has 1" in reason
 
 
 async def test_processor_without_a_log_has_none_of_its_metrics() -> None:

@@ -69,7 +69,7 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
         connection = await LogStream(settings).connect()
         async with aclosing(read_log(settings=settings)) as items:
             found = [await anext(items)]
-            await connection.client.jetstream().purge_stream("tokenbus-log")
+            await connection.client.jetstream().purge_stream(f"tokenbus-{server.log}")
             found += await soon(collected(items))
         await connection.close()
     assert log.sequences(found) == list(range(1, len(found) + 1))
@@ -81,7 +81,7 @@ async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplo
     connection = await LogStream(settings).connect()
     async with aclosing(read_log(settings=settings)) as items:
         found = [await anext(items)]
-        await connection.client.jetstream().purge_stream("tokenbus-log", keep=3)
+        await connection.client.jetstream().purge_stream(f"tokenbus-{server.log}", keep=3)
         found += await soon(collected(items))
     await connection.close()
     (overtaken,) = [place for place, item in enumerate(found) if item.missing_items]
@@ -175,7 +175,7 @@ async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixtur
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - it is on a page of ours
     await log.filled(server, log.STREAM)
-    reading = asyncio.create_task(names["collect"](f"nats://{server.server}/log", None))
+    reading = asyncio.create_task(names["collect"](server.log_address, None))
     printed = ""
 
     def has_come() -> bool:

@@ -119,8 +119,8 @@ async def test_log_that_exists_stays_as_it_was_made(server: NatsServer, caplog: 
     config = await log.kept(large)
     assert (config.max_bytes, config.max_age) == (3_000_000_000, 300 * 3600)
     assert caplog.text.count(less) == 1
-    assert "durable_log.max_bytes is 4000000000, the stream tokenbus-log has 3000000000" in caplog.text
-    assert "durable_log.max_age_hours is 301, the stream tokenbus-log has 300" in caplog.text
+    assert f"durable_log.max_bytes is 4000000000, the stream tokenbus-{server.log} has 3000000000" in caplog.text
+    assert f"durable_log.max_age_hours is 301, the stream tokenbus-{server.log} has 300" in caplog.text
     assert log.sequences(await log.read(large)) == [1, 2]
 
 
@@ -155,8 +155,8 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(
         await log.written(writer)
         connection = await LogStream(settings).connect()
         jetstream = connection.client.jetstream()
-        await jetstream.delete_stream("tokenbus-log")
-        await jetstream.add_stream(name="other", subjects=["tokenbus.log.>"])
+        await jetstream.delete_stream(f"tokenbus-{server.log}")
+        await jetstream.add_stream(name="other", subjects=[f"tokenbus.{server.log}.>"])
         await log.write(writer, [2])
         await until(lambda: writer.counts.failed_writes > 2)
         await jetstream.delete_stream("other")
@@ -172,7 +172,9 @@ async def entered(settings: Settings) -> LogWriter:
 
 
 async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServer) -> None:
-    with pytest.raises(LogError, match=r"nats://.*/log: jetstream: replicas > 1 not supported in non-clustered mode"):
+    with pytest.raises(
+        LogError, match=r"nats://.*/log-.*: jetstream: replicas > 1 not supported in non-clustered mode"
+    ):
         await entered(log.log_settings(server, durable_log__replicas=3))
     with pytest.raises(AddressError, match=r"x://y/log: expected nats://HOST:PORT/NAME"):
         await entered(log.log_settings(server, durable_log__address="x://y"))

@@ -36,7 +36,7 @@ STREAM = Life(EPOCH, hello())
 
 def log_settings(server: NatsServer, **overrides: object) -> Settings:
     common = {
-        "durable_log__address": f"nats://{server.server}",
+        "durable_log__address": server.log_address,
         "bus__reconnect_ms": 10,
         "bus__reconnect_max_ms": 50,
         "bus__heartbeat_timeout_ms": 10_000,
@@ -141,7 +141,7 @@ JETSTREAM = "jetstream {{ store_dir: '{folder}/js' }}\n"
 def logging_to(*servers: NatsServer, **changed: object) -> Settings:
     """Return the settings of a processor that keeps its log at some servers, with a replica at each."""
     common = {
-        "durable_log__address": f"nats://{','.join(server.server for server in servers)}",
+        "durable_log__address": f"nats://{','.join(server.server for server in servers)}/{servers[0].log}",
         "durable_log__replicas": len(servers),
     }
     return settings(**QUICK | common | changed)
