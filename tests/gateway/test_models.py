@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from tests.gateway.answering import App, answering
+from tests.in_process.builders import settings
 from tests.support.model_folder import END, TEMPLATE, byte_level, write_model
 from tests.system.serving import error_of
 from tokenbus.engines.ngram import NgramEngine
+from tokenbus.gateway.completion_request import Reader
+from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.model_files import ModelTokenizer
 
 CHAT: list[Any] = [{"role": "user", "content": "hello 🦊"}]
@@ -90,6 +94,18 @@ async def test_what_a_template_reads_beside_messages(tmp_path: Path) -> None:
         ):
             asked = reader.chat(chat | fields | {"model": "tokenbus"})
             assert asked.prompts == [LIBRARY.encode(expected, add_special_tokens=False).ids]
+
+
+def test_what_a_template_relies_on_is_not_replaced(folder: str) -> None:
+    """No variable of a request has the name of a special token, a field, or a function of the template."""
+    reader = Reader(settings(), vocabulary_of(folder))
+    for name in (
+        *("eos_token", "bos_token", "image_token", "additional_special_tokens", "messages", "tools", "documents"),
+        *("add_generation_prompt", "raise_exception", "strftime_now", "range", "namespace", "chat_template"),
+    ):
+        with pytest.raises(ApiError) as raised:
+            reader.tokenization({"messages": CHAT, "chat_template_kwargs": {name: "x"}})
+        assert raised.value.param == f"chat_template_kwargs.{name}"
 
 
 @pytest.mark.parametrize(

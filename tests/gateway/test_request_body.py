@@ -1,6 +1,6 @@
 """Bodies of requests: what is accepted, how a refusal is worded, and what the OpenAPI document says of them."""
 
-from dataclasses import replace
+import json
 from typing import Any
 
 import msgspec
@@ -17,8 +17,9 @@ from tokenbus.gateway.generate_body import Generate
 from tokenbus.gateway.messages_body import Messages, TokenCount
 from tokenbus.gateway.openapi import document
 from tokenbus.gateway.output_form import structured_output
-from tokenbus.gateway.request_body import RequestTypes
+from tokenbus.gateway.request_body import RequestTypes, _biases_up_to
 from tokenbus.gateway.responses_body import Responses
+from tokenbus.gateway.validation import parse_json
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring, SamplingParameters, TokenBias
@@ -532,10 +533,7 @@ def test_bias_beyond_the_bound_is_taken_for_the_bound() -> None:
 
 @given(st.integers(0, 2_500), st.sampled_from([0, 9, 10, 405, 999, 2_039]))
 def test_schema_of_biases_knows_the_largest_token(token_id: int, most: int) -> None:
-    given_settings = settings()
-    types = RequestTypes(replace(given_settings, limits=replace(given_settings.limits, max_token_id=most)))
-    body = COMPLETION | {"logit_bias": {str(token_id): 1}}
-    assert Draft202012Validator(msgspec.json.schema(types.bounded[Completion])).is_valid(body) == (token_id <= most)
+    assert Draft202012Validator(_biases_up_to(most)).is_valid({str(token_id): 1}) == (token_id <= most)
 
 
 def test_first_model_is_meant_where_none_is_named() -> None:
@@ -600,3 +598,48 @@ def test_length_to_cut_at_is_bounded(most: int, line: str) -> None:
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     assert TYPES.read(Completion, {"model": "m", "prompt": [[1.0, 2]], "n": 2.0}).prompt == [[1, 2]]
+
+
+READER = Reader(settings(), vocabulary_of("numbers"))
+NESTED = (
+    ("completion", "logit_bias"),
+    ("completion", "no_such_field"),
+    ("completion", "structured_outputs.json"),
+    ("chat", "chat_template_kwargs.x"),
+    ("chat", "response_format.json_schema.schema.x"),
+    ("chat", "tools.function.parameters.x"),
+    ("chat", "messages"),
+    ("inspection", "seed"),
+    ("tokenization", "documents"),
+    ("detokenization", "tokens"),
+)
+
+
+@pytest.mark.parametrize(("route", "place"), NESTED)
+def test_body_nested_too_deep_is_refused_with_its_depth(route: str, place: str) -> None:
+    """Lists or objects nested too deep are refused with the field and the depth, on every route and in every field."""
+    names = place.split(".")
+    body = {name: value for name, value in VALID[route][1].items() if name != names[0]}
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        for depth in (200, 1000, 1025, 5_000):
+            inner = opening * depth + "1" + closing * depth
+            for name in reversed(names):
+                inner = f'{{"{name}":{inner}}}'
+            data = json.dumps(body)[:-1] + ("," if body else "") + inner[1:]
+            with pytest.raises(ApiError) as raised:
+                getattr(READER, route)(parse_json(data.encode()))
+            beginning, _, deep = raised.value.message.rpartition(" ")
+            assert beginning.endswith(": nested at most 128 deep, got")
+            assert depth <= int(deep) <= depth + len(names)
+            if depth <= 1000:  # what is nested deeper is not parsed at all
+                assert raised.value.param == names[0]
+
+
+def test_texts_that_are_json_are_not_nested_too_deep_either() -> None:
+    """A schema that is sent as a text has the same bound; arguments of a call that are no JSON object are none."""
+    deep = '{"a":' * 1000 + "1" + "}" * 1000
+    with pytest.raises(ApiError, match=r"structured_outputs\.json: nested at most 128 deep, got 1000"):
+        READER.completion({"prompt": "a", "structured_outputs": {"json": deep}})
+    calls = [{"function": {"name": "f", "arguments": deep}}]
+    called = {"role": "assistant", "content": "a", "tool_calls": calls}
+    assert READER.tokenization({"messages": [called]})

@@ -34,7 +34,7 @@ async def serving(
 @asynccontextmanager
 async def alone(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
     """Run a gateway in this process, whose processor is not there."""
-    async with serve_gateway(deployment.settings(**GATEWAY, client__drain_timeout_ms=0, **overrides)) as served:
+    async with serve_gateway(deployment.settings(**GATEWAY | overrides, client__drain_timeout_ms=0)) as served:
         yield served
 
 
