@@ -42,7 +42,7 @@ class _Child(NamedTuple):
 def serve(control: socket.socket) -> None:
     """Take requests until the tests' process ends, then kill all that was forked; a forked process runs its command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in _PRELOADED:
+    for module in (*_PRELOADED, *os.environ.get("TESTS_PRELOADED", "").split()):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

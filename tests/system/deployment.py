@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.support.processes import start
 from tests.support.settings import environment_of, settings_of
+from tests.support.waiting import MOST
 from tests.system.programs import Program
 from tokenbus.settings import Settings
 
@@ -18,8 +19,9 @@ Overrides = Mapping[str, Any]
 class Deployment:
     """Addresses and settings that a processor, workers and clients share."""
 
-    def __init__(self, folder: Path, overrides: Overrides | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, overrides: Overrides | None = None, patience: float = MOST) -> None:
+        """Wait so many seconds for what a process is to write, and for its end."""
+        self.folder, self._patience = folder, patience
         self.overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
             "bus.clients_address": f"ipc://{folder}/c",
@@ -61,7 +63,7 @@ class Deployment:
 
     def start(self, name: str, command: Sequence[str], **overrides: object) -> Program:
         """Start any command with the settings; it ends with the deployment."""
-        program = Program(name, start(command, self.environment(**overrides), is_merged=True))
+        program = Program(name, start(command, self.environment(**overrides), is_merged=True), self._patience)
         self._programs.append(program)
         return program
 

@@ -20,6 +20,7 @@ from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import Step, Token
+from tokenbus.engines.vllm import published
 from tokenbus.engines.vllm.published import Published, cut, settings_for
 from tokenbus.engines.vllm.request_keys import ARGUMENT
 from tokenbus.processor import Processor
@@ -324,6 +325,10 @@ def test_vllm_that_cannot_be_used_ends_the_process(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm", None)
     found = import_module("tokenbus.engines.vllm").scheduler  # as vLLM does
     with pytest.raises(SystemExit, match=r"^tokenbus: vLLM is not installed: pip install 'vllm>="):
+        found(vllm_config=configuration())
+    monkeypatch.setattr(published, "load_vllm", lambda _: VLLM)
+    monkeypatch.setenv("TOKENBUS_WORKER_TOP_LOGPROBS", "21")
+    with pytest.raises(SystemExit, match=r"^tokenbus: worker\.top_logprobs: at most 20, as --max-logprobs, got 21$"):
         found(vllm_config=configuration())
 
 

@@ -9,6 +9,8 @@ WORDS = "the cat sat on a mat and saw one more token pass by the bus stop while 
 END = "<end>"
 CONTEXT = 256
 VOCABULARY = 512
+LAYERS = 1
+"""Most of a step's time on a CPU is the layers'."""
 TEMPLATE = """\
 {%- if tools %}tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}
 {% endif %}
@@ -57,7 +59,7 @@ def make(
         vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=LAYERS,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=context,
@@ -93,7 +95,7 @@ def make_adapter(folder: Path, seed: int) -> Path:
     (folder / "adapter_config.json").write_text(json.dumps(kind))
     torch.manual_seed(seed)
     weights = {}
-    for layer in range(2):
+    for layer in range(LAYERS):
         for module, size in sizes.items():
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
             weights[f"{name}.lora_A.weight"] = torch.randn(rank, 64)

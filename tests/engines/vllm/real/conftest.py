@@ -2,13 +2,17 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engines.vllm.tiny_model import TEMPLATE, make
+from tests.engines.vllm.real.hosts import EngineHost, Host
+from tests.engines.vllm.real.runs import LORA, arguments
+from tests.engines.vllm.tiny_model import TEMPLATE, make, make_adapter
 
 if TYPE_CHECKING:
     from tests.engines.vllm.real.servers import Servers
@@ -20,13 +24,18 @@ os.environ.update(
     HF_DATASETS_OFFLINE="1",
     HF_HUB_OFFLINE="1",
     LITELLM_LOCAL_MODEL_COST_MAP="True",
+    NUMBA_DISABLE_JIT="1",  # what drafts by n-grams would be compiled for seconds in each process
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
     TRL_EXPERIMENTAL_SILENCE="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
+    TORCHDYNAMO_DISABLE="1",  # and so would a function of the sampler
     VLLM_CPU_OMP_THREADS_BIND="nobind",  # else all engines of a machine compute on the same core
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # a model runs in the process that steps it
+    VLLM_LOGGING_STREAM="ext://sys.stderr",
     VLLM_NO_USAGE_STATS="1",
 )
+if _IS_INSTALLED:
+    os.environ["TESTS_PRELOADED"] = "vllm.entrypoints.openai.api_server vllm.entrypoints.llm vllm.v1.worker.cpu_worker"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,14 +57,48 @@ def is_installed() -> None:
 
 
 @pytest.fixture(scope="session")
-def model(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001 - it comes first
-    return make(tmp_path_factory.mktemp("models") / "tiny")
+def host(is_installed: None) -> Iterator[Host]:  # noqa: ARG001 - it comes first
+    """A process that has imported vLLM, and has no engine."""
+    with closing(Host()) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
-def servers(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":  # noqa: ARG001 - first
+def model(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return host(make, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def adapters(host: Host, model: Path) -> list[Path]:
+    """The folders of two LoRA adapters of the model."""
+    return [host(make_adapter, model.parent / name, seed) for seed, name in enumerate(("ada", "bob"))]
+
+
+@pytest.fixture(scope="session")
+def engine_of(model: Path) -> Iterator[Callable[..., EngineHost]]:
+    """Return the one engine of the session that has certain options of vLLM's."""
+    with ExitStack() as stack:
+
+        @cache
+        def made(*given: str) -> EngineHost:
+            return stack.enter_context(closing(EngineHost(model, given)))
+
+        yield made
+
+
+@pytest.fixture(scope="session")
+def engine_with_adapters(engine_of: Callable[..., EngineHost], adapters: Sequence[Path]) -> EngineHost:
+    ada, bob = adapters
+    modules = ["--lora-modules", f"ada={ada}", f'{{"name": "bob", "path": "{bob}"}}']
+    return engine_of(*arguments(LORA), *modules)
+
+
+@pytest.fixture(scope="session")
+def servers(host: Host, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
     """Run vLLM's own server and ours, with one model that has a chat template."""
     from tests.engines.vllm.real.servers import CONTEXT, running  # noqa: PLC0415 - only where they are run
 
-    with running(make(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT, template=TEMPLATE)) as both:
+    folder = tmp_path_factory.mktemp("models")
+    model = host(partial(make, context=CONTEXT, template=TEMPLATE), folder / "tiny")
+    with running(model, host(make_adapter, folder / "ada", 0)) as both:
         yield both

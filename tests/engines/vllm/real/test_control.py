@@ -1,37 +1,27 @@
-"""What operators ask of the engine while it runs, beside engines that were started so."""
+"""What operators ask of the engine while it runs, beside a vLLM that was started so."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.runs import SHARED, Answer, Case, add, answered, arguments
+from tests.engines.vllm.real.hosts import EngineHost, Host, in_its_process
+from tests.engines.vllm.real.runs import LORA, Answer, Case, add, answered, reference
 from tests.engines.vllm.tiny_model import make_adapter
 from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, ValueKind
 from tokenbus_contracts.generated.control_pb2 import EngineState, WeightTransferStage
 
-_OPTIONS: dict[str, Any] = {**SHARED, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 _CASES = [Case([5, 6, 7, 8] * 10, {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 12}, 5)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def in_this_process() -> Iterator[None]:
-    """Let vLLM run the model on the thread that steps it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        yield
-
-
-@pytest.fixture(scope="module")
-def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_other(model: Path, folder: Path) -> Path:
+    """Write the model with other weights."""
     import torch
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - only where vLLM is
 
-    folder = tmp_path_factory.mktemp("models") / "other"
     shutil.copytree(model, folder)
     changed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     torch.manual_seed(11)
@@ -43,20 +33,22 @@ def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def other(host: Host, model: Path) -> Path:
+    return host(make_other, model, model.parent / "other")
+
+
+@pytest.fixture(scope="module")
 def expected(other: Path) -> list[Answer]:
-    """Return what an engine answers that is started with the other weights."""
-    engine = VllmEngine(other, arguments(_OPTIONS))
-    try:
-        return answered(engine, _CASES)
-    finally:
-        engine.close()
+    """Return what vLLM answers with the other weights."""
+    ((_, answers),) = reference(other, LORA, _CASES)
+    return answers
 
 
 @pytest.fixture
-def engine(model: Path) -> Iterator[VllmEngine]:
-    made = VllmEngine(model, arguments(_OPTIONS))
-    yield made
-    made.close()
+def engine(engine_with_adapters: EngineHost, model: Path) -> Iterator[EngineHost]:
+    """Return an engine that has its first weights again after each test."""
+    yield engine_with_adapters
+    engine_with_adapters(load, model, 0)
 
 
 def halt(engine: VllmEngine) -> None:
@@ -65,29 +57,30 @@ def halt(engine: VllmEngine) -> None:
         engine.step()
 
 
+def load(engine: VllmEngine, weights: Path, version: int) -> None:
+    halt(engine)
+    engine.load_weights(weights)
+    engine.weight_version = version
+    engine.resume()
+
+
 def is_same(mine: list[Answer], others: list[Answer]) -> bool:
-    return [(each.tokens, each.logprobs, each.ranks) for each in mine] == [
-        (each.tokens, each.logprobs, each.ranks) for each in others
-    ]
+    return [(each.tokens, each.logprobs) for each in mine] == [(each.tokens, each.logprobs) for each in others]
 
 
+@in_its_process
 def test_new_weights_answer_as_an_engine_that_was_started_with_them(
     engine: VllmEngine, model: Path, other: Path, expected: list[Answer]
 ) -> None:
     before = answered(engine, _CASES)
     assert not is_same(before, expected)
-    halt(engine)
-    engine.load_weights(other)
-    engine.weight_version = 1
-    engine.resume()
+    load(engine, other, 1)
     assert is_same(answered(engine, _CASES, 7), expected), "its prompt's keys and values are those of the old weights"
-    halt(engine)
-    engine.load_weights(model)
-    engine.weight_version = 2
-    engine.resume()
+    load(engine, model, 2)
     assert is_same(answered(engine, _CASES, 9), before)
 
 
+@in_its_process
 def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Path) -> None:
     case, answer = Case([5, 6, 7], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 40}, 0), Answer()
     engine.admit(case.generate(3))
@@ -117,6 +110,7 @@ def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Pat
     assert versions == [0] * done + [8] * (40 - done)
 
 
+@in_its_process
 def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
     long, late = (Case([5], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": n}) for n in (20, 5))
     engine.admit(long.generate(3))
@@ -135,6 +129,7 @@ def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
     assert seen == {3, 4}
 
 
+@in_its_process
 def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path: Path) -> None:
     before = answered(engine, _CASES)
     halt(engine)
@@ -176,11 +171,12 @@ def _write(folder: Path, model: Path, *, drop: bool = False, cut: bool = False, 
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@in_its_process
 def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
     first, second = make_adapter(tmp_path / "first", 1), make_adapter(tmp_path / "second", 2)
     case = Case([5, 6, 7], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 8}, 0, adapter=Path("tuned"))
     plain = answered(engine, [Case(case.prompt, case.sampling, 0)], 3)
-    with pytest.raises(ValueError, match="none, since none is loaded"):
+    with pytest.raises(ValueError, match="one of ada, bob, got 'tuned'"):
         engine.admit(case.generate(5))
     engine.load_adapter("tuned", first, replace=False)
     by_first = answered(engine, [case], 7)
@@ -190,20 +186,22 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
     by_second = answered(engine, [case], 9)
     assert not is_same(plain, by_first)
     assert not is_same(by_first, by_second)
-    assert engine.lora_adapters == ("tuned",)
+    assert list(engine.lora_adapters) == ["ada", "bob", "tuned"]
     engine.unload_adapter("tuned")
-    assert not engine.lora_adapters
-    with pytest.raises(ValueError, match=r"^unload_adapter.name: one of none, got 'tuned'$"):
+    assert list(engine.lora_adapters) == ["ada", "bob"]
+    with pytest.raises(ValueError, match=r"^unload_adapter.name: one of ada, bob, got 'tuned'$"):
         engine.unload_adapter("tuned")
     assert is_same(answered(engine, [Case(case.prompt, case.sampling, 0)], 11), plain)
 
 
+@in_its_process
 def test_what_trainers_read_of_its_configuration(engine: VllmEngine) -> None:
     state = EngineState(**engine.facts)
     assert (state.dtype, ValueKind(state.value_kind)) == ("bfloat16", ValueKind.RAW_LOGPROBS)
-    assert (state.max_adapters, state.max_adapter_rank, state.weight_transfer) == (2, 8, "")
+    assert (state.max_adapters, state.max_adapter_rank, state.weight_transfer) == (4, 8, "")
 
 
+@in_its_process
 def test_what_this_vllm_was_not_started_with_is_refused(engine: VllmEngine) -> None:
     with pytest.raises(ValueError, match=r"^transfer_weights: a vLLM with --weight-transfer-config, got one without$"):
         engine.transfer_weights(WeightTransferStage.WEIGHT_TRANSFER_STAGE_INIT, {})

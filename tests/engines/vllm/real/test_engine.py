@@ -1,22 +1,16 @@
 """The engine beside vLLM's own `LLM.generate`, bit by bit; and what it refuses, ends and survives."""
 
-import gc
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.engines.vllm.real.runs import (
-    SHARED,
-    Answer,
-    Case,
-    answered,
-    answers_apart,
-    arguments,
-    check,
-    reference,
-)
+from tests.engines.vllm.real.hosts import EngineHost, Host
+from tests.engines.vllm.real.runs import LORA, SHARED, Answer, Case, answered, arguments, check, reference
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
 from tokenbus.engines.vllm import VllmEngine, compatibility
 from tokenbus.engines.vllm import engine as engine_module
@@ -55,20 +49,9 @@ FURTHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cache_salt": "s"}, {}),
 ]
 """Further parameters: by our names, and as vLLM has them."""
+FEW_BLOCKS = {**SHARED, "num_gpu_blocks_override": 16}
+"""So few that long requests are preempted."""
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def in_this_process() -> Iterator[None]:
-    """Let vLLM run the model on the thread that steps it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        yield
-
-
-def started(model: Path, options: Mapping[str, Any]) -> VllmEngine:
-    gc.collect()
-    return VllmEngine(model, arguments(options))
 
 
 def compare(mine: list[Answer], theirs: list[Answer], cases: list[Case]) -> None:
@@ -77,7 +60,12 @@ def compare(mine: list[Answer], theirs: list[Answer], cases: list[Case]) -> None
         check(case, ours, others)
 
 
-def test_same_answers(model: Path) -> None:
+def answers_of(engine: VllmEngine, groups: Sequence[Sequence[Case]]) -> list[list[Answer]]:
+    engine._core.reset_prefix_cache()
+    return [answered(engine, cases) for cases in groups]
+
+
+def test_same_answers(model: Path, engine_of: Callable[..., EngineHost]) -> None:
     plain = [
         Case(prompt, {**sampling, "max_tokens": 12}, k)
         for prompt, k in zip(SHORT, (None, 0, 5, 20), strict=True)
@@ -93,16 +81,20 @@ def test_same_answers(model: Path) -> None:
         for sampling in (GREEDY, SEEDED)
         for ours, theirs in FURTHER
     ]
-    ends = [Case(SHORT[1], {"temperature": 1.0, "seed": seed, "max_tokens": 64}, 0) for seed in range(4)]
-    found = reference(model, SHARED, plain, chunked, chunked, further, ends, stops_of=0)
-    engine = started(model, SHARED)
-    try:
-        for cases, theirs in found:
-            compare(answered(engine, cases), theirs, cases)
-        assert all(answer.status is RowStatus.FINISHED_STOP for answer in found[-1][1])
-        survives(engine)
-    finally:
-        engine.close()
+    likely = {"logit_bias": [{"token_id": 0, "bias": 15}]}, {"logit_bias": {0: 15}}
+    ends = [Case(SHORT[1], {"temperature": 1.0, "seed": seed, "max_tokens": 64}, 0, *likely) for seed in range(4)]
+    preempted = [Case([place, *range(40, 70)], {**GREEDY, "max_tokens": 90}, 2) for place in range(4)]
+    found = reference(model, FEW_BLOCKS, plain, chunked, chunked, further, ends, preempted, stops_of=0)
+    mine = engine_of(*arguments(FEW_BLOCKS))(answers_of, [cases for cases, _ in found])
+    for (cases, theirs), answers in zip(found, mine, strict=True):
+        compare(answers, theirs, cases)
+    *_, at_their_end, preempted_ones, stopped = mine
+    assert all(answer.status is RowStatus.FINISHED_STOP for answer in (*at_their_end, *stopped))
+    assert any(answer.was_preempted for answer in preempted_ones)
+
+
+def test_engine_survives(engine_of: Callable[..., EngineHost]) -> None:
+    engine_of(*arguments(FEW_BLOCKS))(survives)
 
 
 def survives(engine: VllmEngine) -> None:
@@ -126,6 +118,11 @@ def survives(engine: VllmEngine) -> None:
         assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match="state: none for the engine vllm, got one"):
         engine.admit(case.generate(1), b"state")
+    assert not engine.token_scores
+    given = Case([1], {"max_tokens": 1}).generate(1)
+    given.prompt_scoring.token_ids.append(1)
+    with pytest.raises(ValueError, match=r"^prompt_scoring\.token_ids: none without --token-scores, got 1$"):
+        engine.admit(given)
     assert not engine.has_work
 
     endless = Case(SHORT[1], {**GREEDY, "max_tokens": 200})
@@ -157,61 +154,56 @@ def survives(engine: VllmEngine) -> None:
         engine.step()
 
 
+def refused(engine: VllmEngine, case: Case) -> str:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - as above
+        engine.admit(case.generate(1))
+    return str(raised.value)
+
+
 def raises(*_: object, **__: object) -> None:
     raise OSError("out of everything")
 
 
-def test_same_answers_after_preemption(model: Path) -> None:
-    options = {**SHARED, "num_gpu_blocks_override": 10}
-    cases = [Case([place, *range(40, 70)], {**GREEDY, "max_tokens": 90}, 2) for place in range(4)]
-    ((_, theirs),) = reference(model, options, cases)
-    engine = started(model, options)
-    try:
-        mine = answered(engine, cases)
-    finally:
-        engine.close()
-    compare(mine, theirs, cases)
-    assert any(answer.was_preempted for answer in mine)
-
-
-def test_same_answers_with_adapters(model: Path, tmp_path: Path) -> None:
-    ada, bob = (make_adapter(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob")))
-    # vLLM on a CPU adds the last place's adapter to requests without one: of three places one stays empty.
-    options = {**SHARED, "enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
+def test_same_answers_with_adapters(
+    model: Path, adapters: Sequence[Path], host: Host, engine_with_adapters: EngineHost, tmp_path: Path
+) -> None:
+    ada, bob = adapters
     cases = [
         Case(prompt, {**GREEDY, "max_tokens": 12}, k, adapter=adapter)
         for prompt, k in zip(SHORT[:2], (None, 5), strict=True)
         for adapter in (None, ada, bob)
     ]
-    ((_, theirs),) = reference(model, options, cases)
+    ((_, theirs),) = reference(model, LORA, cases)
     assert len({tuple(answer.tokens) for answer in theirs}) == len(cases)
-    wide = make_adapter(tmp_path / "wide", 1)
+    ((mine),) = engine_with_adapters(answers_of, [cases])
+    compare(mine, theirs, cases)
+    unknown = Case([1], adapter=Path("eve"))
+    assert engine_with_adapters(refused, unknown) == "sampling.lora_adapter: one of ada, bob, got 'eve'"
+    wide = host(make_adapter, tmp_path / "wide", 1)
     config = wide / "adapter_config.json"
     config.write_text(config.read_text().replace('"r": 4', '"r": 64'))
-    with pytest.raises(ValueError, match=r"--lora-modules: wide: .*64 is greater than max_lora_rank 8"):
-        VllmEngine(model, [*arguments(options), "--lora-modules", f"wide={wide}"])
-    with pytest.raises(ValueError, match="--lora-modules: only with --enable-lora, got 1 without"):
-        VllmEngine(model, [*arguments(SHARED), "--lora-modules", f"ada={ada}"])
-    modules = ["--lora-modules", f"ada={ada}", f'{{"name": "bob", "path": "{bob}"}}']
-    engine = VllmEngine(model, [*arguments(options), *modules])
-    try:
-        assert list(engine.lora_adapters) == ["ada", "bob"]
-        compare(answered(engine, cases), theirs, cases)
-        with pytest.raises(ValueError, match=r"sampling\.lora_adapter: one of ada, bob, got 'eve'"):
-            engine.admit(Case([1], adapter=Path("eve")).generate(1))
-    finally:
-        engine.close()
+    modules = ["--lora-modules", f"wide={wide}"]
+    line = host(refused_at_start, model, [*arguments(LORA), *modules])
+    assert re.match("--lora-modules: wide: .*64 is greater than max_lora_rank 8", line)
+    assert host(refused_at_start, model, modules) == "--lora-modules: only with --enable-lora, got 1 without"
 
 
-def test_same_answers_with_speculation(model: Path) -> None:
+def test_same_answers_with_speculation(model: Path, engine_of: Callable[..., EngineHost]) -> None:
     options = {**SHARED, "speculative_config": SPECULATION}
     cases = [Case([7, 8, 9] * 8, {**GREEDY, "max_tokens": 60}, k) for k in (None, 0, 5)]
     cases.append(Case(SHORT[2], {**GREEDY, "max_tokens": 60}, 20))
     found = reference(model, options, cases, stops_of=0)
-    mine = answers_apart(model, options, [asked for asked, _theirs in found])
+    mine = engine_of(*arguments(options))(answers_of, [asked for asked, _ in found])
     for (asked, theirs), ours in zip(found, mine, strict=True):
         compare(ours, theirs, asked)
     assert all(answer.drafts > 0 and answer.steps < len(answer.tokens) for answer in mine[0])
+
+
+def refused_at_start(model: Path, arguments: Sequence[str], overrides: Mapping[str, object] | None = None) -> str:
+    """Return the line by which an engine is refused."""
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the caller compares it
+        VllmEngine(model, arguments, Settings.load(environment={}, overrides=overrides or {}))
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -232,26 +224,23 @@ def test_same_answers_with_speculation(model: Path) -> None:
     ],
 )
 def test_limits_and_options_are_compared_first(
-    model: Path, arguments: list[str], overrides: dict[str, object], line: str
+    model: Path, host: Host, arguments: list[str], overrides: dict[str, object], line: str
 ) -> None:
-    settings = Settings.load(environment={}, overrides=overrides)
-    with pytest.raises(ValueError, match=line) as raised:
-        VllmEngine(model, arguments, settings)
-    assert "\n" not in str(raised.value)
+    refusal = host(refused_at_start, model, arguments, overrides)
+    assert re.search(line, refusal)
+    assert "\n" not in refusal
 
 
 @pytest.mark.parametrize("lacking", ["InputProcessor.tokenizer", "CachedTokenizer.max_chars_per_token"])
-def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(
-    model: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.v1.engine.core import EngineCore
+def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(model: Path, host: Host, lacking: str) -> None:
+    refusal, shutdowns = host(refused_for_a_lack, model, lacking)
+    assert f"vLLM: {lacking} is not there" in refusal
+    assert shutdowns == 1
 
-    used, shut = compatibility.check_members, []
-    core_shutdown = EngineCore.shutdown
 
-    def shut_down(core: Any) -> None:  # noqa: ANN401 - vLLM's
-        shut.append(core)
-        core_shutdown(core)
+def refused_for_a_lack(model: Path, lacking: str) -> tuple[str, int]:
+    """Return the line by which an engine is refused, and how often vLLM's core was shut down."""
+    used, core = compatibility.check_members, import_module("vllm.v1.engine.core").EngineCore
 
     def checked(owner: object, names: tuple[str, ...]) -> None:
         """Check as it is done, with one member missing."""
@@ -260,8 +249,8 @@ def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(
                 raise compatibility.VersionError(f"vLLM: {lacking} is not there")
         used(owner, names)
 
-    monkeypatch.setattr(engine_module, "check_members", checked)
-    monkeypatch.setattr("vllm.v1.engine.core.EngineCore.shutdown", shut_down)
-    with pytest.raises(ValueError, match=f"vLLM: {lacking} is not there"):
-        VllmEngine(model, arguments(SHARED))
-    assert len(shut) == 1
+    with (
+        mock.patch.object(engine_module, "check_members", checked),
+        mock.patch.object(core, "shutdown", autospec=True, side_effect=core.shutdown) as shutdown,
+    ):
+        return refused_at_start(model, arguments(SHARED)), shutdown.call_count

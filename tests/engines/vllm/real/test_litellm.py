@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engines.vllm.real.runs import apart
+from tests.engines.vllm.real.hosts import apart
 from tests.engines.vllm.real.servers import CONTEXT, Servers
 
+pytestmark = pytest.mark.weekly
 LONG: list[Any] = [{"role": "user", "content": "the cat " * CONTEXT}]
 SHORT: list[Any] = [{"role": "user", "content": "the cat"}]
 GREEDY = {"temperature": 0, "max_tokens": 5}

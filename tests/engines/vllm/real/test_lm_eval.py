@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.runs import apart
+from tests.engines.vllm.real.hosts import apart
 from tests.engines.vllm.real.servers import Servers
 from tests.engines.vllm.tiny_model import WORDS
 
+pytestmark = pytest.mark.weekly
 DOCUMENTS: dict[str, list[Any]] = {
     "asked": ["the cat sat on", "saw one more token", "words went", "é"],
     "choices": [

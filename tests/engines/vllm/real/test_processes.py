@@ -3,35 +3,49 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from tests.engines.vllm.real.hosts import Host
 from tokenbus.engines.vllm.processes import sleep_while_they_compute
 
 
-def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_sleeps_until_a_process_has_computed(host: Host) -> None:
+    host(sleeps)
+
+
+def sleeps() -> None:
     from vllm.distributed.device_communicators import shm_broadcast
 
-    spins: list[None] = []
-    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: spins.append(None))
-    writer = shm_broadcast.MessageQueue(1, 1)
-    reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
+    writer, reader = queue()
+    with mock.patch.object(shm_broadcast, "sched_yield") as spin:
+        for message in ("first", "second"):
+            writer.enqueue(message)
+            assert reader.dequeue(timeout=60) == message
+            reader._spin_condition.last_read -= 0.01  # vLLM would spin for a second
+            with pytest.raises(TimeoutError):
+                reader.dequeue(timeout=0.01)
+    assert not spin.called
+
+
+def queue() -> tuple[Any, Any]:
+    """Return a writer, and a reader that an engine waits for."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    writer = MessageQueue(1, 1)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
     sleep_while_they_compute(SimpleNamespace(workers=[SimpleNamespace(worker_response_mq=reader)]))
-    for message in ("first", "second"):
-        writer.enqueue(message)
-        assert reader.dequeue(timeout=60) == message
-        reader._spin_condition.last_read -= 0.01  # vLLM would spin for a second
-        with pytest.raises(TimeoutError):
-            reader.dequeue(timeout=0.01)
-    assert not spins
+    return writer, reader
 
 
-def test_message_without_a_wake_up_is_seen() -> None:
-    from vllm.distributed.device_communicators import shm_broadcast
+def test_message_without_a_wake_up_is_seen(host: Host) -> None:
+    host(sees)
 
-    writer = shm_broadcast.MessageQueue(1, 1)
-    reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
-    sleep_while_they_compute(SimpleNamespace(workers=[SimpleNamespace(worker_response_mq=reader)]))
+
+def sees() -> None:
+    writer, reader = queue()
     is_waiting = Event()
     wait = reader._spin_condition.wait
 
@@ -46,10 +60,3 @@ def test_message_without_a_wake_up_is_seen() -> None:
         writer._spin_condition.notify = lambda: None
         writer.enqueue("unannounced")
         assert found.result(60) == "unannounced"
-
-
-def test_engine_without_processes_waits_for_none() -> None:
-    bare, workers = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace(rank=0)]
-    for executor in (bare, SimpleNamespace(workers=workers)):
-        sleep_while_they_compute(executor)
-    assert [vars(each) for each in (bare, *workers)] == [{}, {}, {"rank": 0}]

