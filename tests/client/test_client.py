@@ -136,21 +136,6 @@ async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -
         assert not again.has_ended
 
 
-async def test_leaving_waits_for_open_requests() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        tokens = client.generate(generate_of(5))
-        await processor.welcome()
-        await processor.body("generate")
-        leaving = asyncio.create_task(client.__aexit__(None, None, None))
-        await turns()
-        assert not leaving.done()
-        processor.rows(RowShape(5, 0, 1, FINISHED))
-        await processor.body("goodbye")
-        await soon(leaving)
-        assert len(await soon(taken(tokens))) == 1
-
-
 async def test_leaving_has_an_end_and_so_has_every_request() -> None:
     """A request that does not end within the drain's time ends with an error: no caller waits forever."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 2000})

@@ -60,17 +60,3 @@ def test_bytes_that_were_taken_are_granted_again() -> None:
     assert made.is_credit_due
     made.grant()
     assert made.credit.bytes == 2000 + len(taken) + len(refused)
-
-
-def test_new_connection_counts_anew() -> None:
-    """After a handshake the stream goes on from what is expected; what lay ahead comes again (case 17)."""
-    made = stream(credit_items=8)
-    take(made, 1, 3)
-    come(made)
-    made.missing(0.0)
-    made.open_connection()
-    assert (made.expected, made.known_last, made.credit.through_sequence) == (2, 1, 9)
-    assert made.credit.bytes == settings().processor.credit_bytes
-    assert made.missing(0.0) is None
-    assert take(made, 2, 3) == [Fate.TAKEN] * 2
-    assert come(made) == [2, 3]

@@ -36,18 +36,6 @@ def test_end_is_remembered_for_a_while() -> None:
     assert made.ended(3) is None
 
 
-def test_requests_are_looked_at_when_they_are_due() -> None:
-    made = table()
-    first, second = opened(made, 1, deadline=10.0), opened(made, 2, deadline=20.0)
-    assert made.due_requests(9.999) == []
-    assert made.due_requests(10.0) == [first]
-    made.look_again(second, 5.0)
-    made.look_again(first, 15.0)
-    assert made.due_requests(5.0) == [second]
-    made.close(second, None)
-    assert made.due_requests(50.0) == [first]
-
-
 def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
     made = table(ended=2)
     for key in (1, 2, 3):

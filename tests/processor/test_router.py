@@ -147,14 +147,3 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     assert request is not None
     assert table.registry.table.state[request.slot] == State.ENDED
     assert len(request.waiting) == table.registry.table.buffered_rows == 2
-
-
-def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
-    """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
-    table = Table({1: 0}, routes=1)
-    for number, row in enumerate(
-        [RowShape(1, 0, 0, PREFILLING), RowShape(1, 0, 1), RowShape(1, 1, 0, PREEMPTED), RowShape(1, 1, 2)], 1
-    ):
-        table.route(batch([row], step=number), 0)
-    assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]
-    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)

@@ -120,21 +120,6 @@ def test_news_costs_what_it_takes_in_memory() -> None:
     assert budget.bytes == 0
 
 
-def test_last_row_is_known_to_be_on_its_way() -> None:
-    box = send_queue()
-    box.put(frame())
-    box.put(frame())
-    first, last = 1, box.last_ordinal
-    assert box.still_holds(first)
-    sent(box)
-    box.connect(64, 1000)
-    sent(box)
-    box.ack(1)
-    assert (box.still_holds(first), box.still_holds(last)) == (False, True)
-    box.drop_outputs()
-    assert not box.still_holds(last)
-
-
 def test_draft_follows_its_target() -> None:
     """What was drafted is the frame's second part, and the first one says that it is there (case 4)."""
     target, draft = batch(row_shapes([3, 5])), batch(row_shapes([3, 5]), kind=BatchKind.DRAFT)

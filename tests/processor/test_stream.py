@@ -139,17 +139,6 @@ def test_attempts_are_counted_for_each_hole() -> None:
     assert made.missing(0.0) == (3, 3)
 
 
-def test_gap_is_taken_in_its_place() -> None:
-    """What the worker cannot have again comes out as lost, with its requests, between what is there (case 18)."""
-    made = stream()
-    take(made, 1, 4)
-    made.declare_lost(2, 3, GONE, frozenset({9}))
-    first, gap, last = order(made)
-    assert isinstance(gap, Lost)
-    assert gap.request_ids == {9}
-    assert (first.sequence, last.sequence) == (1, 4)
-
-
 def test_gap_of_what_came_is_none() -> None:
     made = stream()
     take(made, 1, 2)
