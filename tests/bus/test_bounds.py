@@ -176,7 +176,7 @@ class LookedAtClock(ManualClock):
 
 async def test_flooder_that_is_read_is_cut_off_before_those_that_hold_little(tmp_path: Path) -> None:
     """What is held in sum is its fault that holds the most, however long the others have held their little."""
-    bounds = replace(SETTINGS, max_part_bytes=4 * MIB, max_pending_bytes=4 * MIB, max_total_pending_bytes=MIB)
+    bounds = replace(SETTINGS, max_part_bytes=4 * MIB, max_pending_bytes=64 * MIB, max_total_pending_bytes=MIB)
     async with TimedBus("tcp", tmp_path, bounds) as bus, AsyncExitStack() as stack:
         idle, flooder = [stack.enter_context(await in_thread(RawPeer, bus.listener.address)) for _ in range(2)]
         idle.part(b"hello")
