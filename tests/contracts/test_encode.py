@@ -162,6 +162,16 @@ def test_message_over_its_bound_is_refused_before_it_is_written() -> None:
     assert (refused.value.field, refused.value.limit, refused.value.actual) == ("message", size - 1, size)
 
 
+def test_message_is_as_long_as_what_it_holds() -> None:
+    """Twice the rows have no more than twice the bytes: nothing has a fixed size."""
+    sizes = []
+    for rows in (128, 256):
+        columns = {name: np.tile(values, rows // 2) for name, values in TWO_ROWS.items()}
+        columns |= {"request_keys": (np.arange(rows) + 1) << 40, "batch_indices": np.arange(rows)}
+        sizes.append(len(encode(LogprobBatch(HEADER._replace(step_rows=rows), **columns))))
+    assert sizes[1] <= 2 * sizes[0]
+
+
 def test_largest_message_of_the_schema() -> None:
     """The schema's message bound holds to the byte: 8 MiB are read, one byte more is not."""
     limits, data = Limits.schema(), encode(batch())
