@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.support.campaigns import many
 from tests.support.waiting import soon, until
-from tests.system.bytewise import LONG, alone, asked, connected, not_reading, sent, serving
+from tests.system.bytewise import alone, asked, connected, not_reading, sent, serving
 from tests.system.deployment import COMMAND, Deployment
 from tests.system.inprocess import TCP
 from tests.system.serving import asking, error_of, is_true, plainly
@@ -20,6 +21,7 @@ from tokenbus.gateway.server import Serving
 from tokenbus.processor import Processor
 
 pytestmark = pytest.mark.xdist_group("gateway")
+IDLE = many(1000, 200)
 
 
 @asynccontextmanager
@@ -40,19 +42,19 @@ async def test_slow_header_and_silent_connection_are_closed(deployment: Deployme
         assert served.gateway.counts.late_requests == 1
 
 
-async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) -> None:
+async def test_many_idle_connections_disturb_nobody(deployment: Deployment) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * IDLE)), hard))
     async with serving(deployment) as served:
         host, _, port = served.address.rpartition(":")
         sockets = []
         try:
-            for _ in range(1000):
+            for _ in range(IDLE):
                 idle = socket.create_connection((host, int(port)))
                 idle.setblocking(False)  # noqa: FBT003 - the library's own
                 sockets.append(idle)
                 await asyncio.sleep(0)
-            await until(lambda: served.gateway.connections >= 1000)
+            await until(lambda: served.gateway.connections >= IDLE)
             async with still_serves(served):
                 pass
             for idle in sockets:
@@ -63,20 +65,16 @@ async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) 
                 idle.close()
 
 
-@pytest.mark.parametrize(("limit", "most"), [("-Sn", 300), ("-n", 128)])
-async def test_few_open_files_refuse_connections_and_nothing_else(
-    deployment: Deployment, limit: str, most: int
-) -> None:
-    command = ["sh", "-c", f'ulimit {limit} 256 && exec "$0" gateway', COMMAND]
+async def test_few_open_files_refuse_connections_and_nothing_else(deployment: Deployment) -> None:
+    """A process that may open 256 files has room for 128 connections; those above are refused, and it goes on."""
+    command = ["sh", "-c", 'ulimit -n 256 && exec "$0" gateway', COMMAND]
     program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_requests=75)
-    address = await asyncio.to_thread(program.wait_for, '"listening"')
-    (url,) = re.findall(r"http://[^\"]+", address)
+    (url,) = re.findall(r"http://[^\"]+", await asyncio.to_thread(program.wait_for, '"listening"'))
     idle = []
     try:
         async with plainly(url) as client:
             assert (await client.get("/healthz")).status_code == 200
-            idle.extend([await connected(url) for _ in range(most - 1)])
-            assert (await client.get("/healthz")).status_code == 200
+            idle.extend([await connected(url) for _ in range(127)])
             for _ in range(200):
                 reader, writer = await connected(url)
                 assert (await soon(reader.read())).startswith(b"HTTP/1.1 503 ")
@@ -85,8 +83,7 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
     finally:
         for _, writer in idle:
             writer.close()
-    await asyncio.to_thread(program.terminate)
-    assert bool(program.lines('"room":128')) == (most == 128)
+    assert program.lines('"room":128')
     assert not program.lines("Too many open files")
 
 
@@ -149,28 +146,6 @@ async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
             stalled.close()
 
 
-async def test_prompts_are_bounded_together(deployment: Deployment) -> None:
-    """All prompts of an answer, each counted with all of its choices, have a bound: each is sent to the bus anew."""
-    async with serving(deployment, gateway__max_prompt_tokens=100) as served, plainly(served.url) as client:
-        body = {"model": "tokenbus", "max_tokens": 1}
-        for prompt, n, status in (([1] * 100, 4, 200), ([1] * 100, 5, 400), (["a" * 81] * 5, 1, 400)):
-            answer = await client.post("/v1/completions", json=body | {"prompt": prompt, "n": n})
-            assert answer.status_code == status
-        assert "at most 400 tokens together" in error_of(answer.text)["message"]
-
-
-async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deployment) -> None:
-    """Where what hands out tokens has ended, requests would wait for ever, and /healthz says so."""
-    async with alone(deployment) as served, plainly(served.url) as client:
-        assert (await client.get("/healthz")).status_code == 200
-        assert served.gateway.feeding is not None
-        served.gateway.feeding.cancel()
-        await asyncio.wait([served.gateway.feeding])
-        answer = await client.get("/healthz")
-        assert answer.status_code == 503
-        assert "restart the gateway" in answer.text
-
-
 async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
     async with Processor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
         others = {"bus__clients_address": processor.clients_address}
@@ -183,14 +158,6 @@ async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
             await until(lambda: served.gateway.client.refusal)
             answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a"})
             assert (answer.status_code, error_of(answer.text)["code"]) == (503, "no_processor")
-
-
-async def test_answer_of_many_short_rows_is_bounded_too(deployment: Deployment) -> None:
-    """What is collected for an answer counts as what it takes in memory, of which a short text is the least."""
-    async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
-        body = {"model": "tokenbus", "prompt": "a", "max_tokens": 900}
-        answer = await client.post("/v1/completions", json=body)
-        assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
 
 
 async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -> None:
@@ -210,12 +177,3 @@ async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -
                 stalled.close()
             served.gateway.counts.cut_clients = 0
             served.gateway.counts.requests.clear()
-
-
-async def test_answer_that_is_too_large_is_refused(deployment: Deployment) -> None:
-    async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
-        body = {"model": "tokenbus", "prompt": "a", "max_tokens": LONG, "logprobs": 20}
-        answer = await client.post("/v1/completions", json=body)
-        assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
-        assert "an answer of at most" in answer.text
-        await until(lambda: not len(served.gateway.feed))

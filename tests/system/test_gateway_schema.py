@@ -39,7 +39,7 @@ def document() -> Iterator[BaseSchema]:
     over = threading.Event()
 
     async def run() -> None:
-        with TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        with TemporaryDirectory(prefix="tb") as folder:
             short = {"gateway__tokenizer": "ngram", "gateway__max_tokens": 12, "gateway__max_prompt_tokens": 200}
             engine = NgramEngine(NgramOptions(context=220))
             async with serving(Deployment(Path(folder)), engine, **short) as served:
