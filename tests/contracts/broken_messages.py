@@ -107,44 +107,24 @@ def _next(field: Field, value: Any, step: int) -> Any:  # noqa: ANN401 - a numbe
     return (value + step) % (2**64 if field.type == FieldDescriptor.TYPE_FIXED64 else 2**32)
 
 
-_DAMAGES = (
-    *("flip", "flip", "flip", "flip", "set", "float", "float"),
-    *("insert", "delete", "cut", "double", "truncate", "splice"),
-)
-
-
 def damage(rng: Random, data: bytes, other: bytes) -> bytes:
     """Return a message's bytes with one change, which knows nothing of what they mean."""
-    how = rng.choice(_DAMAGES)
     begin = rng.randint(0, len(data))
-    match how:
-        case "flip" | "set":
-            end = begin + 1
-        case "float":
-            end = begin + 4
-        case "insert":
-            end = begin
-        case "delete":
-            end = begin + rng.randint(1, 16)
-        case "truncate" | "splice":
-            end = len(data)
-        case _:
-            end = rng.randint(begin, len(data))
-    return data[:begin] + _instead(rng, how, data[begin:end], other) + data[end:]
-
-
-def _instead(rng: Random, how: str, piece: bytes, other: bytes) -> bytes:
-    match how:
+    end, new = rng.randint(begin, len(data)), b""
+    match rng.choice(("flip", "flip", "flip", "flip", "set", "float", "float", "insert", "delete", "double", "splice")):
         case "flip":
-            new = bytes(byte ^ 1 << rng.randrange(8) for byte in piece)
+            end = begin + 1
+            new = bytes(byte ^ 1 << rng.randrange(8) for byte in data[begin:end])
         case "set":
-            new = rng.choice((b"\0", b"\1", b"\x7f", b"\x80", b"\xff"))
+            end, new = begin + 1, rng.choice((b"\0", b"\1", b"\x7f", b"\x80", b"\xff"))
         case "float":
-            new = rng.choice(_PATTERNS)
+            end, new = begin + 4, rng.choice(_PATTERNS)
         case "insert":
-            new = bytes(rng.randrange(256) for _ in range(rng.randint(1, 4)))
-        case "splice":
-            new = other[rng.randint(0, len(other)) :]
+            end, new = begin, rng.randbytes(rng.randint(1, 4))
+        case "delete":
+            end = rng.choice((begin + rng.randint(1, 16), end, len(data)))
+        case "double":
+            new = data[begin:end] * 2
         case _:
-            new = piece * 2 if how == "double" else b""
-    return new
+            end, new = len(data), other[rng.randint(0, len(other)) :]
+    return data[:begin] + new + data[end:]

@@ -18,7 +18,7 @@ from tokenbus.recordings import parquet
 from tokenbus.recordings.items import StreamItem, read_items
 from tokenbus.recordings.parquet import EXTRAS, RequestFile, TokenFile
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, Scoring, ValueKind, encode
+from tokenbus_contracts import BatchKind, LogprobBatch, PromptScores, Row, RowStatus, ValueKind, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent, TokenScoring
 
@@ -38,56 +38,52 @@ def of_item(item: StreamItem) -> list[Values]:
     if item.event is None or not item.event.HasField("prompt_scores"):
         return []
     scores = PromptScores.of(item.event.prompt_scores)
-    return [
-        {
-            "request_id": scores.request_key,
-            "position": scores.position + place,
-            "token_id": int(scores.token_ids[place]),
-            "logprob": float(scores.logprobs[place]),
-            "rank": int(scores.ranks[place]),
-            "alternative_token_ids": scores.alternative_token_ids[place].tolist(),
-            "alternative_logprobs": scores.alternative_logprobs[place].tolist(),
-            "kind": "PROMPT",
-            "status": "PREFILLING",
-            "scoring": "FULL",
-            "value_kind": "RAW_LOGPROBS",
-            "draft_token_count": 0,
-            "proposal_token_ids": [],
-            "weight_version": 0,
-            "step": 0,
-            "sequence": item.sequence,
-            "produced_at_ns": 0,
-            **of_extras(None),
-        }
-        for place in range(scores.token_ids.size)
-    ]
+    common = {
+        "kind": "PROMPT",
+        "status": "PREFILLING",
+        "scoring": "FULL",
+        "value_kind": "RAW_LOGPROBS",
+        "draft_token_count": 0,
+        "proposal_token_ids": [],
+        **dict.fromkeys(("weight_version", "step", "produced_at_ns"), 0),
+        "sequence": item.sequence,
+        **of_extras(None),
+    }
+    return [token | common for token in scored(scores.request_key, scores)]
 
 
 def of_row(made: LogprobBatch, row: Row) -> list[Values]:
-    header, is_scored = made.header, row.scoring != Scoring.NONE
+    header = made.header
+    common = {
+        "kind": header.kind.name,
+        "status": row.status.name,
+        "scoring": row.scoring.name,
+        "value_kind": ValueKind(header.value_kind).name,
+        "draft_token_count": row.draft_token_count,
+        "proposal_token_ids": [],
+        **{name: getattr(header, name) for name in ("weight_version", "step", "produced_at_ns", "sequence")},
+    }
     extras = extras_by_token(row.extras, row.token_ids.size)
+    found = [token | common | of_extras(of) for token, of in zip(scored(row.key, row), extras, strict=True)]
+    if found:
+        found[-1]["proposal_token_ids"] = row.proposal_token_ids.tolist()
+    return found
+
+
+def scored(key: int, of: Row | PromptScores) -> list[Values]:
+    """Return what a row and a prompt's scores say of each token, null where it is not scored."""
+    has_scores = of.logprobs.size > 0
     return [
         {
-            "request_id": row.key,
-            "position": row.position + place,
-            "token_id": int(row.token_ids[place]),
-            "logprob": float(row.logprobs[place]) if is_scored else None,
-            "rank": int(row.ranks[place]) if is_scored else None,
-            "alternative_token_ids": row.alternative_token_ids[place].tolist(),
-            "alternative_logprobs": row.alternative_logprobs[place].tolist(),
-            "kind": header.kind.name,
-            "status": row.status.name,
-            "scoring": row.scoring.name,
-            "value_kind": ValueKind(header.value_kind).name,
-            "draft_token_count": row.draft_token_count,
-            "proposal_token_ids": row.proposal_token_ids.tolist() if place == row.token_ids.size - 1 else [],
-            "weight_version": header.weight_version,
-            "step": header.step,
-            "sequence": header.sequence,
-            "produced_at_ns": header.produced_at_ns,
-            **of_extras(extras[place]),
+            "request_id": key,
+            "position": of.position + place,
+            "token_id": int(of.token_ids[place]),
+            "logprob": float(of.logprobs[place]) if has_scores else None,
+            "rank": int(of.ranks[place]) if has_scores else None,
+            "alternative_token_ids": of.alternative_token_ids[place].tolist(),
+            "alternative_logprobs": of.alternative_logprobs[place].tolist(),
         }
-        for place in range(row.token_ids.size)
+        for place in range(of.token_ids.size)
     ]
 
 
@@ -239,14 +235,6 @@ def test_prompt_of_many_named_tokens(tmp_path: Path) -> None:
     (request,), _ = written(items, tmp_path / "requests", RequestFile)
     assert (request["status"], request["prompt_token_ids"]) == ("ACTIVE", list(range(300)))
     assert request["prompt_alternative_token_ids"][299] == list(range(256))
-
-
-def test_proposals_stand_at_their_rows_last_token(tmp_path: Path) -> None:
-    rows = [RowShape(2, tokens=3, proposals=2), RowShape(4, tokens=0, status=RowStatus.HANDED_OFF, proposals=3)]
-    items = of_batches(batch([*rows, RowShape(6, tokens=1, proposals=1)]))
-    found, _ = written(items, tmp_path / "tokens")
-    assert [len(token["proposal_token_ids"]) for token in found] == [0, 0, 2, 1]
-    assert found == tokens_of(items)
 
 
 def test_item_that_breaks_the_contract_is_counted_and_left_out(tmp_path: Path) -> None:
