@@ -1,10 +1,11 @@
 """The table at the end of a run of all tests: seconds by folder beside its share, and the slowest tests."""
 
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
+
+from tokenbus.backports import tomllib
 
 TESTS = Path(__file__).resolve().parents[1]
 SHARES: dict[str, float] = tomllib.loads((TESTS / "seconds.toml").read_text())["folders"]
