@@ -361,19 +361,6 @@ def test_worker_that_goes_to_and_fro_loses_nothing() -> None:
     all_finished(world)
 
 
-def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    world = SeveralWorld(2, 2, 1, by_columns=False, overrides=_NO_OVERRIDES)
-    world.flush()
-    world.pass_time(1.1, carries=True)
-    world.ask(0, 30)
-    (home,) = {request.home for request in world.clients[0].requests.requests.values()}
-    site = next(site for site in world.sites if world.clients[0].nodes[site.place].session is home)
-    site.kill()
-    world.pass_time(12.0, carries=True)
-    world.work(20)
-    assert world.asked[0].status is RowStatus.FINISHED_LENGTH, world.errors()
-
-
 def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
     world = begun(workers=2, tokens=600)
     lost = next(worker for worker in world.workers if worker.publisher.session.requests)
@@ -388,30 +375,3 @@ def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
     assert set(failed) == ids
     assert {asked.error.code for asked in failed.values() if asked.error} == {ErrorCode.ERROR_CODE_WORKER_LOST}
     world.check_ends()
-
-
-def test_address_where_nobody_is_costs_nothing_else() -> None:
-    world = SeveralWorld(2, 2, 1, by_columns=True, overrides=_NO_OVERRIDES)
-    world.sites[1].kill()
-    world.pass_time(5.0, carries=True)
-    for _ in range(6):
-        world.ask(0, 60)
-    world.work(60)
-    assert {asked.status for asked in world.asked} == {RowStatus.FINISHED_LENGTH}, world.errors()
-
-
-def test_requests_go_where_there_is_room() -> None:
-    """Twice as many requests as one processor's workers take are all taken at once, without one being refused."""
-    world = SeveralWorld(2, 2, 1, by_columns=True, overrides=_NO_OVERRIDES)
-    world.flush()
-    world.pass_time(1.1, carries=True)
-    for worker, site in zip(world.workers, world.sites, strict=True):
-        while worker.site is not site:
-            worker.move()
-    world.pass_time(1.1, carries=True)
-    for _ in range(8):
-        world.ask(0, 30)
-    world.flush()
-    loads = [len(worker.publisher.session.requests) for worker in world.workers]
-    assert loads == [4, 4]
-    assert sum(sum(site.core.dispatch.refused.values()) for site in world.sites if site.core is not None) == 0

@@ -17,7 +17,7 @@ WRONG = [COMMAND, "processor", "--set", "bus.no_such=1"]
 
 @pytest.mark.parametrize(
     ("command", "given"),
-    [(WRONG, b""), ([COMMAND, "--version"], b""), ([COMMAND, "check", "-"], b"\xff"), ([COMMAND, "check", "--x"], b"")],
+    [(WRONG, b""), ([COMMAND, "check", "-"], b"\xff")],
 )
 def test_run_is_the_same(command: list[str], given: bytes, tmp_path: Path) -> None:
     """A forked command has the output, the errors and the exit status of one that an interpreter was started for."""
@@ -50,6 +50,7 @@ def test_signal_is_the_status(tmp_path: Path) -> None:
     assert process.wait() == process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 def test_group_of_tests_runs_in_one_process(tmp_path: Path) -> None:
     """What `xdist_group` marks shares what is made once; the versions of pytest and pytest-xdist must agree on how."""
     (tmp_path / "test_group.py").write_text(

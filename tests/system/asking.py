@@ -75,6 +75,17 @@ async def all_failed(asked: Iterable[Asked], code: int) -> None:
         assert audit.error.emitted_tokens == audit.position
 
 
+async def all_exact_so_far(client: Client, asked: Iterable[Asked]) -> None:
+    """Wait for more tokens of endless requests, abort them, and fail unless each got exactly its true tokens."""
+    before = [(each, each.audit.position) for each in asked]
+    for each, position in before:
+        await until(lambda: each.audit.position > position or each.task.done())  # noqa: B023 - it is awaited here
+        client.abort(each.tokens.request_id)
+        audit = await each.ended()
+        assert audit.error is None, audit.error
+        assert audit.is_exact, audit
+
+
 class Witness:
     """Requests that follow each other beside something else, and must notice nothing of it."""
 

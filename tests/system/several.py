@@ -71,11 +71,12 @@ class Several:
         own = self._all if place is None else {"bus__workers_address": self._places[place][0]}
         return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model, **more)
 
-    def gateway(self) -> str:
-        """Start a gateway that knows all of them, and return where it serves."""
-        own = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers"}
+    def gateway(self) -> tuple[Program, str]:
+        """Start a gateway that knows all of them, and return it with where it serves."""
+        own = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 30_000}
         program = self._deployment.start("gateway", [COMMAND, "gateway"], **self._all, **SHORT, **own)
-        return str(json.loads(program.wait_for('"listening"'))["address"])
+        program.wait_for('"connected"', len(self.processors))
+        return program, str(json.loads(program.wait_for('"listening"'))["address"])
 
     def tap(self, *arguments: str) -> Program:
         """Start a `tokenbus tap` that watches all of them."""

@@ -15,7 +15,7 @@ from tests.support.nats_cluster import cluster, until_ready
 from tests.support.ports import free_ports
 from tests.support.waiting import until
 from tests.system.asking import all_exact, ask, begun
-from tests.system.deployment import COMMAND, Deployment
+from tests.system.deployment import Deployment
 from tokenbus.client import Client
 from tokenbus.recordings.items import StreamItem
 
@@ -74,35 +74,6 @@ async def test_durable_log_misses_nothing_whatever_is_killed(deployment: Deploym
     items = await read(settings)
     check_order(items)
     assert sum(item.missing_items for item in items) == 0
-
-
-@pytest.mark.nightly
-async def test_two_commands_write_one_log(deployment: Deployment) -> None:
-    server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
-    with ExitStack() as stack:
-        stack.callback(server.kill)
-        deployment.start_processor()
-        command = [COMMAND, "record", "--to", f"nats://{server.server}", "--json"]
-        logs = [deployment.start(f"log-{number}", command) for number in range(2)]
-        for each in logs:
-            each.wait_for('"writing"')
-        deployment.start_worker()
-        settings = deployment.settings(durable_log__address=f"nats://{server.server}")
-        async with Client(settings) as client:
-            asked = ask(client, 4, 1500)
-            await until(lambda: read(settings), every=0.1)
-            logs[0].kill()
-            logs.append(deployment.start("log-2", command))
-            logs[-1].wait_for('"writing"')
-            server.kill()
-            server.start()
-            await all_exact(asked, 1500)
-        for each in logs[1:]:
-            assert each.terminate() in (0, 1), each.output  # 1: one that began later has not seen the first items
-        items = await read(settings)
-    check_order(items)
-    assert items
-    assert '"unwritten_items": 0' in logs[1].output
 
 
 def test_durable_processor_waits_for_its_log_and_leaves_when_it_is_asked(deployment: Deployment) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.bus.keyed import Keyring
 from tests.support.waiting import until
-from tests.system.asking import Asked, all_exact, all_failed, ask, begun
+from tests.system.asking import Asked, all_exact, all_exact_so_far, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
 from tests.system.inprocess import processing
 from tokenbus.bus import Role
@@ -84,17 +84,18 @@ async def test_requests_stay_their_owners_and_revoked_keys_are_out(deployment: D
         keyring.make(name)
     entries = {name: keyring.entry(name) for name in ("first", "second", "leaver", "stayer")}
     keyring.allow(*entries.values())
-    waits = {**TIMEOUT, "client__resume_timeout_ms": 1000, "clients__detached_timeout_ms": 1000}
-    async with processing(deployment, **listening(keyring), **waits) as (processor, found):
+    own = {**TIMEOUT, "clients__detached_timeout_ms": 1000, "processor__abort_timeout_ms": 60_000}
+    async with processing(deployment, **listening(keyring), **own) as (processor, found):
         addresses: dict[str, Any] = dict(found)
 
         def client(name: str) -> Client:
-            chosen = {**addresses, **keys_of(keyring, name), **waits, "client__name": name}
+            patience = {} if name == "stayer" else {"client__resume_timeout_ms": 1000}
+            chosen = {**addresses, **keys_of(keyring, name), **TIMEOUT, **patience, "client__name": name}
             return Client(deployment.settings(**chosen, client__drain_timeout_ms=0))
 
         async def worker(name: str) -> None:
-            own = {**addresses, **keys_of(keyring, name), **TIMEOUT, "worker__model": name}
-            await asyncio.to_thread(deployment.start_worker, name, "--steps-per-second", "50", **own)
+            chosen = {**addresses, **keys_of(keyring, name), **TIMEOUT, "worker__model": name}
+            await asyncio.to_thread(deployment.start_worker, name, "--steps-per-second", "50", **chosen)
 
         async def revoke(name: str) -> None:
             del entries[name]
@@ -118,11 +119,6 @@ async def test_requests_stay_their_owners_and_revoked_keys_are_out(deployment: D
             await until(lambda: list(processor.workers.by_id) == ["second"])
             await revoke("leaver")
             await all_failed(doomed, ErrorCode.ERROR_CODE_DEADLINE)
-            for each in staying:
-                so_far = each.audit.position
-                await until(lambda: each.audit.position > so_far)  # noqa: B023 - it is awaited here
-                stayer.abort(each.tokens.request_id)
-                audit = await each.ended()
-                assert (audit.error, audit.is_exact) == (None, True), audit
+            await all_exact_so_far(stayer, staying)
         await until(lambda: not processor.registry.table.open_requests())
         assert processor.refused_connections

@@ -44,7 +44,7 @@ async def test_status_tap_and_gateway_show_the_workers_of_all(deployment: Deploy
     models = ("small", "large")
     for place, model in enumerate(models):
         await asyncio.to_thread(several.worker, f"worker-{place}", place=place, model=model)
-    url = await asyncio.to_thread(several.gateway)
+    _, url = await asyncio.to_thread(several.gateway)
     tap = several.tap("--json")
     async with Client(several.settings()) as client, plainly(url) as plain:
         await several.ready(client)
