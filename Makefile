@@ -85,12 +85,12 @@ $(INSTALLED): $(RUNTIME) requirements/dev.txt
 demo: $(RUNTIME) ## Install what the demo needs, and run it
 	@$(BIN)/tokenbus demo
 
-unit: setup ## Run the tests that start no process and are quick: under a minute, for every edit
+unit: setup ## Run the tests that start no process and are quick: half a minute, for every edit
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "$(UNIT)"
 
-coverage: setup ## Measure which lines `make unit` runs, and fail below the floor in pyproject.toml
+coverage: setup ## Measure which lines the tests run that start no process, and fail below the floor in pyproject.toml
 	@echo "==> coverage"
-	@$(BIN)/python -m coverage run -m pytest -q -m "$(UNIT)"
+	@$(BIN)/python -m coverage run -m pytest -q -m "not process and not nightly"
 	@$(BIN)/python -m coverage report
 
 test: check ## Run every check, then the tests

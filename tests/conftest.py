@@ -54,8 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going over all modules and tests, at each collection, until the end."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin with what waits for processes, so that none of it is left alone at the end.
+
+    The garbage collector is kept from going over all modules and tests, at each collection, until the end.
+    """
+    session.items.sort(key=lambda item: item.get_closest_marker("process") is None)
     gc.collect()
     gc.freeze()
 

@@ -46,14 +46,28 @@ PROCESS = (
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
 
 LONG = (
+    "bus/test_conformance.py",
+    "bus/test_crowds.py",
+    "bus/test_keys.py",
+    "contracts/published",
     "contracts/test_equivalence.py",
+    "engines/fastdeploy/test_differential.py",
+    "engines/fastdeploy/test_errors.py",
+    "engines/fastdeploy/test_ranks.py",
     "engines/ngram/test_engine.py",
     "engines/ngram/test_independence.py",
     "engines/ngram/test_speculation.py",
+    "gateway/test_access.py",
+    "gateway/test_dialects.py",
+    "gateway/test_models.py",
+    "gateway/test_native.py",
+    "gateway/test_routes.py",
     "in_process/test_failover.py",
     "in_process/test_state_machine.py",
+    "test_api.py",
+    "testing/test_bus.py",
 )
-"""Modules of which all tests are marked `long`: each takes seconds of processor time."""
+"""Folders and modules of which all tests are marked `long`: together they take seconds of processor time."""
 
 
 NIGHTLY: tuple[str, ...] = ()
