@@ -10,7 +10,7 @@ import pytest
 
 from tokenbus.engines.vllm.columns import UNSCORED, Rows, in_order, method_of, step_arrays
 from tokenbus.worker import StepArrays, StepAssembler
-from tokenbus_contracts import Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind, encode
+from tokenbus_contracts import Limits, LogprobBatch, RowStatus, SpeculativeMethod, StepPhase, ValueKind, encode
 
 VOCABULARY = 64
 Lists = namedtuple("Lists", "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens")  # noqa: PYI024
@@ -90,45 +90,6 @@ def test_ties_are_in_the_order_of_their_ids() -> None:
     assert batch.ranks.tolist() == [4, 4]
 
 
-def test_order_is_within_each_rows_own_number() -> None:
-    """A neighbour who wants five changes nothing of a row that wants two: no alternative comes up from behind them."""
-    rows = [Row(7, 0, [103], 2), Row(9, 4, [250], 5, 1), Row(3, 4, [5], None, 2)]
-    batch = batch_of(rows, Lists(IDS, VALUES, RANKS, None), vocabulary=512)
-    assert batch.alternative_token_ids.tolist() == [16, 195, 229, 16, 250, 391, 12]
-    assert batch.top_ks.tolist() == [2, 5, 0]
-    assert batch.scorings.tolist() == [Scoring.FULL, Scoring.FULL, Scoring.NONE]
-    assert batch.token_ids.tolist() == [103, 250, 5]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_any_lines_keep_the_contract(seed: int) -> None:
-    """Rows of any number of tokens and alternatives are what a plain reading of vLLM's arrays gives, and are valid."""
-    chance = np.random.default_rng(seed)
-    counts, drafted = chance.integers(0, 4, 9), chance.integers(0, 3, 9)
-    top_ks = [None if k > 6 else int(k) for k in chance.integers(0, 9, 9)]
-    starts = np.cumsum(counts + drafted) - (counts + drafted)
-    given = lists(6, int((counts + drafted).sum()), starts.tolist(), seed)
-    rows = []
-    for place, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        tokens = given.logprob_token_ids[start : start + count, 0].tolist()
-        status = RowStatus.ACTIVE if tokens else RowStatus.IDLE
-        rows.append(Row(place + 1, 3, tokens, top_ks[place], place, status))
-    batch = batch_of(rows, given)
-    scored = [row for row in rows if row.top_k is not None and row.token_ids]
-    lines = [starts[row.index] + place for row in scored for place in range(len(row.token_ids))]
-    assert batch.logprobs.tolist() == given.logprobs[lines, 0].tolist()
-    assert batch.ranks.tolist() == given.sampled_token_ranks[lines].tolist()
-    wanted: list[tuple[float, int]] = []
-    for row in scored:
-        for place in range(len(row.token_ids)):
-            line = starts[row.index] + place
-            mine = zip(given.logprobs[line, 1:], given.logprob_token_ids[line, 1:], strict=True)
-            wanted += sorted((-float(value), int(token)) for value, token in list(mine)[: row.top_k])
-    assert [(-value, token) for value, token in wanted] == list(
-        zip(batch.alternative_logprobs.tolist(), batch.alternative_token_ids.tolist(), strict=True)
-    )
-
-
 def test_minus_infinity_sorts_last_and_is_floored() -> None:
     nothing = -np.inf
     values = np.array([[0.0, 0.0, nothing, nothing, nothing]], np.float32)
@@ -151,21 +112,6 @@ def test_values_in_any_order_are_sorted(ids: list[list[int]], values: list[list[
     assert sorted_values.tolist() == (-np.sort(-np.array(values, np.float32))).tolist()
 
 
-@pytest.mark.parametrize("starts", [[0, 4], None])
-def test_rejected_drafts_are_left_out(starts: list[int] | None) -> None:
-    given = lists(2, 8, starts)
-    second = 4 if starts else 1
-    first = given.logprob_token_ids[:2, 0].tolist() if starts else given.logprob_token_ids[:1, 0].tolist()
-    last = [int(given.logprob_token_ids[second, 0])]
-    rows = [Row(1, 0, first, 2, drafts=3), Row(2, 6, last, 1, 1, RowStatus.FINISHED_STOP, drafts=3)]
-    batch = batch_of(rows, given)
-    lines = [*range(len(first)), second]
-    assert batch.logprobs.tolist() == given.logprobs[lines, 0].tolist()
-    assert batch.token_counts.tolist() == [len(first), 1]
-    assert batch.draft_token_counts.tolist() == [3, 3]
-    assert batch.positions.tolist() == [0, 6]
-
-
 def test_rows_without_tokens_say_why() -> None:
     rows = [
         Row(1, 0, top_k=3, status=RowStatus.PREFILLING),
@@ -177,12 +123,6 @@ def test_rows_without_tokens_say_why() -> None:
     assert batch.positions.tolist() == [0, 8, 2]
     assert batch.header.phase is StepPhase.MIXED
     assert batch.header.method is SpeculativeMethod.NGRAM
-
-
-def test_row_says_which_stop_ended_it() -> None:
-    goes_on, ended = Row(1, 0, [7]), Row(2, 4, [9], status=RowStatus.FINISHED_STOP, stop=3)
-    assert [row.stop for row in batch_of([goes_on, ended], None).rows()] == [0, 3]
-    assert batch_of([goes_on], None).stops.size == 0
 
 
 def test_wrong_arrays_are_refused() -> None:

@@ -18,10 +18,9 @@ from tests.engines.vllm.test_columns import lists
 from tests.pages import blocks, module_of
 from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
-from tokenbus.client import Client, Generation
-from tokenbus.delivery import Step, Token
+from tokenbus.delivery import Step
 from tokenbus.engines.vllm import published
-from tokenbus.engines.vllm.published import Published, cut, settings_for
+from tokenbus.engines.vllm.published import Published, settings_for
 from tokenbus.engines.vllm.request_keys import ARGUMENT
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
@@ -166,18 +165,6 @@ async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) ->
     return rows
 
 
-def test_fewer_alternatives_are_cut() -> None:
-    given = lists(5, 2)
-    two = cut(given, 2)
-    assert two.logprobs.tolist() == given.logprobs[:, :3].tolist()
-    assert two.logprob_token_ids.tolist() == given.logprob_token_ids[:, :3].tolist()
-    assert two.sampled_token_ranks is given.sampled_token_ranks
-    assert two.logprobs.flags.c_contiguous
-    assert two.logprob_token_ids.flags.c_contiguous
-    assert cut(given, 0).logprobs.shape == (2, 1)
-    assert all(cut(given, enough) is given for enough in (5, 9, -1))
-
-
 async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) -> None:
     """The model computes logprobs for all, the bus has them all, and the front end those that it asked for."""
     bus.core.add("plain", extra_args={ARGUMENT: 1})
@@ -199,29 +186,6 @@ async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) ->
     assert [row.alternative_logprobs[0].tolist() for row in first] == scores.logprobs[:, 1 : 1 + TOP_K].tolist()
     (ended,) = (row for row in rows if row.status is RowStatus.ABORTED)
     assert (ended.key, ended.position, ended.token_ids.size) == (1, 2, 0)
-
-
-async def test_client_reads_one_request(bus: Bus) -> None:
-    """A client that knows a request's key resumes it from its first token, beside requests that nobody reads."""
-    bus.core.add("unread", extra_args={ARGUMENT: 1})
-    bus.core.add("read", extra_args={ARGUMENT: 2})
-    scores = [bus.core.step()[0] for _ in range(3)]
-    async with Processor(bus.settings), Client(bus.settings) as client:
-        generation = client.resume(2, 0)
-        tokens = [await soon(anext(generation)) for _ in range(3)]
-        scores.append(bus.core.step()[0])
-        bus.core.drop("read")
-        bus.core.step()
-        tokens += await soon(rest_of(generation))
-    assert [token.position for token in tokens] == [0, 1, 2, 3]
-    assert [token.id for token in tokens] == [given.logprob_token_ids[1, 0] for given in scores]
-    assert [token.logprob for token in tokens] == [given.logprobs[1, 0] for given in scores]
-    assert all(len(token.alternatives) == TOP_K for token in tokens)
-    assert generation.status is RowStatus.ABORTED
-
-
-async def rest_of(generation: Generation) -> list[Token]:
-    return [token async for token in generation]
 
 
 async def test_steps_overlap(bus: Bus) -> None:
@@ -375,8 +339,6 @@ def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"worker.role": "prefill"}, {}, "worker.role: mixed for the engine vllm, got prefill"),
         ({"worker.top_logprobs": 21}, {"max_logprobs": 30}, "worker.top_logprobs: at most 20, as limits.max_top_k or "),
         ({"worker.top_logprobs": 9}, {"max_logprobs": 5}, "worker.top_logprobs: at most 5, as --max-logprobs, got 9"),
-        ({"worker.top_logprobs": 128}, {}, "TOKENBUS_WORKER_TOP_LOGPROBS: 0 to 127 alternatives, got 128"),
-        ({"worker.no_such": 1}, {}, "TOKENBUS_WORKER_NO_SUCH: no such setting"),
         ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus.engines.vllm.scheduler is not for diffusion models"),
     ],
 )

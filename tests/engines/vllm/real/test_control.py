@@ -133,42 +133,39 @@ def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
 def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path: Path) -> None:
     before = answered(engine, _CASES)
     halt(engine)
-    with pytest.raises(
-        ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got no folder: /nowhere$"
+    empty, file = tmp_path / "empty", tmp_path / "model.safetensors"
+    empty.mkdir()
+    for folder, change, line in (
+        (Path("/nowhere"), "", r"a folder with \*.safetensors, got no folder: /nowhere$"),
+        (empty, "", r"a folder with \*.safetensors, got one without: "),
+        (tmp_path, "drop", r"\S+ of shape \[.*\], as in the model, got None$"),
+        (tmp_path, "cut", r"\S+ of shape \[.*\], as in the model, got \["),
+        (tmp_path, "add", "weights that vLLM loads, got "),
+        (tmp_path, "", "safetensors, got a damaged file: model.safetensors: "),
     ):
-        engine.load_weights(Path("/nowhere"))
-    with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with \*.safetensors, got one without: "):
-        engine.load_weights(tmp_path)
-    _write(tmp_path, model, drop=True)
-    with pytest.raises(ValueError, match=r"^load_weights.folder: \S+ of shape \[.*\], as in the model, got None$"):
-        engine.load_weights(tmp_path)
-    _write(tmp_path, model, cut=True)
-    with pytest.raises(ValueError, match=r"^load_weights.folder: \S+ of shape \[.*\], as in the model, got \["):
-        engine.load_weights(tmp_path)
-    _write(tmp_path, model, extra=True)
-    with pytest.raises(ValueError, match=r"^load_weights.folder: weights that vLLM loads, got "):
-        engine.load_weights(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"none")
-    with pytest.raises(ValueError, match=r"^load_weights.folder: safetensors, got a damaged file: model.safetensors: "):
-        engine.load_weights(tmp_path)
+        if change:
+            _write(file, model, change)
+        else:
+            file.write_bytes(b"none")
+        with pytest.raises(ValueError, match=f"^load_weights.folder: {line}"):
+            engine.load_weights(folder)
     engine.weight_version = 1  # so that the prompt is computed again
     engine.resume()
     assert is_same(answered(engine, _CASES, 7), before)
 
 
-def _write(folder: Path, model: Path, *, drop: bool = False, cut: bool = False, extra: bool = False) -> None:
+def _write(file: Path, model: Path, change: str) -> None:
     """Write the model's weights with something wrong."""
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - only where vLLM is
 
     tensors = load_file(model / "model.safetensors")
     name = sorted(tensors)[3]
-    if drop:
-        del tensors[name]
-    if cut:
-        tensors[name] = tensors[name][:-1].contiguous()
-    if extra:
-        tensors["model.layers.0.nothing.weight"] = tensors[name].clone()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    weight = tensors.pop(name)
+    if change != "drop":
+        tensors[name] = weight[:-1].contiguous() if change == "cut" else weight
+    if change == "add":
+        tensors["model.layers.0.nothing.weight"] = weight.clone()
+    save_file(tensors, file, {"format": "pt"})
 
 
 @in_its_process

@@ -1,18 +1,14 @@
 """Data-parallel ranks of the real vLLM: a worker for each, which answers as `LLM.generate`."""
 
 import asyncio
-import json
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.real.hosts import Host
 from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
 from tests.engines.vllm.real.servers import MOST
-from tests.engines.vllm.real.test_engine import refused_at_start
 from tests.system.deployment import COMMAND, Deployment
 from tokenbus.client import Client, RequestEnd
 from tokenbus.worker import engine_kind
@@ -72,33 +68,3 @@ async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: P
         for _, _, mine in both:
             check(case, mine, theirs)
     assert found[-1][2].tokens != found[-2][2].tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"data_parallel_size": 2}, "--data-parallel-size: a worker for each .*, got 2 without a rank"),
-        ({"data_parallel_size": 0}, ".*data_parallel_size.*greater than or equal to 1"),
-        (
-            {"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2},
-            "--data-parallel-size-local: none, where each rank is a worker .*, got 2",
-        ),
-    ],
-)
-def test_ranks_that_cannot_be_workers(model: Path, host: Host, options: dict[str, int], line: str) -> None:
-    refusal = host(refused_at_start, model, arguments({**WHOLE, **options}))
-    assert re.match(line, refusal)
-    assert "\n" not in refusal
-
-
-def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, host: Host, tmp_path: Path) -> None:
-    for path in model.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    config = json.loads((model / "config.json").read_text())
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
-    changed = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", **experts}
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
-    options = {**WHOLE, "data_parallel_size": 2, "data_parallel_rank": 1}
-    refusal = host(refused_at_start, tmp_path, arguments(options))
-    assert re.match("--data-parallel-rank: none for a mixture of experts, .*, got 1", refusal)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.vllm.real.hosts import EngineHost, Host, apart
+from tests.engines.vllm.real.hosts import EngineHost, apart
 from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, arguments, reference
-from tests.engines.vllm.real.test_engine import LONG, SPECULATION, refused_at_start
+from tests.engines.vllm.real.test_engine import LONG, SPECULATION
 from tests.engines.vllm.real.test_prompt_scores import theirs
 from tests.engines.vllm.tiny_model import VOCABULARY
 from tokenbus.engines.vllm import VllmEngine
@@ -200,9 +200,3 @@ def test_given_ids_in_prompts(model: Path, engine_of: Callable[..., EngineHost])
             assert int(named.ranks[place]) == 1 + sum(value > has[token] for value in has.values())
             assert named.alternative_token_ids[place].tolist() == given
             assert named.alternative_logprobs[place].tolist() == [has[each] for each in given]
-
-
-def test_logits_are_refused(model: Path, host: Host) -> None:
-    assert host(refused_at_start, model, options("raw_logits")) == (
-        "--token-scores: --logprobs-mode raw_logprobs or processed_logprobs, got raw_logits"
-    )
