@@ -31,16 +31,23 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def gateway() -> Iterator[ScriptedGateway]:
+@pytest.fixture(scope="package")
+def running_gateway() -> Iterator[ScriptedGateway]:
+    """Run one gateway for all tests: to start and to stop it takes as long as a test."""
     with ScriptedGateway().running() as gateway:
         yield gateway
 
 
 @pytest.fixture
-def open_page(browser: Browser, gateway: ScriptedGateway) -> Iterator[Open]:
+def gateway(running_gateway: ScriptedGateway) -> ScriptedGateway:
+    """Return the gateway as it is at its start, whatever the test before it scripted."""
+    running_gateway.reset()
+    return running_gateway
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
     """Return a function that opens a page; at the end none of them may have complained or asked another host."""
-    del gateway  # only so that the pages go before it: it waits for their connections to end
     contexts = []
     complaints: list[str] = []
 

@@ -58,10 +58,7 @@ class ScriptedGateway:
     """Serves the page's own files; what the page asks for, the test answers."""
 
     def __init__(self) -> None:
-        self.bus: dict[str, Any] = {"workers": [], "processor": {}, "clients": 0, "at": 0}
-        self.bus_status = 200
-        self.refusal: Response | None = None
-        self._streams: queue.Queue[Stream] = queue.Queue()
+        self.reset()
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -75,6 +72,13 @@ class ScriptedGateway:
             Starlette(routes=routes), lifespan="off", ws="none", log_config=None, timeout_graceful_shutdown=int(MOST)
         )
         self._server = uvicorn.Server(config)
+
+    def reset(self) -> None:
+        """Forget all that was scripted and asked for."""
+        self.bus: dict[str, Any] = {"workers": [], "processor": {}, "clients": 0, "at": 0}
+        self.bus_status = 200
+        self.refusal: Response | None = None
+        self._streams: queue.Queue[Stream] = queue.Queue()
 
     @contextlib.contextmanager
     def running(self) -> Iterator["ScriptedGateway"]:

@@ -22,30 +22,37 @@ def number(page: Page, name: str, figure: str) -> Locator:
 
 
 def test_workers_are_shown_live(page: Page, gateway: ScriptedGateway) -> None:
-    """Each worker has its role and its numbers, and they change when the bus says so."""
-    gateway.bus["workers"] = [worker("decode-0", role="decode", lag=3, gaps=1, replays=2, retained=9)]
+    """An empty bus says how to start a worker; a worker has its role and its numbers, which follow the bus.
+
+    Each worker names its processor only where there are several.
+    """
+    expect(page.locator("#bus")).to_contain_text("Start one with: tokenbus worker")
+    expect(page.locator("#pulse")).to_have_text("0 workers")
+    one = worker("decode-0", role="decode", lag=3, gaps=1, replays=2, retained=9, processor="p-0")
     gateway.bus["processor"] = {"open_requests": 41, "tokens": 123456}
+    gateway.bus["workers"] = [one, worker("other", processor="p-0")]
     expect(card(page, "decode-0")).to_contain_text("decode")
-    for figure, value in {
-        "open": "1",
-        "lag": "3",
-        "retained": "9",
-        "gaps": "1",
-        "replays": "2",
-        "tokens": "1,234",
-    }.items():
+    figures = {"open": "1", "lag": "3", "retained": "9", "gaps": "1", "replays": "2", "tokens": "1,234"}
+    for figure, value in figures.items():
         expect(number(page, "decode-0", figure)).to_have_text(value)
     expect(card(page, "decode-0").get_by_role("img")).to_have_attribute(
         "aria-label", "Accepted: head 1 80.0\u202f%, head 2 50.0\u202f%"
     )
     expect(page.locator(".totals")).to_contain_text("123,456")
-    gateway.bus["workers"] = [worker("decode-0", open_requests=7)]
+    expect(page.locator(".processor")).to_have_count(0)
+    gateway.bus["workers"] = [one | {"open_requests": 7}, worker("other", processor="p-1")]
     expect(number(page, "decode-0", "open")).to_have_text("7")
+    expect(card(page, "decode-0").locator(".processor")).to_have_text("at p-0")
+    expect(card(page, "other").locator(".processor")).to_have_text("at p-1")
 
 
-def test_lost_worker_is_shown_as_lost(page: Page, gateway: ScriptedGateway) -> None:
-    """A worker that is away is said to be, one that disappears is lost, and one that comes back is connected."""
+def test_lost_worker_is_shown_as_lost(open_page: Open, gateway: ScriptedGateway) -> None:
+    """A worker that is away is said to be, one that disappears is lost, and one that comes back is connected.
+
+    Where the bus cannot be asked the page says why, keeps what it knew, and goes on when it can be asked again.
+    """
     gateway.bus["workers"] = [worker("stays"), worker("goes")]
+    page = open_page(gateway.url, refused=("bus",))
     expect(page.locator("#pulse")).to_have_text("2 workers")
     gateway.bus["workers"] = [worker("stays"), worker("goes", connected=False)]
     expect(card(page, "goes").locator(".state")).to_have_text("away")
@@ -53,39 +60,14 @@ def test_lost_worker_is_shown_as_lost(page: Page, gateway: ScriptedGateway) -> N
     expect(card(page, "goes").locator(".state")).to_have_text(re.compile(r"lost \d+ s ago"))
     expect(card(page, "stays").locator(".state")).to_have_text("connected")
     expect(page.locator("#pulse")).to_have_text("1 worker, 1 lost")
-    gateway.bus["workers"] = [worker("stays"), worker("goes", epoch="78")]
-    expect(card(page, "goes").locator(".state")).to_have_text("connected")
-    expect(page.locator("#pulse")).to_have_text("2 workers")
-
-
-def test_processor_of_a_worker_is_shown_where_there_are_several(page: Page, gateway: ScriptedGateway) -> None:
-    """With workers at two processors each says at which it is; with one processor none does."""
-    gateway.bus["workers"] = [worker("one", processor="p-0"), worker("other", processor="p-0")]
-    expect(card(page, "other")).to_be_visible()
-    expect(page.locator(".processor")).to_have_count(0)
-    gateway.bus["workers"] = [worker("one", processor="p-0"), worker("other", processor="p-1")]
-    expect(card(page, "one").locator(".processor")).to_have_text("at p-0")
-    expect(card(page, "other").locator(".processor")).to_have_text("at p-1")
-
-
-def test_bus_out_of_sight_says_why(open_page: Open, gateway: ScriptedGateway) -> None:
-    """Where the bus cannot be asked the page says why, keeps what it knew, and goes on when it can be asked again."""
-    page = open_page(gateway.url, refused=("bus",))
-    gateway.bus["workers"] = [worker("worker-0")]
-    expect(card(page, "worker-0")).to_be_visible()
-    known, gateway.bus = gateway.bus, {"error": "processor.metrics_address: nobody answers at 127.0.0.1:9"}
-    gateway.bus_status = 503
+    gateway.bus, gateway.bus_status = {"error": "processor.metrics_address: nobody answers at 127.0.0.1:9"}, 503
     expect(page.locator("#bus .fault")).to_have_text(
         "The bus is unavailable: processor.metrics_address: nobody answers at 127.0.0.1:9"
     )
-    expect(card(page, "worker-0")).to_be_visible()
+    expect(card(page, "stays")).to_be_visible()
     expect(page.locator("#bus")).to_contain_text("Last known state:")
-    gateway.bus, gateway.bus_status = known, 200
-    expect(page.locator("#pulse")).to_have_text("1 worker")
+    gateway.reset()
+    gateway.bus["workers"] = [worker("stays"), worker("goes", epoch="78")]
+    expect(card(page, "goes").locator(".state")).to_have_text("connected")
+    expect(page.locator("#pulse")).to_have_text("2 workers")
     expect(page.locator("#bus .fault")).to_have_count(0)
-
-
-def test_no_worker_says_what_to_do(page: Page) -> None:
-    """An empty bus tells how to start a worker."""
-    expect(page.locator("#bus")).to_contain_text("Start one with: tokenbus worker")
-    expect(page.locator("#pulse")).to_have_text("0 workers")

@@ -33,7 +33,10 @@ _CONTRASTS = """() => {
 
 
 def test_phone_shows_all_without_scrolling_sideways(open_page: Open, gateway: ScriptedGateway) -> None:
-    """At 320 pixels nothing is wider than the window, with the panel open too, and what is tapped stays in sight."""
+    """At 320 pixels nothing is wider than the window, with the panel open too, and what is tapped stays in sight.
+
+    Every button and field is at least 40 pixels high, so that a finger finds it.
+    """
     gateway.bus["workers"] = [worker("a-worker-with-quite-a-long-name", tokens=123456789)]
     page = open_page(gateway.url, **PHONE)
     expect(page.locator(".worker")).to_be_visible()
@@ -46,39 +49,57 @@ def test_phone_shows_all_without_scrolling_sideways(open_page: Open, gateway: Sc
     assert page.evaluate(wide)
     above = "node => node.getBoundingClientRect().bottom <= innerHeight - document.getElementById('panel').offsetHeight"
     assert token_at(page, 4).evaluate(above)
+    small = "all => all.filter(each => each.offsetParent && each.offsetHeight < 40).map(each => each.outerHTML)"
+    assert page.locator("button, textarea, input:not([type=radio])").evaluate_all(small) == []
     page.get_by_role("button", name="Close").tap()
     expect(panel(page)).to_be_hidden()
 
 
-def test_fingers_find_every_button(open_page: Open, gateway: ScriptedGateway) -> None:
-    """On a phone every button and field is at least 40 pixels high."""
-    page = open_page(gateway.url, **PHONE)
-    ended(page, told_story(page, gateway))
-    token_at(page, 4).tap()
-    expect(panel(page)).to_be_visible()
-    small = "all => all.filter(each => each.offsetParent && each.offsetHeight < 40).map(each => each.outerHTML)"
-    assert page.locator("button, textarea, input:not([type=radio])").evaluate_all(small) == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_read(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
+def test_everything_can_be_read(page: Page, gateway: ScriptedGateway) -> None:
     """In light and in dark every text, of tokens and of lost workers too, has a contrast of 4.5 or more."""
     gateway.bus["workers"] = [worker("stays"), worker("goes")]
-    page = open_page(gateway.url, color_scheme=scheme)
     expect(page.locator(".worker")).to_have_count(2)
     gateway.bus["workers"] = [worker("stays")]
     expect(page.locator(".worker.lost")).to_be_visible()
     ended(page, told_story(page, gateway))
     token_at(page, 4).click()
-    for view in ("Probability", "Drafts"):
-        page.get_by_text(view, exact=True).click()
+    shades = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        shades[scheme] = sum(int(part) for part in ground[4:-1].split(","))
+        for view in ("Probability", "Drafts"):
+            page.get_by_text(view, exact=True).click()
+            assert page.evaluate(_CONTRASTS) == []
+    assert shades["light"] > 600
+    assert shades["dark"] < 100
+
+
+def test_forced_colours_keep_what_says_something(page: Page, gateway: ScriptedGateway) -> None:
+    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be distinguished."""
+    ended(page, told_story(page, gateway))
+    token_at(page, 4).click()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, forced_colors="active")
+        gauge = panel(page).locator(".gauge").first
+        assert gauge.evaluate(_LOOK) != gauge.locator("i").evaluate(_LOOK)
+        for view, kinds in {"Probability": 7, "Drafts": 3}.items():
+            page.get_by_text(view, exact=True).click()
+            shades = page.locator(f'[data-for="{view.lower()}"] li').evaluate_all(f"all => all.map({_LOOK})")
+            assert len(set(shades)) == kinds
+            assert token_at(page, 3).evaluate(_LOOK) in shades
+            chosen, other = page.locator(".switch :checked + span"), page.locator(".switch :not(:checked) + span")
+            assert chosen.evaluate(_LOOK) != other.evaluate(_LOOK)
         assert page.evaluate(_CONTRASTS) == []
 
 
-@pytest.mark.parametrize("width", [1024, 1280, 1600, 1920])
-def test_looking_at_a_token_moves_nothing(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
-    """Beside the text, the panel opens without moving anything else, and where there is room it covers nothing."""
-    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+def test_panel_disturbs_nothing_at_any_width(page: Page, gateway: ScriptedGateway) -> None:
+    """Beside the text, the panel opens without moving anything else, and where there is room it covers nothing.
+
+    Where many workers make the page long, the panel is in the window wherever the page is scrolled to.
+    """
+    gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
+    expect(page.locator(".worker")).to_have_count(24)
     ended(page, told_story(page, gateway))
     expect(page.locator("#chart > svg")).to_be_visible()
     places = "() => [...document.querySelectorAll('.card:not(.panel), .t')].map(each => each.getBoundingClientRect().y)"
@@ -92,110 +113,59 @@ def test_looking_at_a_token_moves_nothing(open_page: Open, gateway: ScriptedGate
         expect(panel(page)).to_be_visible()
         return bool(page.evaluate(places) == before)
 
-    wait_until(moved_nothing)
-    chart, box = page.locator("#chart").bounding_box(), panel(page).bounding_box()
-    assert chart
-    assert box
-    assert (box["x"] + box["width"] <= chart["x"]) is (width >= 1536)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for width in (1024, 1280, 1600, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("scrollTo(0, 0)")
+        wait_until(moved_nothing)
+        chart, box = page.locator("#chart").bounding_box(), panel(page).bounding_box()
+        assert chart
+        assert box
+        assert (box["x"] + box["width"] <= chart["x"]) is (width >= 1536)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        if width in {1280, 1600}:
+            page.evaluate("scrollTo(0, 260)")
+            token_at(page, 5).hover()
+            box = panel(page).bounding_box()
+            assert box
+            assert 0 <= box["y"] < 100
 
 
-def test_dark_is_dark(open_page: Open, gateway: ScriptedGateway) -> None:
-    """The page follows what the reader's system prefers."""
-    ground = "getComputedStyle(document.body).backgroundColor"
-    shades = [
-        sum(int(part) for part in open_page(gateway.url, color_scheme=scheme).evaluate(ground)[4:-1].split(","))
-        for scheme in ("light", "dark")
-    ]
-    assert shades[0] > 600
-    assert shades[1] < 100
+def test_figures_of_a_worker_stand_in_full_rows(page: Page, gateway: ScriptedGateway) -> None:
+    """A worker's six figures are in one row, or where there is less room in two of three: none is left over."""
+    gateway.bus["workers"] = [worker("worker-0", retained=0, tokens=0)]
+    figures = page.locator(".worker dl div")
+    expect(figures).to_have_count(6)
+    for width in (390, 1280, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        found = figures.evaluate_all("all => all.map(each => each.offsetTop)")
+        assert [found.count(top) for top in dict.fromkeys(found)] in ([6], [3, 3])
 
 
 def test_nothing_moves_for_who_wants_no_motion(open_page: Open, gateway: ScriptedGateway) -> None:
     """With reduced motion no element is animated or in transition while tokens come; without, the cursor breathes."""
-    moving = "() => document.getAnimations().length"
-    still = open_page(gateway.url, reduced_motion="reduce", **PHONE)
-    stream = told_story(still, gateway)
-    token_at(still, 2).tap()
-    assert still.evaluate(moving) == 0
-    ended(still, stream)
-    lively = open_page(gateway.url)
-    stream = told_story(lively, gateway)
-    assert lively.evaluate(moving) == 1
-    ended(lively, stream)
-
-
-def test_page_is_light_on_the_wire(open_page: Open, gateway: ScriptedGateway) -> None:
-    """All that the browser loads for the first view is under 150 KB, and comes from the gateway alone."""
-    page = open_page(gateway.url)
-    loaded = "performance.getEntriesByType('resource').map(each => [each.name, each.decodedBodySize])"
-    expect(page.locator("#pulse")).to_have_text("0 workers")
-    sizes = dict(page.evaluate(loaded))
-    assert {f"{gateway.url}/page/app.js", f"{gateway.url}/page/style.css"} <= set(sizes)
-    assert sum(sizes.values()) < 150_000
+    page = open_page(gateway.url, reduced_motion="reduce", **PHONE)
+    stream = told_story(page, gateway)
+    token_at(page, 2).tap()
+    assert page.evaluate("document.getAnimations().length") == 0
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate("document.getAnimations().length") == 1
+    ended(page, stream)
 
 
 def test_keyboard_reaches_everything_in_order(page: Page) -> None:
-    """Tab goes from the skip link through the form to the button that sends it."""
+    """Tab goes from the skip link through the form to the button that sends it.
+
+    The skip link leads to the tokens' part of the page, before there is a token too.
+    """
+    focused = "document.activeElement"
+    name = f"{focused}.name || {focused}.textContent.trim() || {focused}.id"
     found = []
     for _ in range(10):
         page.keyboard.press("Tab")
-        found.append(
-            page.evaluate(
-                "document.activeElement.name || document.activeElement.textContent.trim() || document.activeElement.id"
-            )
-        )
+        found.append(page.evaluate(name))
     fields = ["prompt", "max_tokens", "temperature", "top_logprobs", "top_p", "seed", "return_entropies", "key"]
     assert found == ["Skip to the tokens", *fields, "Generate"]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_forced_colours_keep_what_says_something(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
-    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be distinguished."""
-    page = open_page(gateway.url, forced_colors="active", color_scheme=scheme)
-    ended(page, told_story(page, gateway))
-    token_at(page, 4).click()
-    gauge = panel(page).locator(".gauge").first
-    assert gauge.evaluate(_LOOK) != gauge.locator("i").evaluate(_LOOK)
-    for view, kinds in {"Probability": 7, "Drafts": 3}.items():
-        page.get_by_text(view, exact=True).click()
-        shades = page.locator(f'[data-for="{view.lower()}"] li').evaluate_all(f"all => all.map({_LOOK})")
-        assert len(set(shades)) == kinds
-        assert token_at(page, 3).evaluate(_LOOK) in shades
-        chosen, other = page.locator(".switch :checked + span"), page.locator(".switch :not(:checked) + span")
-        assert chosen.evaluate(_LOOK) != other.evaluate(_LOOK)
-    assert page.evaluate(_CONTRASTS) == []
-
-
-@pytest.mark.parametrize("width", [1280, 1600])
-def test_panel_stays_beside_the_text(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
-    """Where many workers make the page long, the panel is in the window wherever the page is scrolled to."""
-    gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
-    page = open_page(gateway.url, viewport={"width": width, "height": 900})
-    expect(page.locator(".worker")).to_have_count(24)
-    ended(page, told_story(page, gateway))
-    page.evaluate("scrollTo(0, 260)")
-    token_at(page, 5).hover()
-    box = panel(page).bounding_box()
-    assert box
-    assert 0 <= box["y"] < 100
-
-
-@pytest.mark.parametrize("width", [390, 1280, 1600])
-def test_figures_of_a_worker_stand_in_full_rows(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
-    """A worker's six figures are in one row, or where there is less room in two of three: none is left over."""
-    gateway.bus["workers"] = [worker("worker-0", retained=0, tokens=0)]
-    page = open_page(gateway.url, viewport={"width": width, "height": 900})
-    tops = "all => all.map(each => each.offsetTop)"
-    figures = page.locator(".worker dl div")
-    expect(figures).to_have_count(6)
-    found = figures.evaluate_all(tops)
-    assert [found.count(top) for top in dict.fromkeys(found)] in ([6], [3, 3])
-
-
-def test_skip_link_leads_somewhere(page: Page) -> None:
-    """The first stop of the keyboard leads to the tokens' part of the page, before there is a token too."""
-    page.keyboard.press("Tab")
+    page.get_by_text("Skip to the tokens").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#output-title")).to_be_focused()
     page.keyboard.press("Tab")

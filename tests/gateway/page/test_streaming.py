@@ -7,15 +7,20 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.gateway.page.doing import ask, ended, tell, token_at, tokens, told_story, wait_for
+from tests.gateway.page.doing import ask, ended, panel, tell, token_at, tokens, told_story, wait_for
 from tests.gateway.page.made import BEGIN, STORY, STORY_TEXT, STORY_TOKENS, long_story, row, token
 from tests.gateway.page.scripted import ScriptedGateway
 
 _COUNT_CHANGES = """() => {
   globalThis.changes = 0;
+  globalThis.heard = [];
   const watched = new MutationObserver(() => { changes += 1; });
   watched.observe(document.getElementById("tokens"), { childList: true, subtree: true });
+  const told = (changes) =>
+    changes.forEach(({ addedNodes }) => heard.push(...[...addedNodes].map((node) => node.textContent)));
+  new MutationObserver(told).observe(document.getElementById("spoken"), { childList: true });
 }"""
+_LOOK = "node => getComputedStyle(node).backgroundColor"
 pytestmark = pytest.mark.xdist_group("browser")
 
 
@@ -33,8 +38,28 @@ def test_request_is_what_was_typed(page: Page, gateway: ScriptedGateway) -> None
     assert (body["seed"], body["return_entropies"]) == (41, True)
 
 
-def test_tokens_appear_while_the_stream_is_open(page: Page, gateway: ScriptedGateway) -> None:
-    """Each row is on the page before the next one is sent, and the end says how it ended."""
+def test_one_wish_is_one_request(page: Page, gateway: ScriptedGateway) -> None:
+    """A double click, and Ctrl+Enter that is held down, ask once."""
+    page.get_by_role("button", name="Generate").dblclick()
+    for prompt in ("the second wish", "the third wish"):
+        stream = gateway.next_stream()
+        stream.send("begin", BEGIN)
+        tell(stream, STORY)
+        ended(page, stream)
+        page.get_by_label("Prompt").fill(prompt)
+        page.keyboard.down("Control")
+        for _ in range(3):
+            page.keyboard.down("Enter")
+        page.keyboard.up("Enter")
+        page.keyboard.up("Control")
+    assert gateway.next_stream().body["prompt"] == "the third wish"
+
+
+def test_story_appears_and_is_summed_up(page: Page, gateway: ScriptedGateway) -> None:
+    """Each row is on the page before the next one is sent; the figures and the chart are counted from what came.
+
+    A polite live region has the text sentence by sentence, and how it ended; the tokens themselves are not live.
+    """
     stream = ask(page, gateway)
     wait_for(page, "streaming")
     shown = 0
@@ -44,7 +69,30 @@ def test_tokens_appear_while_the_stream_is_open(page: Page, gateway: ScriptedGat
         expect(tokens(page)).to_have_count(shown)
     assert page.locator("#tokens").evaluate("box => box.textContent") == STORY_TEXT
     ended(page, stream)
-    expect(page.locator("#ending")).to_have_text("The model ended its text: 8 tokens.")
+    ending = "The model ended its text: 8 tokens."
+    expect(page.locator("#ending")).to_have_text(ending)
+    logprobs = [token["logprob"] for each in STORY for token in each["tokens"]]
+    expected: dict[str, str | re.Pattern[str]] = {
+        "tokens": "8",
+        "tokens/s": re.compile(r"^[\d,]+$"),
+        "tokens a step": "2.00",
+        "drafts accepted": "57.1\u202f%",
+        "perplexity": f"{math.exp(-sum(logprobs) / len(logprobs)):.2f}",
+    }
+    for name, value in expected.items():
+        figure = page.locator("#figures div", has=page.get_by_text(name, exact=True)).locator("dd")
+        expect(figure).to_have_text(value)
+    expect(page.locator("#origin")).to_have_text(f"made · 5 prompt tokens · request {BEGIN['request']}")
+    chart = page.locator("#chart > svg")
+    expect(chart).to_have_attribute(
+        "aria-label", "Accepted drafts over 4 steps: head 1 66.7\u202f%, head 2 66.7\u202f%, head 3 0.0\u202f%"
+    )
+    assert chart.locator("polyline").count() == 3
+    assert len((chart.locator("polyline").first.get_attribute("points") or "").split()) == 3
+    spoken = page.get_by_role("log")
+    expect(spoken).to_have_attribute("aria-live", "polite")
+    expect(spoken.locator("p")).to_have_text([STORY_TEXT.strip(), ending])
+    assert page.locator("#tokens").get_attribute("aria-live") is None
 
 
 def test_tokens_have_the_colour_of_their_probability(page: Page, gateway: ScriptedGateway) -> None:
@@ -55,43 +103,27 @@ def test_tokens_have_the_colour_of_their_probability(page: Page, gateway: Script
     expect(tokens(page)).to_have_count(len(edges))
     classes = tokens(page).evaluate_all("all => all.map(each => each.className.split(' ').find(c => /^p\\d$/.test(c)))")
     assert classes == ["p0", "p0", "p1", "p1", "p2", "p3", "p4", "p5", "p6"]
-    look = "node => getComputedStyle(node).backgroundColor"
-    legend = page.locator('[data-for="probability"] li').evaluate_all(f"all => all.map({look})")
+    legend = page.locator('[data-for="probability"] li').evaluate_all(f"all => all.map({_LOOK})")
     assert len(set(legend)) == 7
-    assert [token_at(page, index).evaluate(look) for index in (0, 2, 4, 5, 6, 7, 8)] == legend
+    assert [token_at(page, index).evaluate(_LOOK) for index in (0, 2, 4, 5, 6, 7, 8)] == legend
+    ended(page, stream, count=len(edges))
 
 
-def test_figures_say_what_came(page: Page, gateway: ScriptedGateway) -> None:
-    """Tokens, tokens a step, accepted drafts and perplexity are counted from what came, and the request is named."""
-    ended(page, told_story(page, gateway))
-    figures = page.locator("#figures")
-    logprobs = [token["logprob"] for each in STORY for token in each["tokens"]]
-    expected: dict[str, str | re.Pattern[str]] = {
-        "tokens": "8",
-        "tokens/s": re.compile(r"^[\d,]+$"),
-        "tokens a step": "2.00",
-        "drafts accepted": "57.1\u202f%",
-        "perplexity": f"{math.exp(-sum(logprobs) / len(logprobs)):.2f}",
-    }
-    for name, value in expected.items():
-        figure = figures.locator("div", has=page.get_by_text(name, exact=True)).locator("dd")
-        expect(figure).to_have_text(value)
-    expect(page.locator("#origin")).to_have_text(f"made · 5 prompt tokens · request {BEGIN['request']}")
+def test_stream_is_closed_when_nobody_wants_it(page: Page, gateway: ScriptedGateway) -> None:
+    """Stop, another request and a reload close the connection, which is what aborts the request.
 
-
-def test_stop_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
-    """Stop closes the connection, which is what aborts the request, and keeps what came."""
+    Stop keeps what came, and the keyboard's focus goes to Generate, because Stop is disabled; another request keeps
+    nothing of the old answer; after a reload a new one can be sent at once.
+    """
     stream = told_story(page, gateway)
-    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Stop").focus()
+    page.keyboard.press("Enter")
     assert stream.wait_until_closed()
     wait_for(page, "stopped")
     expect(tokens(page)).to_have_count(STORY_TOKENS)
     expect(page.locator("#ending")).to_have_text("Stopped: 8 tokens.")
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
-
-
-def test_new_request_takes_the_place_of_the_running_one(page: Page, gateway: ScriptedGateway) -> None:
-    """Asking again closes the stream that is open, and nothing of the old answer stays."""
+    expect(page.get_by_role("button", name="Generate")).to_be_focused()
     first = told_story(page, gateway)
     second = ask(page, gateway, "again")
     assert first.wait_until_closed()
@@ -99,6 +131,11 @@ def test_new_request_takes_the_place_of_the_running_one(page: Page, gateway: Scr
     expect(tokens(page)).to_have_count(1)
     ended(page, second, "length", 1)
     expect(page.locator("#ending")).to_have_text("Max tokens reached: 1 token.")
+    stream = told_story(page, gateway)
+    page.reload()
+    assert stream.wait_until_closed()
+    wait_for(page, "idle")
+    ended(page, told_story(page, gateway))
 
 
 def test_stream_in_pieces_is_the_same_stream(page: Page, gateway: ScriptedGateway) -> None:
@@ -113,60 +150,32 @@ def test_stream_in_pieces_is_the_same_stream(page: Page, gateway: ScriptedGatewa
 
 
 def test_text_is_only_ever_text(page: Page, gateway: ScriptedGateway) -> None:
-    """Markup, invisible characters and parts of characters are shown as what they are, in the text and in the panel."""
+    """Markup, invisible characters and parts of characters are shown as what they are, in the text and in the panel.
+
+    What has no ink has a mark that is wide enough to be pointed at.
+    """
     stream = ask(page, gateway)
-    texts = ["<img src=x onerror=alert(1)>", "", "\u202e", " ", "\n\n"]
+    texts = {
+        "<img src=x onerror=alert(1)>": "<img␣src=x␣onerror=alert(1)>",
+        "": "∅",
+        "\u202e": "\\u{202e}",
+        " ": "␣",
+        "\n\n": "↵↵",
+        "\u200b": None,
+        "\r": None,
+        "\n": None,
+    }
     tell(stream, [row(1, 0, [token(text, 0.5) for text in texts])])
     expect(tokens(page)).to_have_count(len(texts))
     assert page.locator("#tokens").evaluate("box => box.textContent") == "".join(texts)
     assert page.locator("#tokens img").count() == 0
-    for index, shown in enumerate(["<img␣src=x␣onerror=alert(1)>", "∅", "\\u{202e}", "␣", "↵↵"]):
-        token_at(page, index).dispatch_event("click")
-        expect(page.locator("#panel h2 bdi")).to_have_text(shown)
-    ended(page, stream)
-
-
-def test_thousands_of_tokens_stay_in_order(page: Page, gateway: ScriptedGateway) -> None:
-    """Eight thousand tokens are there, in order, in few changes of the page, and the end of the text is in sight."""
-    page.evaluate(_COUNT_CHANGES)
-    stream, rows = ask(page, gateway), long_story(2000)
-    stream.write("".join(f"event: row\ndata: {json.dumps(each)}\n\n" for each in rows).encode())
-    expect(tokens(page)).to_have_count(8000)
-    text = "".join(token["text"] for each in rows for token in each["tokens"])
-    assert page.locator("#tokens").evaluate("box => box.textContent") == text
-    assert page.evaluate("changes") < 500
-    expect(token_at(page, 7999)).to_be_in_viewport()
-    ended(page, stream, count=8000)
-
-
-@pytest.mark.parametrize("way", ["double click", "held keys"])
-def test_one_wish_is_one_request(page: Page, gateway: ScriptedGateway, way: str) -> None:
-    """A double click, and Ctrl+Enter that is held down, ask once."""
-    prompt = page.get_by_label("Prompt")
-    if way == "double click":
-        page.get_by_role("button", name="Generate").dblclick()
-    else:
-        prompt.focus()
-        page.keyboard.down("Control")
-        for _ in range(3):
-            page.keyboard.down("Enter")
-        page.keyboard.up("Enter")
-        page.keyboard.up("Control")
-    first = gateway.next_stream()
-    first.send("begin", BEGIN)
-    tell(first, STORY)
-    ended(page, first)
-    assert ask(page, gateway, "the second wish").body["prompt"] == "the second wish"
-
-
-def test_keyboard_has_a_place_after_stop(page: Page, gateway: ScriptedGateway) -> None:
-    """After Stop by keyboard the focus moves to Generate, because Stop is disabled."""
-    stream = told_story(page, gateway)
-    page.get_by_role("button", name="Stop").focus()
-    page.keyboard.press("Enter")
-    assert stream.wait_until_closed()
-    wait_for(page, "stopped")
-    expect(page.get_by_role("button", name="Generate")).to_be_focused()
+    widths = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    assert min(widths) > 5
+    for index, shown in enumerate(texts.values()):
+        if shown is not None:
+            token_at(page, index).dispatch_event("click")
+            expect(panel(page).locator("h2 bdi")).to_have_text(shown)
+    ended(page, stream, count=len(texts))
 
 
 def test_lines_have_their_own_direction(page: Page, gateway: ScriptedGateway) -> None:
@@ -182,14 +191,23 @@ def test_lines_have_their_own_direction(page: Page, gateway: ScriptedGateway) ->
     ended(page, stream, count=len(texts))
 
 
-def test_what_has_no_ink_can_be_pointed_at(page: Page, gateway: ScriptedGateway) -> None:
-    """A part of a character, and invisible characters, have a mark that is wide enough to be hit."""
-    stream = ask(page, gateway)
-    tell(stream, [row(1, 0, [token(text, 0.5) for text in ("", "\u200b", "\u202e", "\r", "\n", " ")])])
-    expect(tokens(page)).to_have_count(6)
-    widths = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
-    assert min(widths) > 5
-    ended(page, stream, count=6)
+def test_thousands_of_tokens_stay_in_order(page: Page, gateway: ScriptedGateway) -> None:
+    """Eight thousand tokens are there, in order, in few changes of the page, and the end of the text is in sight.
+
+    They are read out in a few pieces, which together are the whole text.
+    """
+    page.evaluate(_COUNT_CHANGES)
+    stream, rows = ask(page, gateway), long_story(2000)
+    stream.write("".join(f"event: row\ndata: {json.dumps(each)}\n\n" for each in rows).encode())
+    expect(tokens(page)).to_have_count(8000)
+    text = "".join(token["text"] for each in rows for token in each["tokens"])
+    assert page.locator("#tokens").evaluate("box => box.textContent") == text
+    assert page.evaluate("changes") < 500
+    expect(token_at(page, 7999)).to_be_in_viewport()
+    ended(page, stream, count=8000)
+    heard = page.evaluate("heard")
+    assert len(heard) < 20
+    assert "".join("".join(heard[:-1]).split()) == "".join(text.split())
 
 
 def test_drawing_that_takes_long_leaves_time_for_the_rest(page: Page) -> None:
@@ -217,12 +235,3 @@ def test_drawing_that_takes_long_leaves_time_for_the_rest(page: Page) -> None:
     }""")
     assert 3 <= drawn[0] <= 6
     assert drawn[1] >= 50
-
-
-def test_reload_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
-    """Reloading the page while tokens come leaves no request behind, and a new one can be sent at once."""
-    stream = told_story(page, gateway)
-    page.reload()
-    assert stream.wait_until_closed()
-    wait_for(page, "idle")
-    ended(page, told_story(page, gateway))
