@@ -51,10 +51,10 @@ class StepAssembler:
         assert batch.token_ids.tolist() == [42]
     """
 
-    def __init__(self, limits: Limits, vocabulary_size: int = 0, last_step: int = 0) -> None:
+    def __init__(self, limits: Limits, vocabulary_size: int = 0) -> None:
         self._limits = limits
         self._vocabulary_size = vocabulary_size
-        self._last_step = last_step
+        self._last_step = 0
 
     def assemble(self, arrays: StepArrays) -> list[LogprobBatch]:
         """Return a step's batch, in as many parts as it needs.

@@ -42,7 +42,7 @@ class Emitter:
         self.publisher = publisher
         self.settings, self.counts, self.epoch = publisher.settings, publisher.counts, publisher.epoch
         self._limits = publisher.settings.limits
-        self._assembler = StepAssembler(self._limits, vocabulary_size, publisher.last_step)
+        self._assembler = StepAssembler(self._limits, vocabulary_size)
         self._handoffs = handoffs
         self.active = ActiveRequests(keep_requests=handoffs is not None)
         self._aborts: deque[int] = deque()

@@ -24,10 +24,9 @@ PROOF = bytes(range(16))
 class Apart:
     """A worker whose engine and publisher share nothing but the memory and a socket."""
 
-    def __init__(self, on: Bus, settings: Settings) -> None:
-        self.bus, self.settings = on, settings
+    def __init__(self, on: Bus, settings: Settings, engine: SyntheticEngine) -> None:
+        self.bus, self.settings, self.engine = on, settings, engine
         self._file = shared_file(self.settings)
-        self.engine = SyntheticEngine()
         self.handover = Handover(self.settings, self._memory(), EPOCH)
         self.handover.is_running = True
         self.loop = EngineLoop(self.engine, self.handover, unix_ms=on.clock.unix_ms)
@@ -39,8 +38,10 @@ class Apart:
     def _memory(self) -> SharedMemory:
         return SharedMemory(self._file, self.settings)
 
-    async def start_publisher(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Start a publisher as the engine's process would, which does something meanwhile."""
+    async def start_publisher(
+        self, meanwhile: Callable[[], object] = lambda: None, stores: "Stores | None" = None
+    ) -> None:
+        """Start a publisher as the engine's process would, which does something meanwhile; `stores` may end it."""
         mine, self._bell = socket.socketpair()
         for each in (mine, self._bell):
             each.settimeout(0)
@@ -56,7 +57,12 @@ class Apart:
             takes_control=True,
             **state,
         )
-        self.server = PublisherServer(self._memory(), self._bell, given, transport=self.line, clock=self.bus.clock)
+        memory = self._memory()
+        if stores is not None:
+            stores.watch(memory, self.line)
+        self.server = PublisherServer(memory, self._bell, given, transport=self.line, clock=self.bus.clock)
+        if stores is not None:
+            stores.has_begun = True
         self.serving = asyncio.create_task(self.server.run())
         if self.handover.bell is not None:
             self.handover.bell.close()
@@ -68,7 +74,7 @@ class Apart:
         self.line.is_dead = True
         assert self.serving is not None
         self.serving.cancel()
-        await asyncio.wait({self.serving})
+        await asyncio.gather(self.serving, return_exceptions=True)
         self._bell.close()
 
     def lose_engine(self) -> None:
@@ -91,12 +97,56 @@ class Apart:
         os.close(self._file)
 
 
+class DiedError(BaseException):
+    """The publisher's process ended here; nothing of the publisher takes it for a defect of its own."""
+
+
+class Stores:
+    """The words that a publisher stores into the shared memory, before one of which it dies."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.places: list[str] = []
+        """Which word each was, in their order."""
+        self.has_begun = self.has_ended = False
+        self._dies_at = dies_at
+
+    def watch(self, memory: SharedMemory, line: Line) -> None:
+        """Have each store into a publisher's memory come by here; a dead publisher's line is dead, too."""
+        self._line = line
+        memory.words = _Words(memory.words, self, "words")  # type: ignore[assignment]  # it does as a memoryview does
+        for name in ("steps", "requests", "journal"):
+            ring = getattr(memory, name)
+            ring._words = _Words(ring._words, self, name)
+
+    def come(self, place: str) -> None:
+        """Note a store that is about to happen, or end the publisher instead, once it has begun."""
+        if not self.has_begun:
+            return
+        if self.has_ended or len(self.places) == self._dies_at:
+            self.has_ended = self._line.is_dead = True
+            raise DiedError(place)
+        self.places.append(place)
+
+
+class _Words:
+    def __init__(self, words: memoryview, stores: Stores, name: str) -> None:
+        self._words, self._stores, self._name = words, stores, name
+
+    def __getitem__(self, place: int) -> int:
+        found: int = self._words[place]
+        return found
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._stores.come(f"{self._name}[{place}]")
+        self._words[place] = value
+
+
 @asynccontextmanager
-async def apart(**worker: Any) -> AsyncIterator[Apart]:  # noqa: ANN401 - any setting's value
+async def apart(*, drafts: bool = False, **worker: Any) -> AsyncIterator[Apart]:  # noqa: ANN401 - any setting's value
     """Run a bus, and on it a worker whose publisher is connected."""
     async with bus(workers=0) as on:
         chosen = replace(on.settings.worker, **{"retention_bytes": 2**23, **worker})
-        made = Apart(on, replace(on.settings, worker=chosen))
+        made = Apart(on, replace(on.settings, worker=chosen), SyntheticEngine(drafts=drafts))
         await made.start_publisher()
         try:
             yield made

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.waiting import MOST, until
-from tests.worker.process.apart import Apart, apart
+from tests.worker.process.apart import Apart, Stores, apart
 from tokenbus.client import Client, Operator
 from tokenbus.delivery import RequestFailedError
 from tokenbus.engines.synthetic import true_prompt_scores
@@ -19,6 +19,40 @@ from tokenbus.worker.process import handover
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
 
 TOKENS = 40
+
+
+async def _stores(dies_at: int | None) -> Stores:
+    """Have requests whose publisher dies before one of its stores; return those that it made."""
+    stores = Stores(dies_at)
+    async with apart(drafts=True) as worker:
+        requests = await asked(worker)
+        await worker.lose_publisher()
+        worker.loop.turn()
+        await worker.start_publisher(stores=stores)
+        requests += [Asked(worker.bus.client) for _ in range(2)]
+        for _ in range(TOKENS):
+            await worker.turn()
+            worker.bus.clock.advance(0.1)  # so that what came is acknowledged
+            if worker.line.is_dead:
+                await worker.lose_publisher()
+                await worker.start_publisher()
+        assert all_exact(requests), [each.error for each in requests]
+        assert stores.has_ended == (dies_at is not None)
+        assert not worker.server.publisher.session.requests
+    return stores
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(80, marks=pytest.mark.nightly)])
+async def test_publisher_that_dies_at_any_store_loses_nothing(times: int) -> None:
+    """Whichever word of the shared memory it was about to store: the next one goes on, with drafts beside the rows."""
+    stores = (await _stores(None)).places
+    deaths: dict[str, list[int]] = {}
+    for number, place in enumerate(stores):
+        deaths.setdefault(place, []).append(number)
+    assert len(deaths) >= 11
+    for numbers in deaths.values():
+        for number in numbers[:: max(1, len(numbers) // times)]:
+            await _stores(number)
 
 
 class Asked:

@@ -20,7 +20,7 @@ TYPES = ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4"
 def carried(step: StepArrays) -> StepArrays:
     found = arrays.hosted(step, MOST)
     room = memoryview(bytearray(found.size))
-    arrays.write(step, found, room)
+    arrays.write(step, step.step, found, room)
     return arrays.read(room)
 
 

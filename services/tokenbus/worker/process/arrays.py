@@ -79,10 +79,10 @@ def _converted(name: str, values: object) -> Host:
     return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
 
 
-def write(step: StepArrays, found: Hosted, room: memoryview) -> None:
-    """Write a step into the memory of a record: each array behind what says which it is."""
+def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> None:
+    """Write a step, under a number, into the memory of a record: each array behind what says which it is."""
     _HEAD.pack_into(
-        room, 0, step.step, step.weight_version, step.parts,
+        room, 0, number, step.weight_version, step.parts,
         step.kind, step.phase, step.method, step.value_kind, step.draft_follows, len(found.arrays),
     )  # fmt: skip
     at = _HEAD.size

@@ -58,6 +58,7 @@ class Handover:
         """The owners of the requests that the bus has a row of, or will: those that ended, until that is published."""
         self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
         """The requests that ended, with the record after which they are published."""
+        self._last_step = 0
         self._last_rows = _ANOTHER
         """The ids and statuses of the last step, if all of its requests go on: most steps are as the one before."""
         self._arrived: list[Generate | Abort] = []
@@ -115,11 +116,17 @@ class Handover:
             self._lose(keys.tolist())
             return
         with self._lock:
-            arrays.write(step, found, self._steps.room(found.size))
+            arrays.write(step, self._number(step), found, self._steps.room(found.size))
             number = self._steps.commit(HandedOver.STEP, found.size)
             if step.kind is BatchKind.TARGET:
                 self._note_rows(number, keys, found.get("statuses"))
         self._ring_bell()
+
+    def _number(self, step: StepArrays) -> int:
+        """Number a step that has no number as an assembler does, but here: it outlives each publisher."""
+        number = step.step or self._last_step + (step.kind is BatchKind.TARGET) or 1
+        self._last_step = max(self._last_step, number)
+        return number
 
     def _refuse(self, step: StepArrays, error: ContractError) -> None:
         """Hand over why a step's arrays are none: its requests end."""

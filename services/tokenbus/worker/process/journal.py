@@ -11,16 +11,19 @@ from tokenbus.worker.process.ring import Record, Ring
 from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
-_ENTRY = struct.Struct("<QQQQQ")
-"""Its first and last sequence, of which handed-over record it was made, as which of that, and how many ids follow."""
+_ENTRY = struct.Struct("<QQQQ")
+"""Its first sequence, its last with how many ids follow, of which handed-over record it was made, and as which of that.
+
+What changes of a run that grows is one word, so that a publisher that dies leaves it as it was or as it was to be.
+"""
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
 """The room for what found none, with the ids of its requests; beyond it they are not named."""
 _DROPPED = 255
 """The kind of a run of items that found no room; the others' is their PayloadKind."""
 _LAST = slice(8, 16)
-_IDS = slice(32, 40)
 _COUNT_BITS = 20
+"""What a word has of a count, below a larger number."""
 
 
 class JournaledRetention(Retention):
@@ -42,7 +45,8 @@ class JournaledRetention(Retention):
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():
-            first, last, record, place, ids = _ENTRY.unpack_from(entry.data)
+            first, span, record, place = _ENTRY.unpack_from(entry.data)
+            last, ids = divmod(span, 1 << _COUNT_BITS)
             self._restore(entry, first, last, ids)
             self.next_sequence = last + 1
             made = max(made, (record, place))
@@ -80,7 +84,7 @@ class JournaledRetention(Retention):
             self._made += 1
             return Retained(self.next_sequence - 1, kind, payload, self._checksum)
         self._made += 1
-        entry = _ENTRY.pack(self.next_sequence, self.next_sequence, self._record, self._made, 0)
+        entry = _ENTRY.pack(self.next_sequence, self.next_sequence << _COUNT_BITS, self._record, self._made)
         self._journal.put(kind, entry, payload)
         self._run = None
         kept = super().keep(kind, payload)
@@ -98,12 +102,12 @@ class JournaledRetention(Retention):
         if self._run is None or has_room:
             ids = ids if has_room else ids[:0]
             self._dropped_bytes += JOURNAL_BYTES + ids.nbytes
-            entry = _ENTRY.pack(self.next_sequence, self.next_sequence, self._record, self._made, ids.size)
+            span = self.next_sequence << _COUNT_BITS | ids.size
+            entry = _ENTRY.pack(self.next_sequence, span, self._record, self._made)
             self._journal.put(_DROPPED, entry, ids.tobytes())
             *_, self._run = self._journal.waiting()
         else:
-            self._run.data[_IDS] = bytes(8)
-            self._run.data[_LAST] = self.next_sequence.to_bytes(8, "little")
+            self._run.data[_LAST] = (self.next_sequence << _COUNT_BITS).to_bytes(8, "little")
         super().drop(lost)
         self._note()
 
@@ -112,7 +116,7 @@ class JournaledRetention(Retention):
         has_room = super().acknowledge(through)
         gone = None
         for entry in self._journal.waiting():
-            if _ENTRY.unpack_from(entry.data)[1] >= self.first_sequence:
+            if _ENTRY.unpack_from(entry.data)[1] >> _COUNT_BITS >= self.first_sequence:
                 break
             gone = entry
             self._dropped_bytes -= len(entry.data) if entry.kind == _DROPPED else 0

@@ -18,14 +18,12 @@ class Word(IntEnum):
 
     NEXT_SEQUENCE = 0
     """Of the stream's next item."""
-    LAST_STEP = 1
-    """The number of the last step that was published whole."""
-    EMITTED = 2
+    EMITTED = 1
     """The record that is being published, and how many items it has made so far."""
-    FAILED_STEPS = 3
-    ENGINE_ERRORS = 4
+    FAILED_STEPS = 2
+    ENGINE_ERRORS = 3
     """As `WorkerCounts` has both; the engine's process writes them."""
-    STARTS = 5
+    STARTS = 4
     """How many publishers there were."""
 
 

@@ -101,7 +101,6 @@ class _Publisher(Publisher):
         memory.words[Word.STARTS] += 1
         self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
-        self.last_step = memory.words[Word.LAST_STEP]
         for key, owner in given.requests:
             self.session.add_request(Generate(request_key=key, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):
@@ -174,7 +173,7 @@ class PublisherServer:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._steps, self._words, self._bell = memory.steps, memory.words, bell
+        self._steps, self._bell = memory.steps, bell
         self._settings = given.settings
         self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
         self._clock = self.publisher.clock
@@ -253,7 +252,6 @@ class PublisherServer:
                 _log.exception("a step was not published")
                 self.publisher.lose_all()
             self.publisher.journal.begin(0)
-            self._words[Word.LAST_STEP] = self.publisher.last_step
             self._ended.extend(self._emitter.take_aborts())
             self.publisher.bring_ended(self._ended)
             self._steps.take(record)
