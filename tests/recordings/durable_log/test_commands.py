@@ -33,6 +33,7 @@ from tokenbus.recordings.items import hello_entry, read_items
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:
     settings = memory_settings(
         durable_log__address=server.log_address,
+        processor__drain_timeout_ms=0,
         durable_log__buffer_bytes=4096,
         limits__max_message_bytes=4096,
         client__window_frames=64,

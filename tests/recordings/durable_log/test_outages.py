@@ -42,15 +42,15 @@ async def test_processor_starts_without_its_log(server: NatsServer, caplog: pyte
 
 
 async def test_processor_notices_that_its_log_is_gone(server: NatsServer) -> None:
-    chosen = log.logging_to(server, bus__heartbeat_timeout_ms=2000)
+    chosen = log.logging_to(server)
     bus = Bus(chosen)
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
         await log.logged(bus)
-        server.pause()
+        server.kill()
         await until(lambda: log.says_that_it_does_not_log(bus.processor), every=0.05)
         await bus.serve(requests=1, tokens=3)
-        server.resume()
+        server.start()
         await until(lambda: not log.health(bus.processor).outside)
         last = await log.logged(bus)
     assert log.numbered(await log.read(chosen)) == log.whole(last)

@@ -14,6 +14,7 @@ from tests.pages import blocks
 from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus.recordings.durable_log import reader
 from tokenbus.recordings.durable_log.reader import read_log
 from tokenbus.recordings.durable_log.stream import LogError, LogStream
 from tokenbus.recordings.items import StreamItem
@@ -61,7 +62,8 @@ async def test_reader_takes_one_worker(server: NatsServer) -> None:
     assert len(await log.read(settings)) == 3
 
 
-async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> None:
+async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_IDLE_SECONDS", 0.1)
     settings = log.log_settings(server, durable_log__message_bytes=1000)
     async with log.writer_of(settings) as writer:
         await log.write(writer, range(1, 2001))

@@ -15,7 +15,7 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
 from tokenbus.bus import AddressError
 from tokenbus.recordings.durable_log import require_nats
-from tokenbus.recordings.durable_log.server import Servers, parse
+from tokenbus.recordings.durable_log.server import Servers, end_tasks, parse
 from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.settings import BusSettings, DurableLogSettings, Settings
 
@@ -48,13 +48,23 @@ def servers(settings: Settings, *hosts: str) -> Servers:
     return Servers(parse(f"nats://{','.join(hosts)}/log", settings), settings)
 
 
+async def refusal_of(stream: LogStream) -> str:
+    """Return why the first try to connect failed."""
+    untried = stream.reason
+    connecting = asyncio.create_task(stream.connect())
+    await until(lambda: stream.reason != untried)
+    await end_tasks(connecting)
+    assert connecting.cancelled()
+    return stream.reason
+
+
 async def test_server_is_given_up_after_its_silence(start: Start) -> None:
     server = start()
-    quick = {"bus__heartbeat_ms": 50, "bus__heartbeat_timeout_ms": 1000}
+    quick = {"bus__heartbeat_ms": 100, "bus__heartbeat_timeout_ms": 500}
     connection = await soon(servers_of(server, **quick).connect())
     server.pause()
     await soon(connection.lost.wait())
-    assert connection.reason == "no answer within 1000 ms"
+    assert connection.reason == "no answer within 500 ms"
     server.resume()
     await soon(connection.close())
 
@@ -79,7 +89,7 @@ async def test_server_that_failed_is_tried_last(start: Start) -> None:
 @pytest.mark.parametrize(
     "greeting", [pytest.param(b"x" * 300_000, id="long"), b"INFO 5\r\n", b"INFO {]\r\n", b"\xff\r\n"]
 )
-async def test_port_that_is_no_nats_server(start: Start, greeting: bytes) -> None:
+async def test_port_that_is_no_nats_server(greeting: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             writer.write(greeting)
@@ -88,9 +98,8 @@ async def test_port_that_is_no_nats_server(start: Start, greeting: bytes) -> Non
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
-        stream = LogStream(log_settings(start()), f"nats://127.0.0.1:{port}")
-        with pytest.raises(AddressError, match=rf"no server answers within 2 s: 127\.0\.0\.1:{port}: .+"):
-            await soon(stream.connect(2))
+        reason = await refusal_of(LogStream(Settings(), f"nats://127.0.0.1:{port}"))
+    assert re.fullmatch(rf"127\.0\.0\.1:{port}: .+", reason)
 
 
 async def test_pause_after_a_connection_that_was_lost_soon(start: Start, caplog: pytest.LogCaptureFixture) -> None:
