@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from tests.bus.harness import SETTINGS, Bus, introduce
-from tests.bus.keyed import LISTENER, Keyring
+from tests.bus.keyed import LISTENER, QUICK, Keyring
 from tests.support.waiting import soon, until
-from tokenbus.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
+from tokenbus.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport, zeromq
 from tokenbus.bus.sockets import LoopSocket
 from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.bus.zeromq import ZeroMQListener
@@ -56,7 +56,9 @@ class Meeting:
 
 
 @pytest.fixture
-async def meeting(keyring: Keyring, make: Make) -> Meeting:
+async def meeting(keyring: Keyring, make: Make, monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    """Return a meeting whose listener checks the keys of its peers all the time, and not once a second."""
+    monkeypatch.setattr(zeromq, "_KEYS_SECONDS", 0.01)
     met = Meeting(keyring, make)
     await met.begin()
     return met
@@ -108,7 +110,7 @@ async def test_key_that_is_not_allowed_is_refused(
 async def test_key_for_another_listener_and_no_key_are_refused(meeting: Meeting, keyring: Keyring, make: Make) -> None:
     for connection, reason in (
         (await meeting.joined("witness", server_key=keyring.make("other")), "another key than this listener's"),
-        (await make("zeromq-tcp").connect(meeting.listener.address), "of another mechanism"),
+        (await make("zeromq-tcp", QUICK).connect(meeting.listener.address), "of another mechanism"),
     ):
         connection.send([b"let me in"])
         await meeting.refuses(reason)
