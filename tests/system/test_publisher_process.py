@@ -6,9 +6,11 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.request import urlopen
 
 import pytest
 
+from tests.support.ports import free_ports
 from tests.support.waiting import MOST, until, wait_until
 from tests.system.deployment import Deployment
 from tokenbus.bus import AddressError
@@ -48,7 +50,8 @@ def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
     vLLM's processes are forked so, and run what was registered for the end of a process, too.
     """
     deployment.start_processor()
-    with PublisherProcess(deployment.settings()) as publisher:
+    (port,) = free_ports(1)
+    with PublisherProcess(deployment.settings(worker__metrics_address=f"127.0.0.1:{port}")) as publisher:
         first = publisher.pid
         child = os.fork()
         if not child:
@@ -57,6 +60,7 @@ def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
         assert os.waitpid(child, 0)[1] == 0
         publisher.emit(step(7))
         publisher.flush(MOST)
+        assert b"tokenbus_worker_handed_over_items" in urlopen(f"http://127.0.0.1:{port}/metrics").read()
         assert publisher.pid == first
         assert is_there(first)
         with many_open_files():

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.metrics.running import scrape
 from tests.support.waiting import MOST, until
 from tests.worker.process.apart import Apart, Stores, apart
 from tokenbus.client import Client, Operator
 from tokenbus.delivery import RequestFailedError
 from tokenbus.engines.synthetic import true_prompt_scores
+from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
+from tokenbus.metrics.server import LoopWatch
 from tokenbus.testing import true_tokens
 from tokenbus.worker import NotRunningError, StepArrays
 from tokenbus.worker.emitter import Emitter
@@ -98,6 +101,18 @@ async def test_requests_get_every_token() -> None:
         await worker.turn(TOKENS)
         assert all_exact(requests)
         assert worker.loop._client.active.end_all() == []
+
+
+async def test_its_metrics_are_those_of_any_worker() -> None:
+    async with apart() as worker:
+        await asked(worker)
+        worker.handover.counts.failed_steps += 2
+        watch = LoopWatch(lambda: None, worker.bus.clock.now)
+        worker_id = worker.settings.worker.id
+        told = scrape(publisher_collector(worker.server.publisher, watch))
+        assert {family.name.removesuffix("_total") for family in PUBLISHER} <= told.families.keys()
+        assert told("worker_engine_failures_total", worker=worker_id, of="step") == 2
+        assert told("worker_connected_processors", worker=worker_id) == 1
 
 
 async def test_new_publisher_takes_over() -> None:

@@ -1,7 +1,10 @@
 """What an engine's process and its publisher's tell each other: records, and words that outlive a publisher."""
 
 import struct
+from dataclasses import fields
 from enum import IntEnum
+
+from tokenbus.worker.publisher import WorkerCounts
 
 READY, WAKE = b"R", b"W"
 """What goes over their socket: that the publisher has started, and that there is something to take, or room."""
@@ -64,17 +67,21 @@ class _Shared:
     def __init__(self, word: Word) -> None:
         self._word = word
 
-    def __get__(self, counts: "SharedCounts", _: type) -> int:
-        return counts.words[self._word]
+    def __get__(self, counts: "SharedCounts | None", _: type) -> int:
+        return 0 if counts is None else counts.words[self._word]
 
     def __set__(self, counts: "SharedCounts", count: int) -> None:
         counts.words[self._word] = count
 
 
-class SharedCounts:
-    """The engine loop's counters, where the publisher's metrics find them."""
+class SharedCounts(WorkerCounts):
+    """A worker's counters, of which those of the engine's loop are where the publisher's metrics find them."""
 
     failed_steps, engine_errors = _Shared(Word.FAILED_STEPS), _Shared(Word.ENGINE_ERRORS)
 
     def __init__(self, words: memoryview) -> None:
+        """Take the words, of which another process writes some meanwhile; the rest is counted here, from zero."""
         self.words = words
+        for count in fields(WorkerCounts):
+            if not isinstance(vars(SharedCounts).get(count.name), _Shared):
+                setattr(self, count.name, 0)

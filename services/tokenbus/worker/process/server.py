@@ -100,7 +100,7 @@ class _Publisher(Publisher):
         )
         memory.words[Word.STARTS] += 1
         self.starts = memory.words[Word.STARTS]
-        self.counts = SharedCounts(memory.words)  # type: ignore[assignment]  # hand-offs are not this process's to count
+        self.counts = SharedCounts(memory.words)
         for key, owner in given.requests:
             self.session.add_request(Generate(request_key=key, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):
