@@ -138,23 +138,6 @@ def test_any_is_one_call_where_parallel_ones_are_disabled() -> None:
     assert json.loads(request.forced.schema)["maxItems"] == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"messages": [{"role": "user", "content": [text("a"), CALL]}]}, "messages[0].content[1]: a block that a message of the role user may have, got tool_use"),  # noqa: E501
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name: required where the type is tool, got nothing"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "now"}}, "tool_choice.name: one of weather, got 'now'"),  # noqa: E501
-        ({"tool_choice": {"type": "any"}}, "tool_choice: only with tools, got it without"),
-        ({"stop_sequences": ["a", "\u00e9" * 2049]}, "stop_sequences[1]: at most 4096 bytes, got 4098"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"a": "b" * 262_144}}}}, "output_config.format.schema: at most 262144 bytes, got 262152"),  # noqa: E501
-    ],
-)  # fmt: skip
-def test_refusals_name_the_field_as_the_client_wrote_it(fields: dict[str, Any], line: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        READER.messages({"max_tokens": 5, "messages": [USER], **fields})
-    assert (raised.value.message, raised.value.param) == (line, line.partition(": ")[0])
-
-
 def test_tokens_of_a_chat_are_counted_as_its_prompt_has_them() -> None:
     given = {"messages": [USER, {"role": "assistant", "content": "bcd"}], "system": "ef"}
     counted = json.loads(READER.token_count(given))

@@ -121,24 +121,6 @@ def test_choice_of_tools_forces_calls(choice: Any, forced: str | bool | None) ->
     assert forced is False if request.forced is None else request.forced.name == forced
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"top_logprobs": 2}, f"top_logprobs: only with {LOGPROBS} in include, got 2 without"),
-        ({"stream_options": {}}, "stream_options: only where stream is true, got it without"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema: required where the type is json_schema, got nothing"),  # noqa: E501
-        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema: only where the type is json_schema, got it with text"),  # noqa: E501
-        ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "text.format: none beside structured_outputs, got json_object"),  # noqa: E501
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "now"}}, "tool_choice.name: one of weather, got 'now'"),  # noqa: E501
-        ({"stop": ["\u00e9" * 2049]}, "stop[0]: at most 4096 bytes, got 4098"),
-    ],
-)  # fmt: skip
-def test_refusals_name_the_field_as_the_client_wrote_it(fields: dict[str, Any], line: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        READER.responses({"input": "a", **fields})
-    assert (raised.value.message, raised.value.param) == (line, line.partition(": ")[0])
-
-
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_stream_says_what_the_answer_says_at_once(status: RowStatus, top_logprobs: int | None) -> None:

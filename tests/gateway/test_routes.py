@@ -371,24 +371,6 @@ async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
 # Wrong requests.
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
-        ("completions", BODY | {"foo": 1}, 400, "foo"),
-        ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
-        ("completions", BODY | {"model": "another"}, 404, "model"),
-        ("completions", [1], 400, None),
-        ("chat/completions", TALK | {"top_logprobs": 1}, 400, "top_logprobs"),
-    ],
-)
-async def test_wrong_field_is_named(path: str, body: Any, status: int, param: str | None) -> None:  # noqa: ANN401
-    async with answering() as app:
-        answer = await app.client().post(f"/v1/{path}", json=body)
-    error = error_of(answer.text)
-    assert (answer.status_code, error["param"]) == (status, param)
-    assert (param or "") in error["message"]
-
-
 async def test_what_is_no_request_of_a_route_is_refused() -> None:
     async with answering(workers=0) as app, app.client() as client:
         for data in (b"{", b"", b"\xff", b'{"model": "\\ud800"}', b'{"a": NaN}'):

@@ -16,7 +16,6 @@ from tests.in_process.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import DEFAULT_MODEL, CompletionRequest, Reader
-from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.openai_format import Envelope
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.rendered_step import RenderedStep
@@ -115,64 +114,6 @@ def test_forced_call_comes_before_the_form_of_a_text() -> None:
     """`response_format` is about the text of an answer, which a forced call leaves none."""
     request = read(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
     assert schema(request)["type"] == "array"
-
-
-DEEP: dict[str, Any] = {}
-for _ in range(300):
-    DEEP = {"items": DEEP}
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"tool_choice": "required"}, "tool_choice: only with tools, got it without"),
-        ({"tool_choice": "auto"}, "tool_choice: only with tools, got it without"),
-        (
-            {"tools": TOOLS, "tool_choice": {"function": {"name": "rain"}}},
-            "tool_choice.function.name: one of weather, now, got 'rain'",
-        ),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-            "structured_outputs: none where tool_choice forces a call, got one",
-        ),
-        (
-            {"tools": [{"function": {"name": "f", "parameters": {"const": "x" * 300_000}}}]},
-            "tools: at most 262144 bytes, got 300090",
-        ),
-        (
-            {"tools": [{"function": {"name": "f", "parameters": DEEP}}]},
-            "tools: nested at most 128 deep, got 304",
-        ),
-        (
-            {
-                "tools": [*TOOLS, {"function": {"name": "g", "parameters": {"$defs": {"City": {"type": "null"}}}}}],
-                "tool_choice": "required",
-            },
-            "tools: one definition of a name in $defs, got two of 'City' that differ",
-        ),
-        (
-            {"tools": [{"function": {"name": "g", "parameters": {"$defs": []}}}], "tool_choice": "required"},
-            "tools: objects as the $defs of parameters, got list for 'g'",
-        ),
-        ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content: required, got nothing"),
-        (
-            {"continue_final_message": True},
-            "continue_final_message: only where add_generation_prompt is false, got both",
-        ),
-        (
-            {"chat_template_kwargs": {"tools": [], "a": 1}},
-            "chat_template_kwargs.tools: no name of a field, a special token or a function of the template, got one",
-        ),
-        (
-            {"chat_template_kwargs": {"a": "x" * 70_000}},
-            "chat_template_kwargs: at most 65536 bytes, got 70008",
-        ),
-    ],
-)
-def test_chat_that_does_not_fit_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        read(**fields)
-    assert (raised.value.status, raised.value.message, raised.value.param) == (400, line, line.partition(": ")[0])
 
 
 @given(
