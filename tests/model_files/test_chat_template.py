@@ -173,6 +173,14 @@ def test_calls_and_their_results() -> None:
     ]
 
 
+def test_half_of_a_pair_in_a_calls_arguments_is_replaced() -> None:
+    """A model may write one, escaped as JSON has it; the chat goes on, in text that a tokenizer takes."""
+    call = {"function": {"name": "f", "arguments": r'{"a": "x\ud800y", "b": "\ud83d\ude00"}'}}
+    template = ChatTemplate({"default": "{{ messages[0].tool_calls[0].function.arguments | tojson }}"}, {})
+    text = template.render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert text == '{"a": "x\ufffdy", "b": "\U0001f600"}'
+
+
 def test_developer_is_the_system_of_templates_that_do_not_know_it() -> None:
     user, said = {"role": "user", "content": "u"}, {"role": "developer", "content": "d"}
     assert given("", said, user) == [{"role": "system", "content": "d"}, user]

@@ -1,6 +1,7 @@
 """ChatTemplate: turns a chat's messages into the text that a model was trained on."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -15,6 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _SYSTEM = ("system", "developer")
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _NO_VARIABLES: Mapping[str, Any] = {}
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""What no text has in UTF-8."""
 _MARK = "(the answer goes on here)"
 """Stands where a last message is continued, to find that place again in what the template has made of it."""
 
@@ -145,7 +148,8 @@ class ChatTemplate:
             raise
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
-        return _until_mark(text) if continues_last else text
+        text = _until_mark(text) if continues_last else text
+        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model may write one into a call's arguments, escaped
 
 
 def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
