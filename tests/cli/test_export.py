@@ -18,6 +18,7 @@ from tests.support.settings import settings_of
 from tests.support.waiting import wait_until
 from tokenbus.cli import main
 from tokenbus.cli.errors import CommandError
+from tokenbus.cli.export import unfinished
 from tokenbus.cli.recording_files import Files
 from tokenbus.recordings.items import read_items
 
@@ -61,6 +62,16 @@ def test_recording_becomes_a_file(source: Path, tmp_path: Path, capsys: pytest.C
     assert (summary["items"], summary["fault"]) == (len(ITEMS), None)
     assert len(rows_of(requests)) == 4
     assert sorted(each.name for each in tmp_path.iterdir()) == ["requests.parquet", "steps.parquet", "steps.tokenbus"]
+
+
+def test_planted_link_is_not_followed(source: Path, tmp_path: Path) -> None:
+    """Whoever may write beside the file has no other file of its owner's written over."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    unfinished(tmp_path / "steps.parquet").symlink_to(other)
+    assert main(["export", str(source), "--to", str(tmp_path / "steps.parquet")]) == 0
+    assert other.read_text() == "mine"
+    assert rows_of(tmp_path / "steps.parquet") == tokens_of(ITEMS)
 
 
 def test_missing_items_are_told(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

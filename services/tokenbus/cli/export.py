@@ -65,9 +65,10 @@ def lacking(error: ImportError) -> CommandError:
 
 
 def table_file(rows: str, path: Path) -> "TokenFile":
-    """Return what writes a Parquet file."""
+    """Return what writes a Parquet file, in the place of one that an interrupted export left, or of a planted link."""
     from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
+    path.unlink(missing_ok=True)
     return (RequestFile if rows == "requests" else TokenFile)(path)
 
 
