@@ -69,6 +69,7 @@ def table_file(rows: str, path: Path) -> "TokenFile":
     from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
     path.unlink(missing_ok=True)
+    path.touch(exist_ok=False)
     return (RequestFile if rows == "requests" else TokenFile)(path)
 
 

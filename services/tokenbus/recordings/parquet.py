@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -147,14 +146,12 @@ class TokenFile:
     """The columns by which readers may skip row groups: others have any value in each of them."""
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
-        """Write into a file that is open, or into a new one at a path; raises FileExistsError where there is any."""
-        self._own_file = Path(path).open("xb") if isinstance(path, str | os.PathLike) else None
         leaves = _leaves(self.schema)
         # Most of the values are in lists. With each of their bytes in a stream of its own, the quickest compression
         # makes them smaller than zstd does otherwise; and pages of this size stay in the processor's cache.
         lists = [path for path in leaves if path.count(".list") > self._depth]
         self._writer = pq.ParquetWriter(
-            self._own_file or path,
+            path,
             self.schema,
             store_schema=False,  # names are texts in the file, not Arrow's dictionaries, which few read
             compression=dict.fromkeys(leaves, "zstd") | dict.fromkeys(lists, "snappy"),
@@ -191,8 +188,6 @@ class TokenFile:
         self._write()
         self._writer.add_key_value_metadata(self._metadata())
         self._writer.close()
-        if self._own_file is not None:
-            self._own_file.close()
 
     def _add(self, item: StreamItem) -> None:
         self._buffer.add(item)
