@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,111 +18,100 @@ from tokenbus.engines import fastdeploy
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
 
 
-@pytest.mark.parametrize("seed", [7, secrets.randbits(31)], ids=["a seed that stays", "a seed of its own"])
 @pytest.mark.parametrize("form", campaign.ALL_FORMS)
 def test_random_steps_come_as_the_kernels_queue_has_them(
-    form: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is saved, by every op of every release, is got as from the kernel's queue.
 
     `make soak` does 100,000 such steps.
     """
+    seed = secrets.randbits(31)
     for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
         monkeypatch.setenv(name, "1")  # the run changes both
     sys.stdout.write(f"--form {form} --steps 1000 --seed {seed}\n")
     with speaking(campaign.spoken(form), folder):
-        campaign.run(form, 60, seed, most_slots=64)
+        campaign.run(form, 30, seed, most_slots=32)
 
 
-@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
-@pytest.mark.parametrize("op", GETS)
 @pytest.mark.usefixtures("bus")
-def test_every_op_at_every_size(op: str, tensors: bool) -> None:  # noqa: FBT001 - a parameter
+def test_every_op_at_every_size() -> None:
+    """Given as arrays, or as tensors that lie elsewhere."""
     steps = Steps(7)
     with kernel.queue() as queue:
-        beside = Beside(queue, tensors=tensors)
-        for slots, columns in ((1, 1), (3, 21), (64, 6), (MOST[op], 2), (2, 21), (0, 3)):
-            beside.save(op, steps.drawn(op, slots, columns))
-            beside.get()
+        for op in GETS:
+            for tensors, sizes in ((True, [(1, 1), (3, 21)]), (False, [(64, 6), (MOST[op], 2), (2, 21), (0, 3)])):
+                beside = Beside(queue, tensors=tensors)
+                for slots, columns in sizes:
+                    beside.save(op, steps.drawn(op, slots, columns))
+                    beside.get()
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("real_k", [0, 1, 19])
-@pytest.mark.parametrize("op", ["speculate_save_output_topk", "save_output_topk"])
-def test_fewer_columns_are_got_than_were_saved(op: str, real_k: int, form: str, folder: Path) -> None:
+def test_fewer_columns_are_got_than_were_saved(form: str, folder: Path) -> None:
     """As many columns are filled in as the form's reader looks at: those asked for, or since #7860 those saved."""
     steps = Steps(13)
     with speaking(form, folder), kernel.queue(form) as queue:
-        beside = Beside(queue, k=real_k)
-        for columns in (21, 1, 5):
-            beside.save(op, steps.drawn(op, 6, columns))
-            beside.get()
+        for real_k in (0, 1, 19):
+            beside = Beside(queue, k=real_k)
+            for op, columns in product(("speculate_save_output_topk", "save_output_topk"), (21, 1, 5)):
+                beside.save(op, steps.drawn(op, 6, columns))
+                beside.get()
 
 
-@pytest.mark.parametrize(
-    ("sampled", "numbers", "expected"),
-    [
+def test_sampled_tokens_are_read_in_lines_or_flat(beside: Beside) -> None:
+    """A column is lines of one token where there is one for each slot and none has more, else it is flat."""
+    cases: list[tuple[list[Any], list[int], list[list[int]]]] = [
         ([[101, 0], [201, 202]], [1, 2], [[101], [201, 202]]),
         ([101, 201, 202], [1, 2], [[101], [201, 202]]),
         ([[101], [201], [202]], [1, 2], [[101], [201, 202]]),
         ([[5], [6], [7]], [1, 0, 1], [[5], [], [7]]),
         ([[5], [7]], [1, 0, 1], [[5], [], [7]]),
         ([[5], [6], [7], [8]], [0, 1, 1, 0], [[], [6], [7], []]),
-    ],
-)
-def test_sampled_tokens_are_read_in_lines_or_flat(
-    sampled: list[Any], numbers: list[int], expected: list[list[int]], beside: Beside
-) -> None:
-    """A column is lines of one token where there is one for each slot and none has more, else it is flat."""
-    beside.save(TOPK, whole(TOPK, *numbers) | {"sampled_token_ids": np.array(sampled)})
-    ids = beside.get().arrays()[0].reshape(-1)[3 + 512 :].reshape(512, 6, 21)
-    assert [ids[slot, :number, 0].tolist() for slot, number in enumerate(numbers)] == expected
+    ]
+    for sampled, numbers, expected in cases:
+        beside.save(TOPK, whole(TOPK, *numbers) | {"sampled_token_ids": np.array(sampled)})
+        ids = beside.get().arrays()[0].reshape(-1)[3 + 512 :].reshape(512, 6, 21)
+        assert [ids[slot, :number, 0].tolist() for slot, number in enumerate(numbers)] == expected
 
 
-@pytest.mark.parametrize(
-    ("op", "changes"),
-    [
-        (TOPK, {"token_num_per_batch": np.array([-1, 2], np.int32)}),
-        (TOPK, {"token_num_per_batch": np.array([-3, -3], np.int32), "not_need_stop": np.array([False])}),
-        (TOPK, {"message_flag": 7}),
-        (TOPK, {"cu_batch_token_offset": np.array([2, 0], np.int32)}),
-        (TOPK, {"cu_batch_token_offset": np.array([1, 1], np.int32)}),
-        (TOPK, {"sampled_token_ids": np.array([5, -1, 6, 7])}),
-        (TOPK, {"logprob_scores": np.full((4, 3), np.nan, np.float32)}),
-        (TOPK, {"logprob_ranks": np.array([0, -1, 2**31, 3])}),
-        (FIRST, {"message_flag": 4}),
-        (FIRST, {"token_num_per_batch": np.array([2, -3], np.int32)}),
-        (PLAIN, {"accept_tokens": np.array([[5, 6, 7, 8], [-1, -1, -1, -1]])}),
-        (PLAIN, {"accept_num": np.array([2, 0], np.int32)}),
-        (PLAIN, {"skip_chunk_prefill": np.True_, "seq_lens_decoder": np.array([1, 9], np.int32)}),
-        ("save_output", {"sampled_token_ids": np.array([[5], [-2]])}),
-        ("save_output", {"sampled_token_ids": np.ones((2, 2), np.int64)}),
-        # Logprobs that were not asked for: whatever lies in memory.
-        ("save_output_topk", {"logprobs": np.full((2, 3), 0xFFFFFFFF, np.uint32).view(np.float32)}),
-        ("save_output_topk", {"ranks": np.full(2, 0x7F800000)}),
-        # Newer runners have a count for each slot there is, and offsets of those in use alone.
-        (TOPK, {"token_num_per_batch": np.array([2, 0], np.int32), "cu_batch_token_offset": np.zeros(1, np.int32)}),
-    ],
-)
-def test_what_the_kernels_queue_carries_is_carried(op: str, changes: dict[str, Any], beside: Beside) -> None:
-    beside.save(op, whole(op, 2, 2) | changes)
-    beside.get_all()
+CARRIED: list[tuple[str, dict[str, Any]]] = [
+    (TOPK, {"token_num_per_batch": np.array([-1, 2], np.int32)}),
+    (TOPK, {"token_num_per_batch": np.array([-3, -3], np.int32), "not_need_stop": np.array([False])}),
+    (TOPK, {"message_flag": 7}),
+    (TOPK, {"cu_batch_token_offset": np.array([2, 0], np.int32)}),
+    (TOPK, {"cu_batch_token_offset": np.array([1, 1], np.int32)}),
+    (TOPK, {"sampled_token_ids": np.array([5, -1, 6, 7])}),
+    (TOPK, {"logprob_scores": np.full((4, 3), np.nan, np.float32)}),
+    (TOPK, {"logprob_ranks": np.array([0, -1, 2**31, 3])}),
+    (FIRST, {"message_flag": 4}),
+    (FIRST, {"token_num_per_batch": np.array([2, -3], np.int32)}),
+    (PLAIN, {"accept_tokens": np.array([[5, 6, 7, 8], [-1, -1, -1, -1]])}),
+    (PLAIN, {"accept_num": np.array([2, 0], np.int32)}),
+    (PLAIN, {"skip_chunk_prefill": np.True_, "seq_lens_decoder": np.array([1, 9], np.int32)}),
+    ("save_output", {"sampled_token_ids": np.array([[5], [-2]])}),
+    ("save_output", {"sampled_token_ids": np.ones((2, 2), np.int64)}),
+    # Logprobs that were not asked for: whatever lies in memory.
+    ("save_output_topk", {"logprobs": np.full((2, 3), 0xFFFFFFFF, np.uint32).view(np.float32)}),
+    ("save_output_topk", {"ranks": np.full(2, 0x7F800000)}),
+    # Newer runners have a count for each slot there is, and offsets of those in use alone.
+    (TOPK, {"token_num_per_batch": np.array([2, 0], np.int32), "cu_batch_token_offset": np.zeros(1, np.int32)}),
+]
 
 
-@pytest.mark.parametrize(
-    ("op", "missing"),
-    [
-        (TOPK, "preempted_idx"),
-        (TOPK, "preempted_idx seq_lens_decoder prompt_lens save_each_rank"),
-        ("save_output_topk", "preempted_idx"),
-        ("save_output", "preempted_idx"),
-        (PLAIN, "preempted_idx"),
-    ],
-)
-def test_older_forms_of_the_save_ops(op: str, missing: str, beside: Beside) -> None:
-    given = Steps(3).drawn(op, 5, 4)
-    beside.save(op, {name: value for name, value in given.items() if name not in missing.split()})
-    beside.get_all()
+def test_what_the_kernels_queue_carries_is_carried(beside: Beside) -> None:
+    for op, changes in CARRIED:
+        beside.save(op, whole(op, 2, 2) | changes)
+        beside.get_all()
+
+
+def test_older_forms_of_the_save_ops(beside: Beside) -> None:
+    newer = ["preempted_idx"]
+    cases = [(op, newer) for op in (TOPK, "save_output_topk", "save_output", PLAIN)]
+    for op, missing in [*cases, (TOPK, [*newer, "seq_lens_decoder", "prompt_lens", "save_each_rank"])]:
+        given = Steps(3).drawn(op, 5, 4)
+        beside.save(op, {name: value for name, value in given.items() if name not in missing})
+        beside.get_all()
 
 
 @pytest.mark.usefixtures("bus")

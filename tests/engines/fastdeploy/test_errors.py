@@ -72,18 +72,18 @@ WRONG: list[tuple[str, str, Any, str]] = [
 """The op, an argument and what is wrong with it: the error behind the argument's name."""
 
 
-@pytest.mark.parametrize(("op", "name", "value", "message"), WRONG, ids=range(len(WRONG)))
-def test_step_that_does_not_fit_is_refused_whole(op: str, name: str, value: Any, message: str, beside: Beside) -> None:  # noqa: ANN401
+def test_step_that_does_not_fit_is_refused_whole(beside: Beside) -> None:
     """One line names the field, the limit and the value, and the next step is got as if that one had never been.
 
     More than its arrays hold is found before anything is written (case 5, 26, 28, 30).
     """
-    right = whole(op, 2, 2)
-    with pytest.raises(ContractError) as refused:
-        save(op, right | {name: value})
-    assert str(refused.value) == f"{op}.{name}{message}"
-    beside.save(op, right)
-    beside.get_all()
+    for op, name, value, message in WRONG:
+        right = whole(op, 2, 2)
+        with pytest.raises(ContractError) as refused:
+            save(op, right | {name: value})
+        assert str(refused.value) == f"{op}.{name}{message}"
+        beside.save(op, right)
+        beside.get_all()
 
 
 def test_flag_keeps_to_its_bits(beside: Beside) -> None:
@@ -141,7 +141,7 @@ def test_tensors_to_clear_are_checked_first(beside: Beside) -> None:
 
 @pytest.mark.usefixtures("bus")
 def test_threads_that_get_share_what_was_saved() -> None:
-    messages, threads = 1000, 3
+    messages, threads = 300, 3
     found: list[list[int]] = [[] for _ in range(threads)]
 
     def get(into: list[int]) -> None:
@@ -218,12 +218,11 @@ def test_keys_slots_and_choices_are_checked() -> None:
         fastdeploy.configure(fastdeploy.Options())
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.usefixtures("bus")
-def test_whatever_is_given_arrives_or_is_refused_in_one_line(seed: int) -> None:
-    draw, steps = np.random.default_rng(seed), Steps(seed)
+def test_whatever_is_given_arrives_or_is_refused_in_one_line() -> None:
+    draw, steps = np.random.default_rng(1), Steps(1)
     refused: list[tuple[str, str]] = []
-    for _ in range(150):
+    for _ in range(60):
         op = str(draw.choice(list(GETS)))
         given = steps.any(op, int(draw.choice([0, 1, 2, 5, 40])), int(draw.choice([1, 2, 21, 30])))
         for name in [name for name, value in given.items() if isinstance(value, np.ndarray) and draw.random() < 0.15]:
@@ -234,7 +233,7 @@ def test_whatever_is_given_arrives_or_is_refused_in_one_line(seed: int) -> None:
             refused.append((op, str(error)))
         else:
             Getter(GETS[op]).get()
-    assert 0 < len(refused) < 150
+    assert 0 < len(refused) < 60
     assert all(text.startswith(f"{op}.") and "\n" not in text for op, text in refused)
     assert is_empty()
 

@@ -24,36 +24,32 @@ def call(op: str, arguments: dict[str, Any]) -> None:
     getattr(fastdeploy, op)(*arguments.values())
 
 
-@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
-@pytest.mark.parametrize("rank", [0, 7])
 @pytest.mark.parametrize("op", WITH_PREEMPTED)
 @pytest.mark.usefixtures("bus")
-def test_preempted_flags_are_cleared_on_every_rank(op: str, rank: int, tensors: bool) -> None:  # noqa: FBT001
+def test_preempted_flags_are_cleared_on_every_rank(op: str) -> None:
     """A rank that does not send clears the flags as the one that does: the next step never sees them (case 7)."""
-    arguments = Steps(1).drawn(op, 4, 3)
-    flags: Any = np.array([[1], [0], [1], [0]], np.int32)
-    arguments |= {"preempted_idx": Tensor(flags) if tensors else flags, "rank_id": rank}
-    call(op, arguments)
-    left = arguments["preempted_idx"]
-    assert not (left.numpy() if tensors else left).any()
-    assert fastdeploy.counts().get("saved", 0) == (rank == 0)
+    for rank in (7, 0):
+        flags: Any = np.array([[1], [0], [1], [0]], np.int32)
+        for given in (flags, Tensor(flags)):
+            call(op, Steps(1).drawn(op, 4, 3) | {"preempted_idx": given, "rank_id": rank})
+            assert not (given.numpy() if isinstance(given, Tensor) else given).any()
+        assert fastdeploy.counts().get("saved", 0) == (0 if rank else 2)
 
 
-@pytest.mark.parametrize("op", WITH_PREEMPTED)
 @pytest.mark.usefixtures("bus")
-def test_preempted_flags_are_cleared_when_a_step_is_refused(op: str) -> None:
+def test_preempted_flags_are_cleared_when_a_step_is_refused() -> None:
     """What is wrong with a step is raised, and its flags are cleared all the same (case 7)."""
-    arguments = Steps(1).drawn(op, 4, 3) | {"preempted_idx": np.ones((4, 1), np.int32)}
-    arguments["not_need_stop"] = np.zeros(0, np.bool_)
-    with pytest.raises(ContractError) as refused:
-        call(op, arguments)
-    assert str(refused.value) == f"{op}.not_need_stop: one flag, got none"
-    assert not arguments["preempted_idx"].any()
+    for op in WITH_PREEMPTED:
+        arguments = Steps(1).drawn(op, 4, 3) | {"preempted_idx": np.ones((4, 1), np.int32)}
+        arguments["not_need_stop"] = np.zeros(0, np.bool_)
+        with pytest.raises(ContractError) as refused:
+            call(op, arguments)
+        assert str(refused.value) == f"{op}.not_need_stop: one flag, got none"
+        assert not arguments["preempted_idx"].any()
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("op", GETS)
-def test_only_the_ranks_send_that_do_in_a_release(op: str, form: str, folder: Path) -> None:
+def test_only_the_ranks_send_that_do_in_a_release(form: str, folder: Path) -> None:
     """Of the ranks that compute the same, one sends; where each has its own, each sends as itself (case 6).
 
     Since #7172 `save_each_rank` is heeded by the first-token ops alone: else each step is got twice.
@@ -61,15 +57,16 @@ def test_only_the_ranks_send_that_do_in_a_release(op: str, form: str, folder: Pa
     steps = Steps(2)
     with speaking(form, folder), kernel.queue(form) as queue:
         beside = Beside(queue)
-        for rank in (1, 2, 0):
-            beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": rank})
-        assert len(queue) == 1
-        beside.get_all()
-        if "save_each_rank" in steps.drawn(op, 1, 1):
-            beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": 3, "save_each_rank": True})
-            heeds = "first_token" in op or (op.startswith("speculate") and form in {"2.4", "2.5"})
-            assert len(queue) == heeds
+        for op in GETS:
+            for rank in (1, 2, 0):
+                beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": rank})
+            assert len(queue) == 1
             beside.get_all()
+            if "save_each_rank" in steps.drawn(op, 1, 1):
+                beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": 3, "save_each_rank": True})
+                heeds = "first_token" in op or (op.startswith("speculate") and form in {"2.4", "2.5"})
+                assert len(queue) == heeds
+                beside.get_all()
 
 
 @pytest.mark.parametrize("op", GETS)
