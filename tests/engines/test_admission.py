@@ -125,23 +125,6 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
     assert min(outcomes[each] for each in ("unread", "refused", "taken")) > len(whole) // 4, outcomes
 
 
-@pytest.mark.parametrize(
-    ("sampling", "line"),
-    [
-        ({"min_p": 0.25}, "min_p: only 0 with this engine, got 0.25"),
-        ({"presence_penalty": -2}, "presence_penalty: only 0 with this engine, got -2"),
-        ({"repetition_penalty": 1.5}, "repetition_penalty: only 1 with this engine, got 1.5"),
-        ({"bad_words": ["a", "b"]}, "bad_words: no element with this engine, got 2"),
-        ({"lora_adapter": "a\nb"}, r"lora_adapter: none with this engine, got 'a\nb'"),
-        ({"structured_output": {"regex": {}}}, "structured_output: none with this engine, got regex"),
-    ],
-)
-def test_refusal_is_one_line_with_what_is_taken(sampling: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match=r"^sampling\.") as refused:
-        SyntheticEngine().admit(with_sampling(SamplingParameters(**sampling)))
-    assert str(refused.value) == f"sampling.{line}"
-
-
 class Words:
     """A tokenizer whose tokens are words."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.fastdeploy.bus import Getter, save
+from tests.engines.fastdeploy.bus import save
 from tests.engines.fastdeploy.engine import Steps
 from tokenbus.engines.fastdeploy.environment import is_off, is_published, message_id, queue_id, queue_path, settings_for
 from tokenbus.settings import SettingsError
@@ -95,13 +95,3 @@ def test_save_names_a_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
             assert str(refused.value) == f"{name}: a whole number from {least} to 2147483647, got {text!r}"
         monkeypatch.setenv(name, "5")
         save("save_output", Steps(8).plain(2))
-
-
-@pytest.mark.usefixtures("bus")
-def test_stop_flag_is_the_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERENCE_MSG_ID", "9")
-    getter, steps = Getter("speculate_get_output"), Steps(8)
-    for slots, is_running in ((0, True), (1, False), (4, True), (0, False)):
-        save("speculate_save_output", steps.accepted(slots) | {"not_need_stop": [is_running]})
-        getter.get()
-        assert getter.arrays()[0][:2].tolist() == [9 if is_running else -9, slots]

@@ -5,29 +5,18 @@ import pytest
 
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import stained
-from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.engine import TOPK, Steps, whole
 from tests.engines.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, PACKS_FLAG, PACKS_SLOTS
 from tests.engines.fastdeploy.undefined import Array, Given
 
-TOPK, FIRST_TOPK = "speculate_save_output_topk", "mtp_save_first_token_with_topk"
 IDS = 3 + 512
 
 
 def two_slots(sampled: Array, columns: int = 2) -> Given:
     """Return arguments of the speculative ops with scores: slots of one and two tokens, whose ids name their line."""
     lines = 10 * np.arange(3)[:, None] + np.arange(columns)
-    return {
-        "sampled_token_ids": sampled,
-        "logprob_token_ids": lines,
-        "logprob_scores": -lines.astype(np.float32),
-        "logprob_ranks": np.arange(3),
-        "token_num_per_batch": np.array([1, 2], np.int32),
-        "cu_batch_token_offset": np.array([0, 1], np.int32),
-        "not_need_stop": np.array([True]),
-        "seq_lens_decoder": np.full(2, 9, np.int32),
-        "prompt_lens": np.full(2, 4),
-        "preempted_idx": np.zeros(2, np.int32),
-    }
+    scores = {"logprob_scores": -lines.astype(np.float32), "logprob_ranks": np.arange(3)}
+    return whole(TOPK, 1, 2) | {"sampled_token_ids": sampled, "logprob_token_ids": lines, **scores}
 
 
 def got(form: str, op: str, given: Given) -> list[Array]:

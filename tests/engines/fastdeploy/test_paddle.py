@@ -16,22 +16,8 @@ from tokenbus_contracts import ContractError
 paddle = pytest.importorskip("paddle", reason="paddle is not installed: its tensors cannot be tried")
 
 
-class OldTensor:
-    """A tensor as paddle 2.6 has it: without `__dlpack__`; it lies elsewhere, `numpy` and `set_value` copy it."""
-
-    def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - paddle's
-        self._tensor = tensor
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-
-    def numpy(self) -> Any:  # noqa: ANN401 - an array
-        return self._tensor.numpy()
-
-    def set_value(self, array: Any) -> None:  # noqa: ANN401 - an array
-        self._tensor.set_value(array)
-
-
-def tensors(values: Any, kind: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
-    return [kind(paddle.to_tensor(value)) if isinstance(value, np.ndarray) else value for value in values]
+def tensors(values: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
+    return [paddle.to_tensor(value) if isinstance(value, np.ndarray) else value for value in values]
 
 
 @pytest.mark.usefixtures("bus")
@@ -64,17 +50,17 @@ def test_view_that_is_not_contiguous_is_refused() -> None:
     assert flags.numpy().all()
 
 
-@pytest.mark.parametrize("kind", [lambda tensor: tensor, OldTensor], ids=["paddle 3", "as paddle 2.6"])
 @pytest.mark.parametrize("op", GETS)
 @pytest.mark.usefixtures("bus")
-def test_paddle_tensors_are_saved_and_filled(op: str, kind: Any) -> None:  # noqa: ANN401 - as above
+def test_paddle_tensors_are_saved_and_filled(op: str) -> None:
+    """Those of paddle 2.6, without `__dlpack__`, are as the `Tensor` of test_differential.py."""
     steps, get = Steps(31), GETS[op]
-    own, expected = tensors(outputs(get), kind), outputs(get)
+    own, expected = tensors(outputs(get)), outputs(get)
     k = [20] if get.endswith("_topk") else []
     with kernel.queue() as queue:
         for slots, columns in ((1, 3), (7, 21), (7, 1), (0, 2)):
             arguments = steps.drawn(op, slots, columns)
-            given = dict(zip(arguments, tensors(arguments.values(), kind), strict=True))
+            given = dict(zip(arguments, tensors(arguments.values()), strict=True))
             getattr(fastdeploy, op)(*given.values())
             if "preempted_idx" in given:
                 assert not given["preempted_idx"].numpy().any()

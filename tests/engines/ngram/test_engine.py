@@ -90,16 +90,6 @@ def test_a_stop_token_ends_a_request() -> None:
     assert (got.statuses[-1], got.stop) == (STOPPED, 1)
 
 
-def test_token_zero_is_a_token() -> None:
-    """Token id 0 is given, counted and scored like any other, wherever in a row it is (case 10)."""
-    run = ngram([asked(key, seed=key, max_tokens=60, top_logprobs=3) for key in range(1, 9)]).to_the_end()
-    rows = [batch.row(place) for (batch,) in run.batches for place in range(batch.row_count)]
-    assert any(row.token_ids.size > 1 and row.token_ids[-1] == 0 for row in rows)
-    assert any(row.token_ids.size > 1 and row.token_ids[0] == 0 for row in rows)
-    for got in run.got.values():
-        check_scores(TOKENIZER.encode(PROMPT), got, 3)
-
-
 def test_stop_string_within_a_block_trims_everything() -> None:
     """What an accepted block has behind a stop string goes with its ids, logprobs, ranks, alternatives (case 13)."""
     trimmed = straddling = 0

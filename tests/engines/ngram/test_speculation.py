@@ -1,10 +1,10 @@
 """Speculation: tokens come as from the target alone, whatever the draft proposes."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.engines.ngram import reference
-from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
 from tokenbus.engines.ngram.engine import Drafted, propose
 from tokenbus.engines.ngram.model import WIDTH, default_model
@@ -17,11 +17,7 @@ MOST = 4.0
 TEXT = "The old man said"
 CHOICES = {
     "plain": Choice(),
-    "cold": Choice(temperature=0.6),
-    "hot": Choice(temperature=1.7),
     "top-k": Choice(top_k=4),
-    "top-k one": Choice(top_k=1, temperature=2.0),
-    "top-p": Choice(top_p=0.8),
     "both": Choice(temperature=0.8, top_k=7, top_p=0.9),
     "hot top-p": Choice(temperature=2.5, top_p=0.85),
     "hot top-k": Choice(temperature=3.0, top_k=WIDTH + 60),
@@ -112,3 +108,28 @@ def test_extreme_temperatures_are_sound() -> None:
     cold, hot = (set(emitted(TEXT, Choice(temperature=each), 2, 400)[0][:, 0].tolist()) for each in (1e-30, 1e30))
     assert cold == {reference.ordered(reference.logprobs_after(default_tokenizer().encode(TEXT)))[0]}
     assert len(hot) == WIDTH
+
+
+_LEAST_EXPECTED = 5.0
+
+
+def misfit(tokens: npt.ArrayLike, chances: npt.NDArray[np.float64]) -> float:
+    """Return how far tokens are from having been drawn with these chances, in standard deviations of a normal one.
+
+    Cells in which little is expected are put together, and a token that has no chance is infinitely far.
+    Wilson and Hilferty: the cube root of a chi-square over its degrees of freedom is nearly normal.
+    """
+    counts = np.bincount(np.asarray(tokens), minlength=chances.size).astype(np.float64)
+    if counts[chances == 0].any():
+        return float("inf")
+    expected = chances * counts.sum()
+    small = expected < _LEAST_EXPECTED
+    counts = np.append(counts[~small], counts[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = counts.size - 1
+    if freedom == 0:
+        return 0.0
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    spread = 2 / (9 * freedom)
+    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))

@@ -1,5 +1,6 @@
-"""Weights: those that are committed, and what is said of a file that cannot be used."""
+"""Weights: those that are committed, files that cannot be used, and other weights while the engine runs."""
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.runs import Run, asked, paddle
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions, WeightsError
 from tokenbus.engines.paddle.network import Shape
 from tokenbus.engines.paddle.weights import COMMITTED, load
@@ -26,12 +28,6 @@ def save(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> 
     mixed = {name: array for name, array in (committed.arrays | arrays).items() if array.size}
     sizes = {name: str(size) for name, size in asdict(committed.shape).items()}
     save_file(mixed, path, metadata={"format": FORMAT} | sizes | (metadata or {}))
-
-
-def changed(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> str:
-    """Return what is said of weights that were changed so."""
-    save(path, arrays, metadata)
-    return refusal(path)
 
 
 def refusal(path: Path) -> str:
@@ -65,20 +61,29 @@ def test_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
 def test_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     path, name = tmp_path / "weights.safetensors", "blocks.1.expand.bias"
     empty = np.zeros(0, np.float16)
-    assert changed(path, {name: empty}) == f"{name}: missing"
-    assert changed(path, {"more": np.ones(2, np.float16)}) == "more: no weight of this network"
-    assert changed(path, {name: np.ones(384, np.float32)}) == f"{name}: float16, got float32"
-    assert changed(path, {name: np.ones(383, np.float16)}) == f"{name}: shape (384,), got (383,)"
-    assert changed(path, {name: np.full(384, np.nan, np.float16)}) == f"{name}: finite numbers, got nan"
+    cases: list[tuple[Arrays, str]] = [
+        ({name: empty}, f"{name}: missing"),
+        ({"more": np.ones(2, np.float16)}, "more: no weight of this network"),
+        ({name: np.ones(384, np.float32)}, f"{name}: float16, got float32"),
+        ({name: np.ones(383, np.float16)}, f"{name}: shape (384,), got (383,)"),
+        ({name: np.full(384, np.nan, np.float16)}, f"{name}: finite numbers, got nan"),
+    ]
+    for arrays, line in cases:
+        save(path, arrays)
+        assert refusal(path) == line
 
 
 def test_file_of_something_else_is_named(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    assert changed(path, {}, {"format": "another-1"}) == f"format: {FORMAT}, got another-1"
-    assert changed(path, {}, {"layers": "0"}) == "layers: a whole number from 1 to 4096, got 0"
-    assert changed(path, {}, {"width": "many"}) == "width: a whole number from 1 to 4096, got many"
-    assert changed(path, {}, {"width": "9" * 99}) == f"width: a whole number from 1 to 4096, got {'9' * 32}"
-    assert changed(path, {}, {"attention_heads": "3"}) == "attention_heads: a divisor of width, 128, got 3"
+    for name, value, line in (
+        ("format", "another-1", f"{FORMAT}, got another-1"),
+        ("layers", "0", "a whole number from 1 to 4096, got 0"),
+        ("width", "many", "a whole number from 1 to 4096, got many"),
+        ("width", "9" * 99, f"a whole number from 1 to 4096, got {'9' * 32}"),
+        ("attention_heads", "3", "a divisor of width, 128, got 3"),
+    ):
+        save(path, {}, {name: value})
+        assert refusal(path) == f"{name}: {line}"
 
 
 def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
@@ -89,3 +94,28 @@ def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     assert load(path).fingerprint != load(COMMITTED).fingerprint
+
+
+def _tokens(run: Run, key: int) -> list[int]:
+    run.admit(asked(key, "The sun ", temperature=0.0, max_tokens=12, ignore_end_token=True, top_logprobs=0))
+    return run.to_the_end().got[key].tokens
+
+
+def test_other_weights_answer_as_an_engine_that_was_made_with_them(tmp_path: Path) -> None:
+    other, run = tmp_path, paddle()
+    save(other / "model.safetensors", {"embedding.weight": load(COMMITTED).arrays["embedding.weight"][::-1].copy()})
+    before = _tokens(run, 1)
+    run.engine.load_weights(other)
+    run.engine.weight_version = 6
+    after = _tokens(run, 2)
+    assert after == _tokens(paddle(weights=other / "model.safetensors"), 1)
+    assert after != before
+    assert {batch.header.weight_version for batches in run.batches for batch in batches} == {0, 6}
+    shutil.copy(COMMITTED, other / "second.safetensors")
+    with pytest.raises(ValueError, match=r"^load_weights.folder: a folder with one \*.safetensors, got 2: "):
+        run.engine.load_weights(other)
+    (other / "second.safetensors").unlink()
+    (other / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(ValueError, match=r"^load_weights.folder: weights .*: damaged, or no safetensors file"):
+        run.engine.load_weights(other)
+    assert _tokens(run, 3) == after

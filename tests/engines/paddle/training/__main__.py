@@ -29,7 +29,7 @@ _SHOWN = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, save, and say how long it took; tests/engines/paddle/test_acceptance.py says how good the weights are."""
+    """Train, save, and say how long it took; tests/engines/paddle/test_training.py says how good the weights are."""
     options = _parser().parse_args(arguments)
     paddle = framework(options.device)
     paddle.seed(options.seed)

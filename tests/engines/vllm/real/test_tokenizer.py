@@ -1,4 +1,4 @@
-"""A model's folder whose tokenizer.json transformers loads as another tokenizer, as that of qwen2 models."""
+"""Models' folders whose tokenizer.json is loaded as another tokenizer, or which have SentencePiece's own file alone."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.tiny_model import WORDS, make
 from tokenbus.engines.vllm import VllmEngine, configuration
 from tokenbus.engines.vllm.configuration import tokenizer_of
-from tokenbus.model_files import ModelTokenizer
+from tokenbus.model_files import ModelFilesError, ModelTokenizer
 from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 
 NUMBERS = "1 5 5 12 12 a 5 b 12 "
@@ -63,3 +63,37 @@ def mends(folder: Path, saved: Path) -> None:
     mended = tokenizer_of(saved, None)
     assert mended == tokenizer_of(saved, AutoTokenizer.from_pretrained(saved))
     assert mended[1] == differing[1] != tokenizer_of(folder, None)[1]
+
+
+TEXTS = ["hello world, the quick brown fox jumps over the lazy dog", "你好 🙂 é ü 12345  two spaces"] * 20
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_saved_tokenizer_is_the_workers(kind: str, host: Host, tmp_path: Path) -> None:
+    host(compare, kind, tmp_path)
+
+
+def compare(kind: str, folder: Path) -> None:
+    import sentencepiece  # noqa: PLC0415 - only where vLLM is
+    from transformers import AutoTokenizer  # noqa: PLC0415 - as above
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=kind,
+        vocab_size=330,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFilesError, match="save_pretrained"):
+        ModelTokenizer(folder)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    theirs.save_pretrained(folder)
+    ours = ModelTokenizer(folder)
+    for text in ("hello the fox", "  two  spaces 🦊 é", "你好 \n\t x", "<s>hi</s> yo", ""):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode_chat(text) == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text))

@@ -1,4 +1,4 @@
-"""A step that fails changes nothing: what it would have given comes with the next one."""
+"""What the demo engines share: a step that fails changes nothing, and one that is paused computes nothing new."""
 
 from unittest.mock import Mock
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.engines import runs
 from tests.engines.paddle.needs import NEEDS_PADDLE
-from tests.engines.runs import Run, asked
+from tests.engines.runs import Run, asked, ngram
 from tokenbus.worker import EngineStepError
 from tokenbus_contracts import RowStatus
 
@@ -46,3 +46,37 @@ def test_step_that_fails_is_computed_again(
     assert found == wanted
     assert run.got[4].statuses[-1] is RowStatus.ABORTED
     assert run.states.keys() == calm.states.keys()
+
+
+def test_aborted_request_ends_while_it_is_paused() -> None:
+    run = ngram([asked(key, max_tokens=300, ignore_end_token=True) for key in (1, 2)], max_running=1)
+    run.step()
+    run.engine.pause(running=True)
+    assert not run.engine.has_work
+    run.engine.abort(1)
+    run.engine.abort(2)
+    run.to_the_end()
+    assert [run.got[key].statuses[-1] for key in (1, 2)] == [RowStatus.ABORTED] * 2
+    run.admit(asked(3, max_tokens=2, ignore_end_token=True))
+    assert not run.engine.has_work
+    run.engine.resume()
+    assert len(run.to_the_end().got[3].tokens) == 2
+
+
+def test_those_that_run_end_though_they_are_preempted() -> None:
+    """New ones wait, and do not take the places of those that have begun."""
+    requests = [asked(key, seed=key, max_tokens=40, ignore_end_token=True) for key in range(1, 6)]
+    run = ngram(requests, max_running=2, slice_steps=1)
+    while len([key for key in run.got if run.got[key].tokens]) < 4:
+        run.step()
+    begun = {key for key in run.got if run.got[key].tokens}
+    late = asked(9, seed=9, max_tokens=3, ignore_end_token=True)
+    run.engine.pause(running=False)
+    run.admit(late)
+    run.to_the_end()
+    assert {key for key in run.got if run.got[key].tokens} == begun
+    assert all(len(run.got[key].tokens) == 40 for key in begun)
+    run.engine.resume()
+    run.to_the_end()
+    assert len(run.got[9].tokens) == 3
+    assert all(len(run.got[key].tokens) == 40 for key in range(1, 6))
