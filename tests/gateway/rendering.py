@@ -17,7 +17,8 @@ from tokenbus.gateway.openai_format import Envelope
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import Vocabulary
-from tokenbus_contracts import LogprobBatch
+from tokenbus.testing import RowShape, batch
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 
 KEY = 0xA
 Steps = Sequence[tuple[LogprobBatch, LogprobBatch | None]]
@@ -38,6 +39,15 @@ class Spelling:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's text."""
         return self._pieces.get(token_id, "").encode()
+
+
+def three_steps(
+    status: RowStatus = RowStatus.FINISHED_LENGTH, *, scoring: Scoring = Scoring.FULL, top_k: int = 0
+) -> Steps:
+    """Return steps of one request, with one, three and two tokens; the last one has a status."""
+    shapes = [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, status)]
+    rows = [RowShape(3, *shape, scoring=scoring, top_k=top_k) for shape in shapes]
+    return [(batch([row], step=step), None) for step, row in enumerate(rows, 1)]
 
 
 def spelled(text: str, steps: Steps) -> Vocabulary:

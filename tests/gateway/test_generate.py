@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.rendering import Steps, chunks, said, spelled
+from tests.gateway.rendering import Steps, chunks, said, spelled, three_steps
 from tests.in_process.builders import settings
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
@@ -14,19 +14,12 @@ from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError, of_request
 from tokenbus.gateway.openai_format import GenerateFormat
 from tokenbus.gateway.vocabulary import vocabulary_of
-from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import RowStatus, Scoring
+from tokenbus_contracts import Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 READER = Reader(settings(), vocabulary_of("bytes"))
 OUTPUT = "hello world"
 K = 2
-
-
-def made(scoring: Scoring = Scoring.FULL) -> Steps:
-    shapes = [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, RowStatus.FINISHED_LENGTH)]
-    rows = [RowShape(3, *shape, scoring=scoring, top_k=K) for shape in shapes]
-    return [(batch([row], step=step), None) for step, row in enumerate(rows, 1)]
 
 
 def ids_of(steps: Steps) -> list[int]:
@@ -40,7 +33,7 @@ def of_vllm(**fields: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
 
 @pytest.mark.parametrize("mode", ["tokens", "text"])
 async def test_generated_ids_are_the_same_streamed(mode: str) -> None:
-    steps = made()
+    steps = three_steps(top_k=K)
     asked = of_vllm(output_mode=mode, return_token_ids=True)
     (whole,) = json.loads(await said(asked, steps, spelled(OUTPUT, steps), GenerateFormat))["choices"]
     streamed = replace(asked, is_streamed=True, wants_usage=True, wants_running_usage=True)
@@ -56,7 +49,7 @@ async def test_generated_ids_are_the_same_streamed(mode: str) -> None:
 
 
 async def test_tokens_without_a_score_have_null() -> None:
-    steps = made(scoring=Scoring.NONE)
+    steps = three_steps(scoring=Scoring.NONE, top_k=K)
     whole = json.loads(await said(of_vllm(), steps, spelled(OUTPUT, steps), GenerateFormat))
     assert whole["choices"][0]["logprobs"]["content"] == [
         {**entry, "top_logprobs": [entry]}

@@ -10,7 +10,7 @@ from anthropic.types import Message as Answer
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.rendering import Steps, named, said, spelled
+from tests.gateway.rendering import Steps, named, said, spelled, three_steps
 from tests.in_process.builders import settings
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
@@ -20,7 +20,6 @@ from tokenbus.gateway.messages_format import MessagesFormat, message_error
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
-from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 
 READER = Reader(settings(), vocabulary_of("bytes"))
@@ -46,11 +45,6 @@ def chat(*messages: dict[str, Any], **fields: Any) -> Any:  # noqa: ANN401 - JSO
 def told(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
     made = [msgspec.to_builtins(each) for each in chat(*messages, **fields).messages]
     return [{name: value for name, value in each.items() if value is not None} for each in made]
-
-
-def _steps(status: RowStatus = RowStatus.FINISHED_LENGTH) -> Steps:
-    rows = [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, status)]
-    return [(batch([RowShape(3, *row)], step=step), None) for step, row in enumerate(rows, 1)]
 
 
 async def _events(asked: CompletionRequest, steps: Steps, output: str) -> list[dict[str, Any]]:
@@ -122,12 +116,15 @@ def test_thinking_is_an_effort(fields: dict[str, Any], effort: str | None) -> No
 
 @pytest.mark.parametrize(
     ("choice", "forced"),
-    [("auto", False), ("none", False), ("any", None), ("tool", "weather")],
+    [
+        ({"type": "auto"}, False),
+        ({"type": "none"}, False),
+        ({"type": "any"}, None),
+        ({"type": "tool", "name": "weather"}, "weather"),
+    ],
 )
-def test_choice_of_tools_forces_calls(choice: str, forced: str | bool | None) -> None:  # noqa: FBT001
-    named_one = {"name": "weather"} if choice == "tool" else {}
-    body = {"max_tokens": 5, "messages": [USER], "tools": [TOOL], "tool_choice": {"type": choice, **named_one}}
-    request = READER.messages(body)
+def test_choice_of_tools_forces_calls(choice: dict[str, Any], forced: str | bool | None) -> None:  # noqa: FBT001
+    request = READER.messages({"max_tokens": 5, "messages": [USER], "tools": [TOOL], "tool_choice": choice})
     assert forced is False if request.forced is None else request.forced.name == forced
 
 
@@ -156,7 +153,7 @@ async def test_stream_says_what_the_answer_says_at_once(
     status: RowStatus, stops: tuple[str, ...], reason: str, stop: str | None
 ) -> None:
     asked = replace(ASKED, sampling={"stop": stops} if stops else {})
-    steps, output = _steps(status), "hello world"
+    steps, output = three_steps(status), "hello world"
     whole = await _whole(asked, steps, output)
     events = await _events(asked, steps, output)
     content = output if stop is None else output.partition(stop)[0]
@@ -187,7 +184,7 @@ TWO = '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "now", "pa
     ],
 )
 async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: str, calls: list[Any]) -> None:
-    asked, steps = replace(ASKED, forced=ForcedCall(name, "")), _steps(RowStatus.FINISHED_STOP)
+    asked, steps = replace(ASKED, forced=ForcedCall(name, "")), three_steps(RowStatus.FINISHED_STOP)
     whole = await _whole(asked, steps, output)
     assert [(each["name"], each["input"]) for each in whole["content"]] == calls
     assert {each["id"][:6] for each in whole["content"]} == {"toolu_"}
@@ -206,7 +203,7 @@ async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: st
 
 async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
     output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
-    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), _steps(RowStatus.FINISHED_STOP)
+    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), three_steps(RowStatus.FINISHED_STOP)
     whole = await _whole(asked, steps, output)
     said_first, call = whole["content"]
     assert (said_first["text"].strip(), call["name"], call["input"]) == ("So:", "weather", {"city": "Bern"})
@@ -223,7 +220,7 @@ async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
 
 async def test_call_that_was_cut_off_is_in_no_whole_answer() -> None:
     asked = replace(ASKED, forced=ForcedCall("weather", ""))
-    whole = await _whole(asked, _steps(), '{"city": "B')
+    whole = await _whole(asked, three_steps(), '{"city": "B')
     assert (whole["content"], whole["stop_reason"]) == ([], "max_tokens")
 
 

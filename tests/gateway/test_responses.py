@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.rendering import Steps, named, said, spelled
+from tests.gateway.rendering import Steps, named, said, spelled, three_steps
 from tests.in_process.builders import settings
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
@@ -20,7 +20,6 @@ from tokenbus.gateway.responses_body import Responses, chat_of, typed
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
-from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 
 READER = Reader(settings(), vocabulary_of("bytes"))
@@ -37,11 +36,6 @@ def told(given: Any, **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - J
     body = READER.types.read(Responses, typed({"input": given, **fields}))
     messages = [msgspec.to_builtins(each) for each in chat_of(body).messages]
     return [{name: value for name, value in each.items() if value is not None} for each in messages]
-
-
-def _steps(status: RowStatus = RowStatus.FINISHED_STOP) -> Steps:
-    rows = [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, status)]
-    return [(batch([RowShape(3, *row, top_k=2)], step=step), None) for step, row in enumerate(rows, 1)]
 
 
 async def _events(asked: CompletionRequest, steps: Steps, output: str) -> list[dict[str, Any]]:
@@ -124,7 +118,7 @@ def test_choice_of_tools_forces_calls(choice: Any, forced: str | bool | None) ->
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_stream_says_what_the_answer_says_at_once(status: RowStatus, top_logprobs: int | None) -> None:
-    asked, steps, output = replace(ASKED, top_logprobs=top_logprobs), _steps(status), "hello world"
+    asked, steps, output = replace(ASKED, top_logprobs=top_logprobs), three_steps(status, top_k=2), "hello world"
     whole = await _whole(asked, steps, output)
     ended = "completed" if status is RowStatus.FINISHED_STOP else "incomplete"
     (item,) = whole["output"]
@@ -161,7 +155,7 @@ TWO = '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "now", "pa
     ],
 )
 async def test_forced_calls_are_items_of_their_own(name: str | None, output: str, calls: list[Any]) -> None:
-    asked, steps = replace(ASKED, forced=ForcedCall(name, "")), _steps()
+    asked, steps = replace(ASKED, forced=ForcedCall(name, "")), three_steps(RowStatus.FINISHED_STOP)
     whole = await _whole(asked, steps, output)
     assert [(each["name"], json.loads(each["arguments"])) for each in whole["output"]] == calls
     events = await _events(asked, steps, output)
@@ -175,7 +169,7 @@ async def test_forced_calls_are_items_of_their_own(name: str | None, output: str
 
 async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
     output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
-    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), _steps()
+    asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), three_steps(RowStatus.FINISHED_STOP)
     whole = await _whole(asked, steps, output)
     message, call = whole["output"]
     text = message["content"][0]["text"]
@@ -193,7 +187,7 @@ def _broken(**overrides: Any) -> StreamedAnswer:  # noqa: ANN401 - settings
 
 
 async def test_stream_that_breaks_ends_with_its_error() -> None:
-    answer, steps = _broken(), _steps()
+    answer, steps = _broken(), three_steps(RowStatus.FINISHED_STOP)
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello world", steps)), 0)
     answer.end(ApiError(502, "lost", code="worker_lost"))
     last = named(answer.outbox.take(2**30).data)[-1]
@@ -203,7 +197,7 @@ async def test_stream_that_breaks_ends_with_its_error() -> None:
 
 
 async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
-    answer, steps = _broken(**{"gateway.answer_bytes": 1000}), _steps()
+    answer, steps = _broken(**{"gateway.answer_bytes": 1000}), three_steps(RowStatus.FINISHED_STOP)
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello" * 500, steps)), 0)
     assert answer.error is not None
     assert answer.error.code == "answer_too_large"
@@ -211,7 +205,7 @@ async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
 
 async def test_end_that_has_the_text_again_is_no_overflow() -> None:
     """A client that reads gets all events, although the last ones alone are more than may wait for it."""
-    answer, steps = _broken(**{"gateway.stream_buffer_bytes": 8000}), _steps()
+    answer, steps = _broken(**{"gateway.stream_buffer_bytes": 8000}), three_steps(RowStatus.FINISHED_STOP)
     vocabulary = spelled("\u00e9" * 6000, steps)
     size = 0
     for step, _ in steps:

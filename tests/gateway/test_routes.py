@@ -85,41 +85,6 @@ async def test_chat_streams_what_it_answers_at_once() -> None:
     assert bytes(byte for entry in entries for byte in entry.bytes).decode() == choice.message.content
 
 
-async def test_choices_of_one_seed_differ_and_can_be_had_again() -> None:
-    given: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, "Once"], "max_tokens": 12, "n": 3, "seed": 11}
-    async with answering(NgramEngine(), **TEXT) as app:
-        first, again = [(await _post(app, "/v1/completions", **given))["choices"] for _ in range(2)]
-        alone = await _post(app, "/v1/completions", **given | {"prompt": "Once", "n": 1, "seed": 12})
-    texts = [choice["text"] for choice in first]
-    assert [choice["index"] for choice in first] == list(range(6))
-    assert len(set(texts)) == 6
-    assert texts == [choice["text"] for choice in again]
-    assert alone["choices"][0]["text"] == texts[4]
-
-
-async def test_stop_ends_the_text_before_it() -> None:
-    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "seed": 5, "return_token_ids": True}
-    async with answering(NgramEngine(), **TEXT) as app:
-        (full,) = (await _post(app, "/v1/completions", **given))["choices"]
-        text, ids = full["text"], full["token_ids"]
-        stop = text[20:24]
-        (whole,) = (await _post(app, "/v1/completions", **given, stop=[stop, "never this"]))["choices"]
-        chunks = [each["choices"][0] for each in await _chunks(app, "/v1/completions", **given, stop=stop)]
-        last = next(place for place in range(3, 12) if ids[place] not in ids[:place])
-        by_token = given | {"stop_token_ids": [ids[last]]}
-        ended, included = [
-            (await _post(app, "/v1/completions", **by_token, include_stop_str_in_output=is_in))["choices"][0]
-            for is_in in (False, True)
-        ]
-    assert whole["text"] == "".join(chunk["text"] for chunk in chunks) == text[: text.find(stop)]
-    assert whole["finish_reason"] == chunks[-1]["finish_reason"] == "stop"
-    pieces = vocabulary_of("ngram").pieces
-    for choice, shown in ((ended, ids[:last]), (included, ids[: last + 1])):
-        assert choice["token_ids"] == ids[: last + 1]
-        assert choice["text"] == b"".join(pieces[token] for token in shown).decode()
-        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[last])
-
-
 async def test_tokens_and_text_of_an_ended_answer_agree() -> None:
     """The token that ends an answer is empty in the list of tokens and keeps its logprob; `ignore_eos` goes past it."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}

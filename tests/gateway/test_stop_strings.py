@@ -56,13 +56,6 @@ def test_a_beginning_of_a_stop_is_held_back() -> None:
     assert (text.add(b"more"), text.end()) == ("", "")
 
 
-def test_tokens_after_a_stop_are_not_taken() -> None:
-    """Of a block of tokens those up to the one that completes the stop are taken, and none behind it (case 13)."""
-    text = RunningText(Stopping(("stop",)))
-    assert text.add_until_stop([b"go st", b"op now", b"never"]) == ("go ", 2)
-    assert RunningText(Stopping(("stop",))).add_until_stop([b"go ", b"on"]) == ("go on", 2)
-
-
 def test_stop_may_belong_to_the_text() -> None:
     text = RunningText(Stopping(("stop", "no"), is_included=True))
     assert text.add_until_stop([b"go s", b"t", b"op now", b"never"]) == ("go stop", 3)
@@ -105,13 +98,3 @@ def test_character_that_is_cut_off_has_no_text() -> None:
     assert [*map(text.add, pieces), text.end()] == ["a", "", "", "\ufffd\ufffdb", "", "", ""]
     whole = RunningText()
     assert [whole.add("\ufffd".encode()), whole.add(b"c"), whole.end()] == ["", "\ufffdc", ""]
-
-
-def test_held_text_comes_at_the_end() -> None:
-    """What was held back for a stop that never came is the text's end; a character that was cut off is not."""
-    text = RunningText(Stopping(("ab",)))
-    assert text.add(b"xa") == "x"
-    assert text.end() == "a"
-    split = RunningText()
-    assert split.add("ä".encode()[:1]) == ""
-    assert split.end() == ""

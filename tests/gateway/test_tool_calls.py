@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from tests.gateway.rendering import Spelling, chunks, said
+from tests.gateway.rendering import Steps, chunks, said, spelled, three_steps
 from tests.in_process.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
 from tokenbus.gateway.buffers import Buffers
@@ -59,29 +59,25 @@ def test_output_is_free_unless_a_call_is_forced(choice: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "auto"),
+    ("parser", "fields", "auto"),
     [
-        ({}, None),
-        ({"tools": TOOLS}, AutoCalls("hermes", is_one=False)),
-        ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, AutoCalls("hermes", is_one=True)),
-        ({"tools": TOOLS, "tool_choice": "none"}, None),
-        ({"tools": TOOLS, "tool_choice": "required"}, None),
-        ({"tools": TOOLS, "tool_choice": {"function": {"name": "now"}}}, None),
+        ("hermes", {}, None),
+        ("hermes", {"tools": TOOLS}, AutoCalls("hermes", is_one=False)),
+        ("hermes", {"tools": TOOLS, "parallel_tool_calls": False}, AutoCalls("hermes", is_one=True)),
+        ("hermes", {"tools": TOOLS, "tool_choice": "none"}, None),
+        ("hermes", {"tools": TOOLS, "tool_choice": "required"}, None),
+        ("hermes", {"tools": TOOLS, "tool_choice": {"function": {"name": "now"}}}, None),
+        ("pythonic", {"tools": TOOLS, "tool_choice": "auto"}, AutoCalls("pythonic", is_one=False)),
     ],
 )
-def test_calls_are_looked_for_where_functions_may_be_called(fields: dict[str, Any], auto: AutoCalls | None) -> None:
+def test_calls_are_looked_for_where_functions_may_be_called(
+    parser: str, fields: dict[str, Any], auto: AutoCalls | None
+) -> None:
     assert read(**fields).auto is None
-    request = Reader(settings({"gateway.tool_call_parser": "hermes"}), vocabulary_of("bytes")).chat(CHAT | fields)
+    request = Reader(settings({"gateway.tool_call_parser": parser}), vocabulary_of("bytes")).chat(CHAT | fields)
     assert request.auto == auto
     # Some tokenizers have `<tool_call>` as a special token, which texts leave out.
-    assert request.generate(0).sampling.include_special_tokens == (auto is not None)
-
-
-def test_form_without_special_tokens_leaves_them_out() -> None:
-    reader = Reader(settings({"gateway.tool_call_parser": "pythonic"}), vocabulary_of("bytes"))
-    request = reader.chat(CHAT | {"tools": TOOLS})
-    assert request.auto == AutoCalls("pythonic", is_one=False)
-    assert not request.stopping.shows_special
+    assert request.stopping.shows_special == (auto is not None and parser == "hermes")
 
 
 def test_function_by_its_name_forces_its_arguments() -> None:
@@ -157,19 +153,10 @@ def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
     assert call["function"]["arguments"] == '{"a": "\\ud83d \\u00e9"}'
 
 
-Steps = list[tuple[LogprobBatch, None]]
-
-
 def written(text: str, status: RowStatus = RowStatus.FINISHED_STOP, top_k: int = 0) -> tuple[Steps, Vocabulary]:
-    """Return steps of one request in which a model writes a text, some characters a token."""
-    statuses = [RowStatus.ACTIVE] * 9 + [status]
-    shapes = [RowShape(3, 2 * place, 2, each, top_k=top_k) for place, each in enumerate(statuses)]
-    steps: Steps = [(batch([shape], step=step), None) for step, shape in enumerate(shapes, 1)]
-    ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
-    assert len(set(ids)) == len(ids)
-    cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
-    pieces = {token: text[begin:end] for token, begin, end in zip(ids, cuts, cuts[1:], strict=False)}
-    return steps, Vocabulary(Spelling(pieces))
+    """Return steps in which a model writes a text, some characters a token."""
+    steps = three_steps(status, top_k=top_k)
+    return steps, spelled(text, steps)
 
 
 TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
@@ -201,6 +188,8 @@ So:
 <tool_call>{"name":"weather","arguments":{"city":"Bern"}}</tool_call>
 <tool_call>{"name":"now","arguments":{}}</tool_call>"""
 CALLS = [("weather", '{"city": "Bern"}'), ("now", "{}")]
+CUT = FOUND.removesuffix("}</tool_call>")
+AUTO = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
 
 
 async def answered(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -> tuple[Any, list[Any]]:
@@ -219,54 +208,46 @@ def calls_in(said: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
-@pytest.mark.parametrize("is_one", [False, True])
-async def test_answer_has_the_calls_that_are_in_its_text(is_one: bool) -> None:  # noqa: FBT001 - a parameter
-    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one))
-    whole, streamed = await answered(asked, *written(FOUND))
-    assert whole["message"]["content"] == "So:\n"
-    assert calls_in([whole["message"]]) == CALLS[: 1 if is_one else 2]
+@pytest.mark.parametrize(
+    ("text", "is_one", "content", "calls", "reason"),
+    [
+        (FOUND, False, "So:\n", CALLS, "tool_calls"),
+        (FOUND, True, "So:\n", CALLS[:1], "tool_calls"),
+        (CUT, False, 'So:\n<tool_call>{"name":"now","arguments":{}', CALLS[:1], "length"),
+        ("It rains, I am sure of it.", False, "It rains, I am sure of it.", [], "stop"),
+        ("<tool_call>no, not a call</tool_call>", False, "<tool_call>no, not a call</tool_call>", [], "stop"),
+    ],
+)
+async def test_answer_has_the_calls_that_are_in_its_text(
+    text: str,
+    is_one: bool,  # noqa: FBT001 - a parameter of the test
+    content: str,
+    calls: list[tuple[str, str]],
+    reason: str,
+) -> None:
+    """An answer has the calls, and the rest of the text as its content, at once as in a stream."""
+    status = RowStatus.FINISHED_LENGTH if reason == "length" else RowStatus.FINISHED_STOP
+    asked = replace(AUTO, auto=AutoCalls("hermes", is_one))
+    whole, streamed = await answered(asked, *written(text, status))
+    assert (whole["message"]["content"], calls_in([whole["message"]])) == (content, calls)
+    assert whole["finish_reason"] == reason
     deltas = [each["delta"] for each in streamed]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(each.get("content", "") for each in deltas) == "So:\n"
-    assert calls_in(deltas) == CALLS[: 1 if is_one else 2]
+    assert ("".join(each.get("content", "") for each in deltas), calls_in(deltas)) == (content, calls)
     assert all(deltas[:-1])  # nothing is sent of what brings nothing
-    assert [each["finish_reason"] for each in streamed] == [None] * (len(streamed) - 1) + ["tool_calls"]
-    assert whole["finish_reason"] == "tool_calls"
-
-
-async def test_answer_that_is_cut_off_says_so() -> None:
-    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
-    cut = FOUND.removesuffix("}</tool_call>")
-    whole, streamed = await answered(asked, *written(cut, RowStatus.FINISHED_LENGTH))
-    rest = '<tool_call>{"name":"now","arguments":{}'
-    assert (whole["message"]["content"], calls_in([whole["message"]])) == ("So:\n" + rest, CALLS[:1])
-    assert "".join(each["delta"].get("content", "") for each in streamed) == "So:\n" + rest
-    assert calls_in([each["delta"] for each in streamed]) == CALLS[:1]
-    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("text", ["It rains, I am sure of it.", "<tool_call>no, not a call</tool_call>"])
-async def test_answer_without_calls_is_its_text(text: str) -> None:
-    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
-    whole, streamed = await answered(asked, *written(text))
-    assert whole["message"] == {"role": "assistant", "content": text, "refusal": None}
-    assert "".join(each["delta"].get("content", "") for each in streamed) == text
-    assert whole["finish_reason"] == streamed[-1]["finish_reason"] == "stop"
+    assert [each["finish_reason"] for each in streamed] == [None] * (len(streamed) - 1) + [reason]
 
 
 async def test_spaces_before_calls_are_no_content_of_a_whole_answer() -> None:
-    asked = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls("hermes", is_one=False))
-    whole, _ = await answered(asked, *written(FOUND.removeprefix("So:")))
+    whole, _ = await answered(AUTO, *written(FOUND.removeprefix("So:")))
     assert (whole["message"]["content"], calls_in([whole["message"]])) == (None, CALLS)
 
 
 async def test_tokens_beside_calls_are_those_beside_a_text() -> None:
     """Logprobs and ids are the model's, whatever its text becomes."""
-    text = CompletionRequest(model="m", prompts=[[1]], is_chat=True, top_logprobs=2, wants_ids=True)
+    found = replace(AUTO, top_logprobs=2, wants_ids=True)
     told = written(FOUND, top_k=2)
-    (plain, chunked), (whole, streamed) = [
-        await answered(asked, *told) for asked in (text, replace(text, auto=AutoCalls("hermes", is_one=False)))
-    ]
+    (plain, chunked), (whole, streamed) = [await answered(asked, *told) for asked in (replace(found, auto=None), found)]
     assert plain["message"]["content"] == FOUND
     assert calls_in([whole["message"]]) == CALLS
     for name in ("logprobs", "token_ids"):
@@ -275,10 +256,8 @@ async def test_tokens_beside_calls_are_those_beside_a_text() -> None:
 
 
 async def test_what_is_held_back_counts_to_what_waits_for_all_clients() -> None:
-    steps, vocabulary = written(FOUND)
-    asked = CompletionRequest(
-        model="m", prompts=[[1]], is_chat=True, is_streamed=True, auto=AutoCalls("hermes", is_one=False)
-    )
+    steps, vocabulary = written(FOUND.replace("Bern", "B" * 200))
+    asked = replace(AUTO, is_streamed=True)
     buffers = Buffers(2**30)
     answer = StreamedAnswer(asked, Envelope(asked, 1), settings().gateway, buffers)
     sizes = []
@@ -297,7 +276,7 @@ async def test_marks_may_be_special_tokens(tmp_path: Path, is_special: bool) -> 
     tokenizer.add_tokens([AddedToken(mark, special=is_special) for mark in ("<tool_call>", "</tool_call>")])
     model = ModelTokenizer(write_model(tmp_path, tokenizer))
     assert len(model.encode("<tool_call>")) == 1
-    steps: Steps = []
+    steps: list[tuple[LogprobBatch, None]] = []
     for place, token in enumerate(ids := model.encode(FOUND + END)):
         status = RowStatus.FINISHED_STOP if place == len(ids) - 1 else RowStatus.ACTIVE
         made = batch([RowShape(3, place, 1, status)], step=place + 1)

@@ -97,11 +97,6 @@ def test_text_that_is_no_call_stays(parser: str, text: str) -> None:
     assert taken(parser, [text]) == taken(parser, list(text)) == (text, [])
 
 
-@pytest.mark.parametrize("parser", ["", *PARSERS])
-def test_each_parser_is_a_setting(parser: str) -> None:
-    assert settings({"gateway.tool_call_parser": parser}).gateway.tool_call_parser == parser
-
-
 def test_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(SettingsError, match=f"one of nothing, {', '.join(PARSERS)}, got 'mistral'"):
         settings({"gateway.tool_call_parser": "mistral"})

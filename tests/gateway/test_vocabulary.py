@@ -10,13 +10,6 @@ from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.settings import SettingsError
 
 
-def test_folder_of_a_model(tmp_path: Path) -> None:
-    vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
-    ids = vocabulary.encode(f"hello{END}")
-    assert b"".join(map(vocabulary.pieces.__getitem__, ids)) == b"hello"
-    assert vocabulary.decode(ids) == f"hello{END}"
-
-
 def test_names_of_a_models_tokens(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
     (special,) = vocabulary.encode(END)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.model_folder import END, byte_level, write_model
+from tests.support.model_folder import byte_level, write_model
 from tokenbus.model_files import ChatTemplate, ChatTemplateError, ModelFilesError, ModelTokenizer
 
 CHAT = [{"role": "user", "content": "a < b"}]
@@ -15,13 +15,6 @@ CHAT = [{"role": "user", "content": "a < b"}]
 
 def rendered(source: str) -> str:
     return ChatTemplate({"default": source}, {}).render(CHAT)
-
-
-def test_chat_as_the_model_was_trained(tmp_path: Path) -> None:
-    template = ModelTokenizer(write_model(tmp_path / "model", byte_level())).chat_template
-    assert template is not None
-    assert template.render(CHAT) == f"<user>a < b{END}<assistant>"
-    assert template.render(CHAT, variables={"add_generation_prompt": False}) == f"<user>a < b{END}"
 
 
 @pytest.mark.parametrize(

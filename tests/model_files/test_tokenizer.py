@@ -52,13 +52,6 @@ def test_tokens_are_decoded_as_by_the_library(make: Make, tmp_path: Path) -> Non
     assert tokenizer.vocabulary_size == max(library.get_vocab().values()) + 1
 
 
-def test_character_that_is_split_over_tokens(folder: Path) -> None:
-    tokenizer = ModelTokenizer(folder)
-    pieces = [tokenizer.token_bytes(each) for each in tokenizer.encode("🦊")]
-    assert len([piece for piece in pieces if piece.strip()]) > 1
-    assert b"".join(pieces).strip().decode() == "🦊"
-
-
 def test_special_tokens_have_no_text(folder: Path) -> None:
     tokenizer = ModelTokenizer(folder)
     ids = tokenizer.encode(f"a{END}{TOOL}")

@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import run
 from tests.support.waiting import MOST, soon, until
 from tests.system.deployment import COMMAND
-from tests.system.serving import Served, asking, is_true, plainly, served
+from tests.system.serving import Served, asking, plainly, served
 
 pytestmark = pytest.mark.xdist_group("gateway")
 MODEL = "tokenbus"
@@ -26,23 +26,6 @@ def numbers() -> Iterator[Served]:
     with served(**NUMBERS) as system:
         system.start_worker("worker-0", "--drafts")
         yield system
-
-
-async def test_256_at_once_get_their_own_tokens(numbers: Served) -> None:
-    """256 streams at once, with different lengths and alternatives, get exactly their true tokens."""
-
-    async def one(client: openai.AsyncOpenAI, number: int) -> bool:
-        given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 20 + number % 7, "logprobs": number % 4}
-        chunks = [chunk async for chunk in await client.completions.create(**given, stream=True)]
-        whole = chunks[0]
-        for chunk in chunks[1:]:
-            whole.choices[0].text += chunk.choices[0].text
-            for name in ("tokens", "token_logprobs"):
-                getattr(whole.choices[0].logprobs, name).extend(getattr(chunk.choices[0].logprobs, name))
-        return is_true(whole) and len(whole.choices[0].logprobs.tokens) == given["max_tokens"]
-
-    async with asking(numbers.url) as client:
-        assert all(await soon(asyncio.gather(*(one(client, number) for number in range(256)))))
 
 
 async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served) -> None:
