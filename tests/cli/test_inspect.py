@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -9,6 +10,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.helpers import EPOCH, hello, payloads, recording
@@ -226,5 +229,29 @@ def test_wrong_uses(tmp_path: Path, inspect: Inspect) -> None:
     status, found = inspect(a, "--tokenizer", "nobody")
     assert status == 2
     assert found["error"].startswith("tokenbus: tokenbus.tokenizers: one of ")
-    status, found = inspect(tmp_path / "nowhere")
-    assert (status, found["error"]) == (1, f"tokenbus: {tmp_path / 'nowhere'}: no such file or directory\n")
+    (folder := tmp_path / "folder").mkdir()
+    os.mkfifo(folder / "pipe.parquet")
+    (text := tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    for path, line in (
+        (tmp_path / "nowhere", "no such file or directory"),
+        (folder / "pipe.parquet", "a file or a folder, got neither"),
+        (folder, "no rows for each token, as `tokenbus export` writes them"),
+        (text, "byte 0: no recording, which begins with a hello: "),
+    ):
+        status, found = inspect(path)
+        assert status == 1
+        said = str(found.get("error") or found["fault"])
+        assert said.removeprefix("tokenbus: ").startswith(f"{path}: {line}")
+
+
+def test_long_name_of_many_rows_is_held_once(tmp_path: Path, inspect: Inspect) -> None:
+    """A file of some kilobytes that says so asked for sixteen gigabytes."""
+    (tmp_path / "a").write_bytes(recording(payloads(requests=1, tokens=4)))
+    assert main(["export", str(tmp_path / "a"), "--to", str(tmp_path / "b.parquet")]) == 0
+    table = pq.read_table(tmp_path / "b.parquet").take([0] * 2**18)
+    place = table.schema.get_field_index("value_kind")
+    names = pa.DictionaryArray.from_arrays(pa.array([0] * 2**18, pa.int8()), ["x" * 16_000])
+    pq.write_table(table.set_column(place, "value_kind", names), tmp_path / "c.parquet")
+    status, found = inspect(tmp_path / "c.parquet")
+    assert (status, found["error"].count("\n")) == (1, 1)
+    assert f"{tmp_path / 'c.parquet'}: one of UNSPECIFIED, " in found["error"]

@@ -3,6 +3,7 @@
 import argparse
 import fcntl
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,14 @@ def recording_of(part: Path) -> Path:
 def unfinished(path: Path) -> Path:
     """Return where a Parquet file is until it is complete."""
     return path.with_name(f"_{path.name}.unfinished")
+
+
+def check_folder(path: Path) -> None:
+    """Raise a CommandError where no file can be made, before the work for it begins."""
+    if not path.is_dir():
+        raise CommandError(f"{path}: no directory", WRONG_USE)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CommandError(f"{path}: nothing may be written there", WRONG_USE)
 
 
 def require_parquet() -> None:
@@ -98,8 +107,7 @@ def _target(name: str | None) -> Path:
     path = Path(name)
     if path.exists():
         raise CommandError(f"{path}: exists already, and is not written over", WRONG_USE)
-    if not path.parent.is_dir():
-        raise CommandError(f"{path.parent}: no directory", WRONG_USE)
+    check_folder(path.parent)
     return path
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ examples:
 """
 _AT_ONCE = 1 << 20
 _MOST_TOKENS = 1 << 26
+_ROWS_AT_ONCE = 1 << 16
+_UNKNOWN = 255
 _MOST_LOG_RATIO = 80.0
 """Beyond it a ratio is no number that a mean of many could hold."""
 _PARQUET = b"PAR1"
@@ -138,6 +141,8 @@ def _loaded(path: Path, request: int | None) -> tuple[_Tokens, str | None]:
 def _is_parquet(path: Path) -> bool:
     if path.is_dir():
         return True
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path}: a file or a folder, got neither")
     with path.open("rb") as file:
         return file.read(len(_PARQUET)) == _PARQUET
 
@@ -170,18 +175,44 @@ def _taken(buffer: TokenBuffer, request: int | None) -> _Tokens:
 
 
 def _of_parquet(path: Path, request: int | None) -> _Tokens:
-    import pyarrow.dataset as ds  # noqa: PLC0415 - an extra
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+    import pyarrow.dataset as ds  # noqa: PLC0415
 
-    dataset = ds.dataset(path, format="parquet")
-    if not {*_Tokens._fields, "kind"} <= set(dataset.schema.names):
+    from tokenbus.recordings.parquet import SCHEMA  # noqa: PLC0415 - it needs the extra, too
+
+    files = (
+        sorted(str(each) for each in path.rglob("[!_.]*.parquet") if each.is_file()) if path.is_dir() else [str(path)]
+    )
+    # A name is held once, however long it is and however many rows have it.
+    dataset = ds.dataset(files, format=ds.ParquetFileFormat(dictionary_columns={"kind", "value_kind"}))
+    expected = dict.fromkeys(("kind", "value_kind"), pa.dictionary(pa.int32(), pa.string()))
+    expected = {name: SCHEMA.field(name).type for name in _Tokens._fields} | expected
+    if not expected.items() <= {field.name: field.type for field in dataset.schema}.items():
         raise ValueError(f"{path}: no rows for each token, as `tokenbus export` writes them")
-    is_wanted = ds.field("kind") == TokenKind.TARGET.name
-    if request is not None:
-        is_wanted &= ds.field("request_id") == request
-    table = dataset.head(_MOST_TOKENS + 1, columns=list(_Tokens._fields), filter=is_wanted)
-    found = _Tokens(*(table[name].to_numpy() for name in _Tokens._fields))
-    kinds, which = np.unique(found.value_kind.astype(str), return_inverse=True)
-    return found._replace(value_kind=np.array([ValueKind[kind] for kind in kinds], np.uint8)[which])
+    found, count = [_taken(TokenBuffer(), None)], 0
+    for batch in dataset.to_batches(columns=list(expected), batch_size=_ROWS_AT_ONCE):
+        is_wanted = _codes(batch["kind"], TokenKind, path) == TokenKind.TARGET
+        if request is not None:
+            is_wanted &= batch["request_id"].to_numpy() == request
+        kinds = _codes(batch["value_kind"], ValueKind, path)
+        columns = [
+            kinds if name == "value_kind" else batch[name].to_numpy(zero_copy_only=False) for name in _Tokens._fields
+        ]
+        found.append(_Tokens(*(column[is_wanted] for column in columns)))
+        count += found[-1].token_id.size
+        if count > _MOST_TOKENS:
+            break
+    return _Tokens(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _codes(column: Any, names: type[IntEnum], path: Path) -> Array:  # noqa: ANN401 - an Arrow column of names
+    """Return the numbers of a column's names."""
+    found, places = column.dictionary.to_pylist(), column.indices.to_numpy()
+    codes: Array = np.array([names.__members__.get(name, _UNKNOWN) for name in found], np.uint8)[places]
+    if (unknown := codes == _UNKNOWN).any():
+        name = found[places[unknown.argmax()]]
+        raise ValueError(f"{path}: one of {', '.join(names.__members__)}, got {str(name)[:80]!r}")
+    return codes
 
 
 # What is shown of it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.cli.export import recording_of, table_file, unfinished
+from tokenbus.cli.export import check_folder, recording_of, table_file, unfinished
 from tokenbus.logs import logger
 from tokenbus.printable import reason_of
 from tokenbus.recordings.items import Recorder, StreamItem
@@ -67,8 +67,8 @@ class Files:
         self.recorders: dict[Path, Recorder] = {}
         if "{worker}" not in pattern and "{epoch}" not in pattern:
             self._refuse_existing(Path(pattern))
-        if "{" not in str(Path(pattern).parent) and not Path(pattern).parent.is_dir():
-            raise CommandError(f"{Path(pattern).parent}: no directory", WRONG_USE)
+        if "{" not in str(folder := Path(pattern).parent):
+            check_folder(folder)
 
     def total(self, count: str) -> int:
         """Return one of `_COUNTS` of all streams together."""

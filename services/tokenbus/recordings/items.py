@@ -254,7 +254,10 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
     `name` is the file's in errors, and `after` the position to go on behind. Raises RecordingError at the first fault.
     """
     entries = _Entries(file, name)
-    begin = entries.next()
+    try:
+        begin = entries.next()
+    except RecordingError as error:
+        raise entries.error(f"no recording, which begins with a hello: {error.reason}") from None
     if begin is None or begin.WhichOneof("body") != "hello":
         got = "an empty file" if begin is None else f"the frame {begin.WhichOneof('body')}"
         raise entries.error(f"a recording begins with a hello, got {got}")
