@@ -244,10 +244,13 @@ def test_wrong_uses(tmp_path: Path, inspect: Inspect) -> None:
         assert said.removeprefix("tokenbus: ").startswith(f"{path}: {line}")
 
 
-def test_long_name_of_many_rows_is_held_once(tmp_path: Path, inspect: Inspect) -> None:
+def test_long_name_of_many_rows_is_held_once(
+    tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file of some kilobytes that says so asked for sixteen gigabytes."""
     (tmp_path / "a").write_bytes(recording(payloads(requests=1, tokens=4)))
     assert main(["export", str(tmp_path / "a"), "--to", str(tmp_path / "b.parquet")]) == 0
+    capsys.readouterr()
     table = pq.read_table(tmp_path / "b.parquet").take([0] * 2**18)
     place = table.schema.get_field_index("value_kind")
     names = pa.DictionaryArray.from_arrays(pa.array([0] * 2**18, pa.int8()), ["x" * 16_000])
